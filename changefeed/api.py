@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
-from changefeed.core.errors import ChangefeedError, Problems, Span
+from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow
 from changefeed.core.schema import TableSchema
 from changefeed.core.timings import Timings
@@ -272,7 +272,7 @@ class Engine:
             return
         if scheme_of(source) not in source_schemes():
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "the URI of --source is no source's",
                 hint=f"sources are: {', '.join(source_schemes())}.",
             )
@@ -423,7 +423,7 @@ def parsed_statement(text: str) -> nodes.Statement:
         more = ", ..." if len(problem.expected) > SHOWN_EXPECTED else ""
         detail = f"expected {' or '.join(expected)}{more}" if expected else ""
         error = ChangefeedError(
-            "CF1001",
+            Code.SYNTAX_ERROR,
             problem.message,
             detail=detail,
             hint=problem.hint,

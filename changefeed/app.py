@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import ClientRow, Engine, FeedPlan
 from changefeed.catalog import Catalog
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.spark.settings import SparkSettings
@@ -108,7 +108,7 @@ class Application:
         node = self._node
         if node is not None and node.is_node and not node.alive:
             raise ChangefeedError(
-                "CF6005", "the node's thread has ended: no more feeds are started"
+                Code.NODE_ENDED, "the node's thread has ended: no more feeds are started"
             )
 
     def monitor(self, host: str, port: int) -> MonitorServer:

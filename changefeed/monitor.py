@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from changefeed.api import Engine, Session
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
 from changefeed.statements.health import TROUBLE
@@ -235,7 +235,7 @@ class MonitorServer:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise ChangefeedError(
-                "CF6006", f"cannot listen on {host}:{port}: {error.strerror}"
+                Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {error.strerror}"
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.loading import loading
 from grammar import nodes
 from shell.backend import Backend
@@ -109,7 +109,9 @@ class Client:
                 file = Path(name).expanduser().open("w", encoding="utf-8")
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                raise ChangefeedError("CF1303", f"cannot write {name}: {reason}") from error
+                raise ChangefeedError(
+                    Code.NOT_SUPPORTED, f"cannot write {name}: {reason}"
+                ) from error
         before, self._file = self._file, file
         if before is not None:
             before.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from grammar.spelling import did_you_mean
 from shell import helps
 from shell.backend import LOOKS
@@ -52,7 +52,7 @@ def run_local(client: Client, line: str) -> None:
     if command is None:
         near = did_you_mean(name, COMMANDS)
         hint = f"did you mean \\{near}?" if near else "\\? lists the commands."
-        raise ChangefeedError("CF1101", f"there is no command \\{name}", hint=hint)
+        raise ChangefeedError(Code.NAME_UNKNOWN, f"there is no command \\{name}", hint=hint)
     command.run(client, words.strip().rstrip(";").rstrip())
 
 
@@ -103,9 +103,11 @@ def _set(client: Client, words: str) -> None:
 
 def _include(client: Client, words: str) -> None:
     if not words:
-        raise ChangefeedError("CF1101", "\\i needs the name of a file")
+        raise ChangefeedError(Code.NAME_UNKNOWN, "\\i needs the name of a file")
     if client.depth >= DEEPEST:
-        raise ChangefeedError("CF1303", f"files include each other more than {DEEPEST} deep")
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED, f"files include each other more than {DEEPEST} deep"
+        )
     client.depth += 1
     try:
         with lines_of(words.strip("'")) as lines:
@@ -116,7 +118,7 @@ def _include(client: Client, words: str) -> None:
 
 def _edit(client: Client, words: str) -> None:
     if client.prefill is None:
-        raise ChangefeedError("CF1303", "\\e needs a prompt")
+        raise ChangefeedError(Code.NOT_SUPPORTED, "\\e needs a prompt")
     import click
 
     edited = click.edit(f"{client.last};\n" if client.last else "", extension=".sql")
@@ -139,7 +141,7 @@ def _output(client: Client, words: str) -> None:
 
 def _again(client: Client, words: str) -> None:
     if not client.last:
-        raise ChangefeedError("CF1303", "\\g needs a statement that ran before")
+        raise ChangefeedError(Code.NOT_SUPPORTED, "\\g needs a statement that ran before")
     if not words:
         client.statement(client.last)
         return
@@ -194,10 +196,12 @@ def _only_looks(statement: str) -> None:
     from changefeed.api import parsed_statement
 
     if not statement:
-        raise ChangefeedError("CF1101", "\\watch needs a statement")
+        raise ChangefeedError(Code.NAME_UNKNOWN, "\\watch needs a statement")
     if not isinstance(parsed_statement(statement), LOOKS):
         raise ChangefeedError(
-            "CF1303", "\\watch repeats statements that only look", hint="SHOW ..., EXPLAIN ..."
+            Code.NOT_SUPPORTED,
+            "\\watch repeats statements that only look",
+            hint="SHOW ..., EXPLAIN ...",
         )
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from changefeed.api import Result, Session
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 if TYPE_CHECKING:
     from shell.client import Client
@@ -34,7 +34,7 @@ def describe(client: Client, name: str) -> Result:
         session = Session(source=before[0])
     found = client.backend.engine.describe(session, before[-1] if before else None, table)
     if found is None:
-        raise ChangefeedError("CF1101", "there is no source to ask", hint="USE names one.")
+        raise ChangefeedError(Code.NAME_UNKNOWN, "there is no source to ask", hint="USE names one.")
     keys = {position: number for number, position in enumerate(found.key, 1)}
     rows: list[tuple[str | int | float | None, ...]] = [
         (

@@ -41,7 +41,7 @@ def about(words: str, width: int | None = None) -> str:
         near = did_you_mean(words.upper(), [topic.name for topic in topics()])
         near = near or did_you_mean(words.lower(), [row.name for row in listing()])
         hint = f"did you mean \\h {near}?" if near else "\\h lists what there is help for."
-        raise ChangefeedError("CF1101", f"there is no help for {words}", hint=hint)
+        raise ChangefeedError(Code.NAME_UNKNOWN, f"there is no help for {words}", hint=hint)
     return "\n".join(_page(topic, _scheme(words), room))
 
 

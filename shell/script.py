@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from grammar.split import is_complete, split
 
 
@@ -68,9 +68,11 @@ def lines_of(name: str) -> Iterator[Iterable[str]]:
         file = Path(name).expanduser().open(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ChangefeedError("CF1101", f"cannot read {name}: {reason}") from error
+        raise ChangefeedError(Code.NAME_UNKNOWN, f"cannot read {name}: {reason}") from error
     with file:
         try:
             yield file
         except UnicodeDecodeError as error:
-            raise ChangefeedError("CF1101", f"cannot read {name}: it is not UTF-8") from error
+            raise ChangefeedError(
+                Code.NAME_UNKNOWN, f"cannot read {name}: it is not UTF-8"
+            ) from error

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.service import node_process
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
@@ -51,7 +51,7 @@ def serve(
         )
         if not application.start_node():
             raise ChangefeedError(
-                "CF6003",
+                Code.STATE_HELD_BY_ANOTHER_NODE,
                 f"another node runs the feeds of {application.catalog.shown}",
                 hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from grammar.spelling import did_you_mean
 from shell.render.formats import Format
 
@@ -132,9 +132,11 @@ def change(settings: Settings, name: str, text: str) -> None:
     if row is None:
         near = did_you_mean(name, TABLE)
         hint = f'did you mean "{near}"?' if near else "\\set lists the settings."
-        raise ChangefeedError("CF1101", f'there is no setting "{name}"', hint=hint)
+        raise ChangefeedError(Code.NAME_UNKNOWN, f'there is no setting "{name}"', hint=hint)
     try:
         setattr(settings, name, row.read(text))
     except (ValueError, KeyError):
         allowed = f"it is {' or '.join(row.values)}." if row.values else "it is a number above 0."
-        raise ChangefeedError("CF1204", f'{name} cannot be "{text}"', hint=allowed) from None
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f'{name} cannot be "{text}"', hint=allowed
+        ) from None

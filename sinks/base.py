@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableName, TableSchema
@@ -143,7 +143,7 @@ def require_durable(got: Durability) -> None:
         ChangefeedError: CF5004.
     """
     if got is not Durability.DURABLE:
-        raise ChangefeedError("CF5004", "the sink did not make the data durable")
+        raise ChangefeedError(Code.SINK_BUSY, "the sink did not make the data durable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import EXISTING_TARGET, ExistingTarget
 from sinks.base import SinkContext, Target
 
 #: Error of a target that belongs to somebody else.
-NOT_OURS = "CF5008"
+NOT_OURS = Code.TARGET_NOT_OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def no_bookkeeping(what: str, place: str) -> ChangefeedError:
         place: what the sink may be given another of.
     """
     return ChangefeedError(
-        "CF5003",
+        Code.SINK_REFUSED_DATA,
         f"{what} is in the way of the sink's bookkeeping, and was not made by a changefeed",
         detail="it was left as it is",
         hint=f"rename it, or give the sink another {place}.",

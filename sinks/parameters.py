@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 
@@ -55,7 +55,7 @@ class Parameters:
 
     def problem(self, message: str, hint: str = "") -> None:
         """Keep a problem with a parameter."""
-        self.found.append(ChangefeedError("CF1207", message, hint=hint))
+        self.found.append(ChangefeedError(Code.INVALID_PARAMETER, message, hint=hint))
 
     def attempt(self, take: Callable[[], T], otherwise: T) -> T:
         """What ``take`` returns; ``otherwise`` when it raised, whose problems are kept."""

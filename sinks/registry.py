@@ -263,7 +263,7 @@ def entry(scheme: str) -> Entry:
         return found
     near = difflib.get_close_matches(scheme, schemes(), n=1)
     hint = f'did you mean "{near[0]}://"?' if near else f"known are {', '.join(schemes())}."
-    raise ChangefeedError("CF1201", f"unsupported sink: {scheme}", hint=hint)
+    raise ChangefeedError(Code.INVALID_URI, f"unsupported sink: {scheme}", hint=hint)
 
 
 def scheme_of(uri: str) -> str:
@@ -273,17 +273,19 @@ def scheme_of(uri: str) -> str:
         ChangefeedError: CF1201 when there is none.
     """
     if not uri:
-        raise ChangefeedError("CF1201", "omit the SINK clause", hint="leave INTO out.")
+        raise ChangefeedError(Code.INVALID_URI, "omit the SINK clause", hint="leave INTO out.")
     if _ADDRESS.fullmatch(uri):
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"no scheme found for sink URL: {uri} is an address alone",
             hint=f"write what stands there, for example kafka://{uri}",
         )
     scheme, colon, _ = uri.partition(":")
     if not colon or not scheme:
         raise ChangefeedError(
-            "CF1201", "no scheme found for sink URL", hint="a sink URI looks like kafka://host:9092"
+            Code.INVALID_URI,
+            "no scheme found for sink URL",
+            hint="a sink URI looks like kafka://host:9092",
         )
     return scheme.lower()
 
@@ -403,7 +405,7 @@ def _load(scheme: str) -> _Kind:
         raise _needs(scheme, found, error.name or module) from error
     if not (isinstance(kind, type) and issubclass(kind, Sink) and hasattr(kind, "capabilities")):
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"unsupported sink: {scheme} is {found.location}, which is no sink",
             hint="its class has to be a subclass of sinks.base.Sink with capabilities.",
         )
@@ -429,7 +431,7 @@ def _needs(scheme: str, found: Entry, package: str) -> ChangefeedError:
     name = package.partition(".")[0].replace("_", "-")
     wanted = f"changefeed[{found.extra}]" if found.extra else name
     return ChangefeedError(
-        "CF5005",
+        Code.SINK_NEEDS_EXTRA,
         f"{scheme}:// needs the package {name}, which is not installed",
         hint=f"pip install '{wanted}'",
     )

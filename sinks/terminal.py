@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Resolved, Truncate
 from sinks.base import (
     Batch,
@@ -116,7 +116,7 @@ class TerminalSink(ClientSink):
 
     def _check(self) -> None:
         if self._gone:
-            raise ChangefeedError("CF5007", "the client of the changefeed went away")
+            raise ChangefeedError(Code.CLIENT_GONE, "the client of the changefeed went away")
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         """Durable is: the client has dealt with every row."""

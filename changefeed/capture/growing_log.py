@@ -207,10 +207,10 @@ class GrowingLog:
                 raise self._error
             if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
-                    "CF2101", f"the change log of {self._name!r} did not reach {place}"
+                    Code.STREAM_BROKE, f"the change log of {self._name!r} did not reach {place}"
                 )
             self._clock.wait(self._grown, 0.2)
-        raise ChangefeedError("CF2201", "stopped")
+        raise ChangefeedError(Code.SCAN_INTERRUPTED, "stopped")
 
     def why_lost(self, stop: threading.Event, timeout: float = 60.0) -> ChangefeedError | None:
         """Why the change log cannot go on, once the capture has met the source; None: it goes on.
@@ -234,7 +234,7 @@ class GrowingLog:
                     return None
                 self._clock.wait(self._grown, 0.2)
             raise self._error or ChangefeedError(
-                "CF2101", f"capture from {self._name!r} did not begin"
+                Code.STREAM_BROKE, f"capture from {self._name!r} did not begin"
             )
 
     # -- the end --------------------------------------------------------------------------

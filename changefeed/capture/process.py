@@ -500,7 +500,7 @@ def main(argv: list[str] | None = None) -> int:
     except ChangefeedError as error:
         if error.code is Code.STATE_HELD_BY_ANOTHER_NODE:
             # The capture of a node that was killed ends by itself within seconds.
-            error = ChangefeedError("CF2101", "an earlier capture has not ended yet")
+            error = ChangefeedError(Code.STREAM_BROKE, "an earlier capture has not ended yet")
         tell(
             Notice(
                 "error",
@@ -515,6 +515,6 @@ def main(argv: list[str] | None = None) -> int:
         # The traceback goes to our parent's log by standard error, without the exception's text.
         traceback.print_tb(failure.__traceback__)
         what = f"internal error: {type(failure).__name__} at {place_of(failure)}"
-        tell(Notice("error", code="CF9001", message=what))
+        tell(Notice("error", code=Code.INTERNAL_ERROR, message=what))
         return EXIT_RETRY
     return 0

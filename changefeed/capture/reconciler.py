@@ -214,7 +214,9 @@ class SourceReconciler:
 
     def _failed(self, error: ChangefeedError | OSError, *, leaving: bool) -> None:
         if isinstance(error, OSError):
-            error = ChangefeedError("CF3004", f"cannot remove the change log: {error.strerror}")
+            error = ChangefeedError(
+                Code.LOG_NOT_WRITABLE, f"cannot remove the change log: {error.strerror}"
+            )
         if self.error is None or self.error.message != error.message:
             doing = "cannot remove what it keeps for us yet: " if leaving else ""
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)

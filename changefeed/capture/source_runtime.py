@@ -21,7 +21,7 @@ from changefeed.capture.table_identity import Known, LostTable
 from changefeed.catalog import Catalog, Gap
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import Clock, SystemClock, Timestamp
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
@@ -283,7 +283,7 @@ class SourceRuntime:
             if self._clock.monotonic() > deadline:
                 why = self._catalog.source_state(self.name).error
                 raise ChangefeedError(
-                    "CF2101",
+                    Code.STREAM_BROKE,
                     f"capture from {self.name!r} did not begin",
                     detail=why or "no node of this state took it up",
                 )

@@ -116,7 +116,7 @@ class CaptureSupervisor:
                 log_failure("capture cannot be supervised", surprise)
                 status, useful = EXIT_RETRY, False
                 what = f"the capture process cannot be run: {type(surprise).__name__}"
-                self._on_notice(Notice("error", code="CF2101", message=what))
+                self._on_notice(Notice("error", code=Code.STREAM_BROKE, message=what))
             if self._stopping.is_set():
                 return
             if useful:
@@ -135,7 +135,7 @@ class CaptureSupervisor:
         failures = self._failures
         if len(failures) < LIMIT or "" in failures or len(set(failures)) > 1:
             return False
-        self._on_notice(Notice("error", code="CF9002", message=failures[-1]))
+        self._on_notice(Notice("error", code=Code.INTERNAL_ERROR_REPEATS, message=failures[-1]))
         failures.clear()
         return True
 
@@ -166,7 +166,9 @@ class CaptureSupervisor:
         if status != 0 and not told and not self._stopping.is_set():
             log.warning("capture ended with status %s: %s", status, errors.text())
             self._on_notice(
-                Notice("error", code="CF2101", message=f"the capture process ended ({status})")
+                Notice(
+                    "error", code=Code.STREAM_BROKE, message=f"the capture process ended ({status})"
+                )
             )
         return status, frontiers > 1
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import TableLocations
@@ -58,10 +58,10 @@ def _reason(table: TableName, table_id: int, seen: TableLocations) -> Changefeed
         return moved(table, now, "; another table has that name now" if again else "")
     if again:
         return ChangefeedError(
-            "CF2106", f"{name} was dropped and created again: it is another table"
+            Code.TABLE_REPLACED, f"{name} was dropped and created again: it is another table"
         )
     return ChangefeedError(
-        "CF2106",
+        Code.TABLE_REPLACED,
         f"{name} was dropped",
         hint="ALTER CHANGEFEED .. DROP the table, or DROP the feed if it was the only one.",
     )
@@ -70,7 +70,7 @@ def _reason(table: TableName, table_id: int, seen: TableLocations) -> Changefeed
 def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
     """A table was renamed."""
     return ChangefeedError(
-        "CF2106",
+        Code.TABLE_REPLACED,
         f'table "{table.schema}.{table.name}" was renamed to "{now.schema}.{now.name}"{more}',
         hint=f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name}, then ADD "
         f"{now.schema}.{now.name}: it is scanned again.",

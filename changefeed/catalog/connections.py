@@ -13,7 +13,7 @@ from changefeed.catalog import tables
 from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection
 from changefeed.catalog.store import Store
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import sink_location
 
 #: ``INTO 'external://name'`` points at a connection.
@@ -35,7 +35,9 @@ class Connections(Store):
             if _find(transaction, name):
                 if if_not_exists:
                     return False
-                raise ChangefeedError("CF1102", f'external connection "{name}" already exists')
+                raise ChangefeedError(
+                    Code.NAME_TAKEN, f'external connection "{name}" already exists'
+                )
             transaction.execute(insert(_table).values(name=name, uri=uri, created=self._now()))
             return True
 
@@ -69,7 +71,7 @@ class Connections(Store):
             if users := _users(transaction, name):
                 names = ", ".join(feed for _, feed in users)
                 raise ChangefeedError(
-                    "CF1301",
+                    Code.WRONG_JOB_STATE,
                     f'external connection "{name}" is used by {names}',
                     hint="DROP CHANGEFEED first.",
                 )
@@ -101,7 +103,7 @@ class Connections(Store):
         found = (instead or {}).get(name) or self.connection(name).uri
         if external_name(found) is not None:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 f'external connection "{name}" points at another external connection',
                 hint="give it the URI itself with ALTER EXTERNAL CONNECTION.",
             )
@@ -142,7 +144,7 @@ def _get(transaction: Transaction, name: str) -> Connection:
     found = _find(transaction, name)
     if found is None:
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f'external connection "{name}" does not exist',
             hint="SHOW EXTERNAL CONNECTIONS lists them.",
         )

@@ -35,7 +35,7 @@ from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.core.uri import redact
 
@@ -109,7 +109,7 @@ class Database:
             return cls(engine, shown=str(home), directory=directory or home, home=home)
         if text_.partition("://")[0] not in ("postgresql", "postgres"):
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 f"state cannot be kept in {redact(text_)}",
                 hint="--state takes a directory or a postgresql:// URL.",
             )
@@ -201,7 +201,7 @@ class Database:
                 found["format"] = _upgrade(connection, found.get("format", ""))
         if found.get("format") != str(tables.FORMAT):
             raise ChangefeedError(
-                "CF6002",
+                Code.STATE_OF_ANOTHER_VERSION,
                 f"state {self.shown} has format {found.get('format', 'unknown')}, "
                 f"this program uses format {tables.FORMAT}",
                 hint="use the program that made it, or name another --state.",
@@ -214,7 +214,7 @@ class Database:
         if self._path is not None and _identity(self._path) != self._file:
             # SQLite would go on in a file that can no longer be opened.
             raise ChangefeedError(
-                "CF6001",
+                Code.STATE_UNREACHABLE,
                 f"cannot use state {self.shown}: state.db was removed or replaced while in use",
                 hint="stop the processes that use this state; put state.db (with its -wal) back, "
                 "or a backup of it, before the next start.",
@@ -224,13 +224,13 @@ class Database:
         except (DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             raise ChangefeedError(
-                "CF6001",
+                Code.STATE_UNREACHABLE,
                 f"cannot use state {self.shown}: {_first_line(cause)}",
                 hint=_hint(cause),
             ) from error
         except SQLAlchemyError as error:
             raise ChangefeedError(
-                "CF6001", f"cannot use state {self.shown}: {type(error).__name__}"
+                Code.STATE_UNREACHABLE, f"cannot use state {self.shown}: {type(error).__name__}"
             ) from error
 
 
@@ -258,7 +258,7 @@ def _refuse_orphans(home: Path) -> None:
     logs = StateLayout(home).change_logs
     if logs:
         raise ChangefeedError(
-            "CF6001",
+            Code.STATE_UNREACHABLE,
             f"cannot use state {home}: state.db is gone or empty, and change logs of its feeds "
             f"are still there ({', '.join(log.name for log in logs)})",
             hint="put state.db back from a backup. To start over, move the folders log, spool and "
@@ -313,7 +313,7 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         raise ChangefeedError(
-            "CF6001",
+            Code.STATE_UNREACHABLE,
             f"cannot use state {home}: {error.strerror}",
             hint="name a directory this user may write to with --state.",
         ) from error
@@ -343,7 +343,7 @@ def _postgres(uri: str) -> Engine:
     try:
         url = make_url(uri).set(drivername="postgresql+psycopg")
     except SQLAlchemyError as error:
-        raise ChangefeedError("CF1201", f"state URL {redact(uri)} is malformed") from error
+        raise ChangefeedError(Code.INVALID_URI, f"state URL {redact(uri)} is malformed") from error
     if "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": "10"})
     engine = create_engine(url, pool_size=8, max_overflow=64, pool_pre_ping=True)

@@ -9,7 +9,7 @@ from sqlalchemy import Row, delete, insert, select
 from changefeed.catalog import tables
 from changefeed.catalog.rows import Function
 from changefeed.catalog.store import Store, list_of, list_text
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 _table = tables.function
 
@@ -28,7 +28,7 @@ class Functions(Store):
             if transaction.execute(same).one_or_none() is not None:
                 if if_not_exists:
                     return False
-                raise ChangefeedError("CF1102", f'function "{function.name}" already exists')
+                raise ChangefeedError(Code.NAME_TAKEN, f'function "{function.name}" already exists')
             transaction.execute(
                 insert(_table).values(
                     name=function.name,

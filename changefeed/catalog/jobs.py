@@ -57,7 +57,7 @@ class Jobs(Store):
         now = self._now()
         with self._database.write() as transaction:
             if spec.name is not None and _by_name(transaction, spec.name):
-                raise ChangefeedError("CF1102", f'changefeed "{spec.name}" already exists')
+                raise ChangefeedError(Code.NAME_TAKEN, f'changefeed "{spec.name}" already exists')
             if spec.memo is not None:
                 begin_source(transaction, spec.source, spec.memo, now)
             job_id = int(
@@ -273,7 +273,7 @@ class Jobs(Store):
             job = self._job(_get(transaction, job_id))
             if generation is not None and generation != job.generation:
                 raise ChangefeedError(
-                    "CF1301",
+                    Code.WRONG_JOB_STATE,
                     f'changefeed "{job.name}" was altered by somebody else meanwhile',
                     hint="look at it with SHOW CREATE CHANGEFEED and try again.",
                 )
@@ -316,7 +316,7 @@ class Jobs(Store):
             other = _by_name(transaction, name)
             if other and other.id != job_id:
                 raise ChangefeedError(
-                    "CF1102",
+                    Code.NAME_TAKEN,
                     f'changefeed "{name}" already exists',
                     hint="choose another name.",
                 )
@@ -442,10 +442,10 @@ def _get(transaction: Transaction, ref: str | int) -> Row[Any]:
     if isinstance(ref, int):
         # CockroachDB's words: its users look for them.
         raise ChangefeedError(
-            "CF1101", f"could not load job with job id {ref}", hint="SHOW JOBS lists them."
+            Code.NAME_UNKNOWN, f"could not load job with job id {ref}", hint="SHOW JOBS lists them."
         )
     raise ChangefeedError(
-        "CF1101", f'changefeed "{ref}" does not exist', hint="SHOW CHANGEFEEDS lists them."
+        Code.NAME_UNKNOWN, f'changefeed "{ref}" does not exist', hint="SHOW CHANGEFEEDS lists them."
     )
 
 

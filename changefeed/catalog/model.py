@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName
@@ -95,7 +95,9 @@ def check_move(job_id: int, old: Status, new: Status) -> None:
         ChangefeedError: CF1301.
     """
     if old is not new and new not in MOVES[old]:
-        raise ChangefeedError("CF1301", f"job {job_id} is {old} and cannot become {new}")
+        raise ChangefeedError(
+            Code.WRONG_JOB_STATE, f"job {job_id} is {old} and cannot become {new}"
+        )
 
 
 class TableState(StrEnum):

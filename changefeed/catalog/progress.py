@@ -16,7 +16,7 @@ from changefeed.catalog.rate import Rate
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName
 
@@ -246,7 +246,8 @@ def insert_tables(
         name = table.table
         if name in watched:
             raise ChangefeedError(
-                "CF1302", f'target "{name.schema}.{name.name}" already watched by changefeed'
+                Code.TARGET_NOT_WATCHABLE,
+                f'target "{name.schema}.{name.name}" already watched by changefeed',
             )
         watched.add(name)
         inserted.append(

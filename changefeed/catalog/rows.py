@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 
@@ -93,7 +93,7 @@ class Gap:
     @property
     def error(self) -> ChangefeedError:
         """What a feed of the table says."""
-        return ChangefeedError("CF2107", self.reason)
+        return ChangefeedError(Code.TABLE_GAP, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class LeaseLost(ChangefeedError):
     """The lease is another node's by now: stop this runner, write nothing more."""
 
     def __init__(self, job_id: int) -> None:
-        super().__init__("CF6004", f"lease on job {job_id} was lost to another node")
+        super().__init__(Code.LEASE_LOST, f"lease on job {job_id} was lost to another node")
 
 
 @dataclass(frozen=True, slots=True)

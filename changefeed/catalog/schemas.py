@@ -12,7 +12,7 @@ from changefeed.catalog.database import Database
 from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.store import Store
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 
 _table = tables.table_schema
@@ -88,7 +88,7 @@ class Schemas(Store):
             ).scalar_one_or_none()
         if body is None:
             raise ChangefeedError(
-                "CF3001",
+                Code.LOG_DAMAGED,
                 f"schema version {version} is not in the state",
                 hint="log and state must be kept, copied and restored together.",
             )

@@ -15,7 +15,7 @@ from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.rows import SourceState
 from changefeed.catalog.store import Store, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 
@@ -35,7 +35,7 @@ def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], n
     state = _state(row) if row else SourceState(name)
     if state.memo or state.identity:
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             f"another feed of source {name!r} began just now",
             hint="run the statement again.",
         )

@@ -15,7 +15,7 @@ from collections import deque
 from types import TracebackType
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 
 #: This many of the same kind within :data:`SPAN_SECONDS` are no accident.
@@ -80,7 +80,9 @@ class FailureCounter:
             times.append(now)
             repeats = len(times) == LIMIT and now - times[0] <= SPAN_SECONDS
         message = f"internal error: {kind} at {place}"
-        return ChangefeedError("CF9002" if repeats else "CF9001", message)
+        return ChangefeedError(
+            Code.INTERNAL_ERROR_REPEATS if repeats else Code.INTERNAL_ERROR, message
+        )
 
     def clear(self) -> None:
         """Forget what was counted: a person asked to try again."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, of_scheme
 from changefeed.core.secret_names import is_secret
 from grammar.spelling import did_you_mean
@@ -72,7 +72,7 @@ class Parts:
 
 
 def _invalid(message: str, hint: str = "") -> ChangefeedError:
-    return ChangefeedError("CF1201", message, hint=hint)
+    return ChangefeedError(Code.INVALID_URI, message, hint=hint)
 
 
 def split_uri(text: str) -> Parts:
@@ -176,7 +176,7 @@ class SinkURL:
         self._known: list[str] = [one.name for one in self._declared or ()]
         for name, value in parts.parameters:
             if name in self._left:
-                raise ChangefeedError("CF1207", f"param {name} is given twice")
+                raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} is given twice")
             self._left[name] = value
 
     def __repr__(self) -> str:
@@ -218,7 +218,7 @@ class SinkURL:
         """
         value = self.take_str(name)
         if not value:
-            raise ChangefeedError("CF1207", why or f"param {name} must be provided")
+            raise ChangefeedError(Code.INVALID_PARAMETER, why or f"param {name} must be provided")
         return value
 
     def take_bool(self, name: str, default: bool = False) -> bool:
@@ -230,7 +230,7 @@ class SinkURL:
             return True
         if value.lower() in ("0", "f", "false"):
             return False
-        raise ChangefeedError("CF1207", f"param {name} must be a bool")
+        raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} must be a bool")
 
     def take_int(
         self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**63 - 1
@@ -240,9 +240,11 @@ class SinkURL:
         if value is None:
             return default
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", value):
-            raise ChangefeedError("CF1207", f"param {name} must be an integer")
+            raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} must be an integer")
         if not least <= int(value) <= most:
-            raise ChangefeedError("CF1207", f"param {name} must be between {least} and {most}")
+            raise ChangefeedError(
+                Code.INVALID_PARAMETER, f"param {name} must be between {least} and {most}"
+            )
         return int(value)
 
     def take_base64(self, name: str) -> bytes | None:
@@ -254,7 +256,9 @@ class SinkURL:
             plain = value.replace(" ", "+").replace("-", "+").replace("_", "/")
             return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
         except (binascii.Error, ValueError):
-            raise ChangefeedError("CF1207", f"param {name} must be base 64 encoded") from None
+            raise ChangefeedError(
+                Code.INVALID_PARAMETER, f"param {name} must be base 64 encoded"
+            ) from None
 
     def take_choice(
         self, name: str, choices: Sequence[str] = (), default: str | None = None
@@ -272,7 +276,7 @@ class SinkURL:
                 return choice
         near = did_you_mean(value, choices)
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             f"param {name} must be one of {', '.join(choices)}",
             hint=f"did you mean {near}?" if near else "",
         )
@@ -287,7 +291,7 @@ class SinkURL:
             near = difflib.get_close_matches(name[:64].lower(), self._known, n=1, cutoff=0.85)
             if near:
                 raise ChangefeedError(
-                    "CF1202",
+                    Code.UNKNOWN_PARAMETER,
                     f"unknown {self.scheme} sink query parameters: [{name}]",
                     hint=f'did you mean "{near[0]}" for "{name}"?',
                 )
@@ -337,7 +341,7 @@ class SinkURL:
             raise self._unknown(kind or self.scheme, names)
         if idle:
             raise ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 f"param {idle[0]} has no effect beside the other parameters of this URI",
                 hint="leave it out.",
             )
@@ -350,7 +354,7 @@ class SinkURL:
         ]
         listed = f"it takes {', '.join(self._known)}" if self._known else "it takes none"
         return ChangefeedError(
-            "CF1202",
+            Code.UNKNOWN_PARAMETER,
             f"unknown {kind} sink query parameters: [{', '.join(names)}]",
             hint=f"did you mean {', '.join(guesses)}? {listed}" if guesses else listed,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.model import Dataset, DatasetColumn, Extract, Hash, check_columns
 
 _KEYS = frozenset(
@@ -52,13 +52,19 @@ def read_config(path: Path) -> Dataset:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise ChangefeedError("CF1204", f"{path} cannot be read: {error.strerror}") from error
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"{path} cannot be read: {error.strerror}"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ChangefeedError("CF1204", f"{path} is not valid YAML{where}") from error
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"{path} is not valid YAML{where}"
+        ) from error
     if not isinstance(content, dict):
-        raise ChangefeedError("CF1204", f"{path} is not a mapping of keys to values")
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"{path} is not a mapping of keys to values"
+        )
     return _Reader(str(path)).dataset(content)
 
 
@@ -105,17 +111,21 @@ class _Reader:
     def _column(self, entry: object, number: int) -> DatasetColumn:
         where = f"{self._where}, column {number}"
         if not isinstance(entry, dict):
-            raise ChangefeedError("CF1204", f"{where}: not a mapping with a name and a type")
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE, f"{where}: not a mapping with a name and a type"
+            )
         name = entry.get("name")
         if not isinstance(name, str) or not name:
-            raise ChangefeedError("CF1204", f"{where} has no name")
+            raise ChangefeedError(Code.INVALID_OPTION_VALUE, f"{where} has no name")
         where = f"{self._where}, column {name}"
         self._known(entry, _COLUMN_KEYS, where)
         kind = column_type(entry.get("type", "string"), where)
         key = self._flag(entry, "key", False, where)
         ignore = self._flag(entry, "ignore", False, where)
         if key and ignore:
-            raise ChangefeedError("CF1204", f"{where}: a key column cannot be ignored")
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE, f"{where}: a key column cannot be ignored"
+            )
         nullable = self._flag(entry, "nullable", not key, where)
         return DatasetColumn(name, kind, key, ignore, nullable)
 
@@ -125,7 +135,7 @@ class _Reader:
                 continue
             close = difflib.get_close_matches(str(key), sorted(known), n=1)
             hint = f"did you mean {close[0]}?" if close else f"keys are: {', '.join(sorted(known))}"
-            raise ChangefeedError("CF1203", f"{where}: unknown key {key!r}", hint=hint)
+            raise ChangefeedError(Code.UNKNOWN_OPTION, f"{where}: unknown key {key!r}", hint=hint)
 
     def _text(self, content: Mapping[str, Any], key: str) -> str:
         value = content.get(key)
@@ -136,7 +146,9 @@ class _Reader:
     def _flag(self, entry: Mapping[Any, Any], key: str, default: bool, where: str) -> bool:
         value = entry.get(key, default)
         if not isinstance(value, bool):
-            raise ChangefeedError("CF1204", f"{where}: {key} must be true or false")
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE, f"{where}: {key} must be true or false"
+            )
         return value
 
     def _choice(self, content: Mapping[str, Any], key: str, kind: type[E], default: E) -> E:
@@ -154,7 +166,7 @@ class _Reader:
             raise self._wrong(key, str(error)) from None
 
     def _wrong(self, key: str, wanted: str) -> ChangefeedError:
-        return ChangefeedError("CF1204", f"{self._where}: {key} must be {wanted}")
+        return ChangefeedError(Code.INVALID_OPTION_VALUE, f"{self._where}: {key} must be {wanted}")
 
 
 def column_type(kind: object, where: str) -> str:
@@ -168,7 +180,7 @@ def column_type(kind: object, where: str) -> str:
         close = difflib.get_close_matches(str(kind).lower(), _TYPES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"{where}: unknown type {kind!r}",
             hint=f"{hint}Types are those of Spark SQL, such as string, bigint, decimal(10,2).",
         )

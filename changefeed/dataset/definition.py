@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import split_uri
 from changefeed.dataset.config import column_type
 from changefeed.dataset.extracts import (
@@ -82,7 +82,7 @@ def definition_of(uri: str) -> Definition:
     for name in given:
         if name not in _PARAMETERS:
             raise ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 f"unknown parameter {name} of a dataset",
                 hint=f"parameters are: {', '.join(sorted(_PARAMETERS))}.",
             )
@@ -138,7 +138,9 @@ def define(
     )
     if len({dataset.current, dataset.history, dataset.versions}) < 3:
         raise ChangefeedError(
-            "CF1204", "current and history of a dataset are two folders", hint="name another one."
+            Code.INVALID_OPTION_VALUE,
+            "current and history of a dataset are two folders",
+            hint="name another one.",
         )
     check_columns(dataset)
     return dataset
@@ -156,13 +158,15 @@ def marked(
     for name in (*keys, *ignored):
         if name.lower() not in known:
             raise ChangefeedError(
-                "CF1101",
+                Code.NAME_UNKNOWN,
                 f"the extract has no column {name}",
                 hint=f"its columns are: {', '.join(c.name for c in columns[:20])}.",
             )
     key, ignore = {name.lower() for name in keys}, {name.lower() for name in ignored}
     if both := key & ignore:
-        raise ChangefeedError("CF1204", f"key column {min(both)} cannot be left out")
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"key column {min(both)} cannot be left out"
+        )
     return tuple(
         DatasetColumn(
             c.name,
@@ -186,7 +190,7 @@ def read_columns(text: str) -> tuple[DatasetColumn, ...]:
         name, rest = _name(part)
         if not name or not rest.strip():
             raise ChangefeedError(
-                "CF1204",
+                Code.INVALID_OPTION_VALUE,
                 f"columns cannot be read near {part.strip() or 'a comma'!r}",
                 hint="write a name and a type of Spark SQL for each: id bigint, name string.",
             )
@@ -232,7 +236,9 @@ def _quoted(name: str) -> str:
 
 def _needed(given: Mapping[str, str], name: str) -> str:
     if not given.get(name):
-        raise ChangefeedError("CF1204", f"the URI of the dataset has no parameter {name}")
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"the URI of the dataset has no parameter {name}"
+        )
     return given[name]
 
 
@@ -242,14 +248,18 @@ def _choice(given: Mapping[str, str], name: str, usual: E) -> E:
         return type(usual)(value)
     except ValueError:
         known = ", ".join(member.value for member in type(usual))
-        raise ChangefeedError("CF1204", f"{name} of the dataset must be one of {known}") from None
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"{name} of the dataset must be one of {known}"
+        ) from None
 
 
 def _seconds(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
-        raise ChangefeedError("CF1204", "every of the dataset is a number of seconds") from None
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, "every of the dataset is a number of seconds"
+        ) from None
 
 
 def _date(text: str | None) -> dt.date | str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.store import ExtractMark, Version
 
 #: Effective dates that stand in the names of extracts.
@@ -69,7 +69,7 @@ def effective_date(text: str) -> dt.date:
         return dt.date.fromisoformat(text)
     except ValueError:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"invalid effective date {text!r}",
             hint="write year-month-day, such as 2019-06-18.",
         ) from None
@@ -83,20 +83,20 @@ def check_schedule(schedule: ExtractSchedule) -> None:
     """
     if schedule.every is None and not schedule.local:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             "option every is needed: files can only be watched on this machine",
             hint="write every = '1h'.",
         )
     if schedule.every is not None and schedule.several:
         raise ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "option every does not go with a glob: each file or folder that matches is compared "
             "when it arrives",
             hint="leave out every, or name one file or folder.",
         )
     if schedule.date == DATE_OF_NAME and not schedule.several:
         raise ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "effective_date = 'name' needs a glob: the dates stand in the names that match",
             hint="write a date, such as 2019-06-18, or leave it out: the day of each comparison.",
         )
@@ -159,7 +159,7 @@ def date_of(schedule: ExtractSchedule, extract: FoundExtract, today: dt.date) ->
         except ValueError:
             continue
     raise ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"the name of extract {extract.mark.name} holds no date",
         hint="name extracts such as stock-2019-06-18.csv, or set effective_date.",
     )

@@ -7,7 +7,7 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.config import column_type
 from changefeed.dataset.model import KEYHASH, NONKEYHASH, Dataset, DatasetColumn, Hash
 
@@ -76,7 +76,7 @@ def _read_jdbc(session: SparkSession, location: str) -> DataFrame:
     url, _, table = location.partition("#")
     if not table:
         raise ChangefeedError(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             "a JDBC extract does not name its table",
             hint="write it behind the URL: jdbc:postgresql://host/db#schema.table",
         )
@@ -96,7 +96,9 @@ def _format(location: str) -> str:
                 plain = file.with_suffix("") if file.suffix in (".gz", ".zst", ".bz2") else file
                 return _ENDINGS.get(plain.suffix, "csv")
     raise ChangefeedError(
-        "CF1302", f"there is no extract: {location} has no files", hint="check the path."
+        Code.TARGET_NOT_WATCHABLE,
+        f"there is no extract: {location} has no files",
+        hint="check the path.",
     )
 
 
@@ -107,7 +109,10 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
             close = difflib.get_close_matches(column.name, frame.columns, n=1)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(frame.columns)}"
             raise ChangefeedError(
-                "CF1302", f"the extract has no column {column.name}", hint=hint, detail=location
+                Code.TARGET_NOT_WATCHABLE,
+                f"the extract has no column {column.name}",
+                hint=hint,
+                detail=location,
             )
     chosen = [frame[f"`{names[c.name.lower()]}`"].alias(c.name) for c in dataset.columns]
     if _CORRUPT in frame.columns:

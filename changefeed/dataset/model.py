@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 #: The schema that datasets are in, as tables of a source.
 SCHEMA: Final = "datasets"
@@ -144,17 +144,17 @@ def check_columns(dataset: Dataset) -> None:
     for column in dataset.columns:
         folded = column.name.lower()
         if folded in seen:
-            raise ChangefeedError("CF1204", f"column {column.name} appears twice")
+            raise ChangefeedError(Code.INVALID_OPTION_VALUE, f"column {column.name} appears twice")
         if folded in {name.lower() for name in ADDED}:
             raise ChangefeedError(
-                "CF1204",
+                Code.INVALID_OPTION_VALUE,
                 f"column {column.name} has the name of a column that the comparison adds",
                 hint=f"rename it in the extract; reserved: {', '.join(ADDED)}.",
             )
         seen.add(folded)
     if not dataset.keys:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"dataset {dataset.name} has no key column",
             hint="mark at least one column with key: true; rows are matched by their key.",
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
@@ -180,7 +180,7 @@ def _base(store: Store, dataset: Dataset, date: dt.date) -> Version | None:
 
 def _too_early(dataset: Dataset, date: dt.date, latest: Version) -> ChangefeedError:
     return ChangefeedError(
-        "CF1204",
+        Code.INVALID_OPTION_VALUE,
         f"effective date {date} is before {latest.date}, the date of the current dataset",
         hint=f"extracts of {dataset.name} are compared in the order of their dates.",
     )
@@ -268,7 +268,7 @@ def _refused_rows(dataset: Dataset, bad: DataFrame, rejected: Path) -> Changefee
     columns = {column.name: column for column in dataset.columns}
     parts = [f"{row[0]}{_wanted(columns.get(row[0]))}: {row[1]}" for row in rows]
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         "rows of the extract do not have the types of the dataset, or have no value where one is "
         "needed",
         detail=f"rows by column: {', '.join(parts)}",
@@ -307,7 +307,7 @@ def _check_unique(session: SparkSession, dataset: Dataset, stage: Path, rejected
         return
     _write_report(same, rejected)
     raise ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"{total} {'key appears' if total == 1 else 'keys appear'} more than once in the extract",
         detail=f"key columns: {', '.join(column.name for column in dataset.keys)}",
         hint=f"the keys are in {rejected}, and nothing was changed; remove the rows that are too "

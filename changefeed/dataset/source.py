@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, Position, SchemaChange
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
@@ -72,7 +72,7 @@ class DatasetSource(Source):
             self._defined = definition_of(uri).dataset
         elif parts.netloc or not path.endswith((".yaml", ".yml")):
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 f"connection {name!r} does not name the configuration of a dataset",
                 hint="write it as dataset:///path/config.yaml.",
             )
@@ -115,7 +115,7 @@ class DatasetSource(Source):
         dataset = self.dataset
         if name != dataset.name or schema not in (None, SCHEMA):
             raise ChangefeedError(
-                "CF1101",
+                Code.NAME_UNKNOWN,
                 f'dataset "{name}" does not exist',
                 hint=f"connection {self.name} has {SCHEMA}.{dataset.name}.",
             )
@@ -125,7 +125,9 @@ class DatasetSource(Source):
         for column in columns:
             if column.logical == "bytes":
                 raise ChangefeedError(
-                    "CF1302", f"column {column.name} of dataset {name} is binary", hint="use text."
+                    Code.TARGET_NOT_WATCHABLE,
+                    f"column {column.name} of dataset {name} is binary",
+                    hint="use text.",
                 )
         key = tuple(i for i, column in enumerate(dataset.columns) if column.key)
         return TableSchema(self._table(dataset), columns, key)
@@ -133,7 +135,7 @@ class DatasetSource(Source):
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         table = self._table(self.dataset)
         if schema not in (None, SCHEMA):
-            raise ChangefeedError("CF1101", f'schema "{schema}" does not exist')
+            raise ChangefeedError(Code.NAME_UNKNOWN, f'schema "{schema}" does not exist')
         texts = (table.name, f"{table.schema}.{table.name}")
         fits = not patterns or any(fnmatchcase(t, p) for t in texts for p in patterns)
         return [table] if fits else []
@@ -185,12 +187,16 @@ class DatasetAttachment(Attachment):
 
     def start(self) -> tuple[Position, str]:
         if "begin" not in self._memo:
-            raise ChangefeedError("CF2102", f"dataset {self._source.name} was not captured")
+            raise ChangefeedError(
+                Code.SOURCE_LOG_GONE, f"dataset {self._source.name} was not captured"
+            )
         return _position(self._memo["begin"]), ""
 
     def stream(self, request: StreamRequest) -> Stream:
         if request.identity and request.identity != self._source.identity():
-            raise ChangefeedError("CF2104", f"{self._source.name} is another dataset than before")
+            raise ChangefeedError(
+                Code.SOURCE_IS_ANOTHER, f"{self._source.name} is another dataset than before"
+            )
         return DatasetStream(self._source, request)
 
     def release(self) -> None:
@@ -263,7 +269,7 @@ class DatasetStream:
 
     def _replaced(self, run: Run) -> ChangefeedError:
         return ChangefeedError(
-            "CF2101",
+            Code.STREAM_BROKE,
             f"version {run.number} of dataset {self._source.dataset.name} was replaced while its "
             "changes were read",
         )
@@ -323,7 +329,7 @@ class DatasetPart:
             yield from _file_rows(self._file, self.table)
         except FileNotFoundError as error:
             raise ChangefeedError(
-                "CF2201", "the dataset was compared twice during the scan"
+                Code.SCAN_INTERRUPTED, "the dataset was compared twice during the scan"
             ) from error
 
 
@@ -332,7 +338,9 @@ def _limits(keys: KeyRange) -> bool:
 
 
 def _no_ranges() -> ChangefeedError:
-    return ChangefeedError("CF1303", "a dataset has no key ranges and no partitions to watch")
+    return ChangefeedError(
+        Code.NOT_SUPPORTED, "a dataset has no key ranges and no partitions to watch"
+    )
 
 
 def _files(folder: Path) -> list[Path]:

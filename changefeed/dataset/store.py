@@ -140,7 +140,7 @@ class Store:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ChangefeedError(
-                    "CF1301",
+                    Code.WRONG_JOB_STATE,
                     f"another run of dataset {self._dataset.name} is at work",
                     hint="wait until it has ended.",
                 ) from None
@@ -155,7 +155,7 @@ class Store:
             current.rmdir()
             return
         raise ChangefeedError(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             f"{current} exists and is no dataset of changefeed",
             hint="move it away, or name another folder for the current dataset; its rows can be "
             "the extract of the first run.",
@@ -171,7 +171,7 @@ class Store:
         folder = current.resolve().parent
         if folder.parent != self._versions.resolve():
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"{current} points to {folder}, which is not in {self._versions}",
                 hint="give the dataset the folder of versions that it was made with.",
             )
@@ -186,7 +186,9 @@ class Store:
             content: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
         except (OSError, ValueError) as error:
             raise ChangefeedError(
-                "CF1302", f"{folder / _MANIFEST} cannot be read", hint="restore it from a backup."
+                Code.TARGET_NOT_WATCHABLE,
+                f"{folder / _MANIFEST} cannot be read",
+                hint="restore it from a backup.",
             ) from error
         extract = content.get("extract")
         return Version(
@@ -219,7 +221,7 @@ class Store:
                 return None
             self._clock.sleep(_LOOK_SECONDS)
         raise ChangefeedError(
-            "CF2103",
+            Code.SOURCE_LOG_REPLACED,
             f"version {number} of dataset {self._dataset.name} was replaced after its changes "
             "were read",
             detail="a day was compared again, or history partitions were removed",

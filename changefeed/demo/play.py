@@ -16,7 +16,7 @@ from rich.console import Console
 
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
@@ -178,7 +178,9 @@ def _watch(
             if row is not None:
                 display.row(*row, live=True)
         if writer.failure is not None:
-            raise ChangefeedError("CF2001", "the shop's writer failed") from writer.failure
+            raise ChangefeedError(
+                Code.SOURCE_UNREACHABLE, "the shop's writer failed"
+            ) from writer.failure
     finally:
         writer.stop()
         pump.stop()
@@ -219,7 +221,7 @@ class _Pump:
                 if self._error is not None:
                     raise self._error from None
                 if time.monotonic() >= deadline and required:
-                    raise ChangefeedError("CF1304", "no row arrived from the feed") from None
+                    raise ChangefeedError(Code.TIMED_OUT, "no row arrived from the feed") from None
                 if time.monotonic() >= deadline:
                     return None
 

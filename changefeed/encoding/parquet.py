@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined
@@ -68,7 +68,8 @@ def _typed(rows: TokenRows, leaf: Leaf, name: str) -> pa.Array:
     values = rows.column(name)
     if leaf.type.kind is Kind.DECIMAL and not_numbers(values) is not None:
         raise ChangefeedError(
-            "CF4001", f"column {column} holds NaN, which a decimal of Parquet cannot be"
+            Code.VALUE_NOT_ENCODABLE,
+            f"column {column} holds NaN, which a decimal of Parquet cannot be",
         )
     return typed_values(leaf.type, values, column)
 

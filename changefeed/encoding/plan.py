@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS, Format
 from changefeed.core.partition import Condition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
@@ -143,7 +143,7 @@ class MessagePlan:
                 self.ordinal(name)
         if max(len(self.key_from), len(self.key_to)) > len(self.schema.key):
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"VALUES names more columns than the key of {self.schema.table.name} has",
                 detail=f"the key has {len(self.schema.key)}",
             )
@@ -158,7 +158,7 @@ class MessagePlan:
             if column.name == name:
                 return i
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"required column {name} not present on table {self.schema.table.name}",
         )
 
@@ -172,7 +172,7 @@ class MessagePlan:
             if column.column_id == number:
                 return i
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"table {self.schema.table.name} has no column of number {number} any more,"
             " which its partitions were told by",
         )

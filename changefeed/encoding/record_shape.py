@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
@@ -177,7 +177,7 @@ def _flat(plan: MessagePlan) -> Record:
     for name, _ in columns:
         if name in taken:
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"column {name} of {plan.schema.table.name} has the name of a column that "
                 "format=parquet adds",
             )

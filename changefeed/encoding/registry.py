@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from changefeed.core.uri import SinkURL
 from changefeed.options.types import parse_duration
@@ -58,7 +58,7 @@ def parse_registry(text: str) -> RegistrySettings:
     url = SinkURL(text)
     if url.scheme not in ("http", "https") or len(url.hosts) != 1:
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             "confluent_schema_registry must be an http or https URL",
             hint="write confluent_schema_registry = 'http://host:8081'.",
         )
@@ -67,7 +67,9 @@ def parse_registry(text: str) -> RegistrySettings:
     skip = url.take_bool("insecure_tls_skip_verify")
     url.finish("schema registry")
     if (pem["client_cert"] is None) != (pem["client_key"] is None):
-        raise ChangefeedError("CF1207", "client_cert and client_key of the registry go together")
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, "client_cert and client_key of the registry go together"
+        )
     base = f"{url.scheme}://{url.hosts[0]}{url.path.rstrip('/')}"
     login = "" if url.user is None else f"{url.user}:{url.password or ''}"
     check_installed()
@@ -85,9 +87,13 @@ def _seconds(text: str) -> float:
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise ChangefeedError("CF1207", f"param timeout of the registry: {error}") from None
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, f"param timeout of the registry: {error}"
+        ) from None
     if seconds <= 0:
-        raise ChangefeedError("CF1207", "param timeout of the registry must be more than 0")
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, "param timeout of the registry must be more than 0"
+        )
     return seconds
 
 
@@ -100,7 +106,7 @@ def check_installed() -> None:
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ChangefeedError(
-                "CF5005",
+                Code.SINK_NEEDS_EXTRA,
                 f"a schema registry needs the package {package}, which is not installed",
                 hint="pip install 'changefeed[registry]'",
             )
@@ -145,7 +151,7 @@ class SchemaRegistry:
         # The client passes on what the answer has, which may be a proxy's.
         if type(found) is not int or not 0 <= found < 1 << 32:
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"the schema registry at {self.settings.shown} answered without a schema id",
                 hint="is it a schema registry, or does a proxy answer in its place?",
             )
@@ -163,7 +169,7 @@ class SchemaRegistry:
         )
         if not isinstance(found.schema_str, str):
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"the schema registry at {self.settings.shown} answered without a schema",
                 hint="is it a schema registry, or does a proxy answer in its place?",
             )
@@ -181,7 +187,7 @@ class SchemaRegistry:
             raise self._refused(error, subject, about) from error
         except Exception as error:  # the client lets every error of its HTTP library through
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"cannot reach the schema registry at {self.settings.shown}",
                 detail=type(error).__name__,
                 hint="check the address of confluent_schema_registry and that the server runs.",
@@ -199,11 +205,13 @@ class SchemaRegistry:
         detail = f"HTTP {status}, {subject}"
         if status in (401, 403):
             return ChangefeedError(
-                "CF5002", f"the schema registry at {shown} refused the login", detail=detail
+                Code.SINK_REFUSED_LOGIN,
+                f"the schema registry at {shown} refused the login",
+                detail=detail,
             )
         if status == 409:
             return ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"the schema of {about} is not compatible with an earlier version in the "
                 "schema registry",
                 detail=detail,
@@ -212,9 +220,13 @@ class SchemaRegistry:
             )
         if status == 422:
             return ChangefeedError(
-                "CF5003", f"the schema registry refused the schema of {about}", detail=detail
+                Code.SINK_REFUSED_DATA,
+                f"the schema registry refused the schema of {about}",
+                detail=detail,
             )
-        return ChangefeedError("CF5001", f"the schema registry at {shown} failed", detail=detail)
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"the schema registry at {shown} failed", detail=detail
+        )
 
     def _connected(self) -> SchemaRegistryClient:
         with self._lock:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import (
     AS_THEY_ARE,
     DATES,
@@ -193,7 +193,7 @@ def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
     if is_decimal(column):
         return _numbers(column, values)
     raise ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"VALUES FROM/TO is not supported on a key of type {column.type_name}",
         detail=f"column {column.name}",
     )
@@ -212,7 +212,7 @@ def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArra
         return values
     if pc.any(pc.fill_null(pc.ends_with(values, "BC"), False)).as_py():
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column.name} is before Christ, which ranges do not compare",
         )
     for digits in range(5, 8):
@@ -227,7 +227,7 @@ def _numbers(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
     fits = pc.match_substring_regex(values, _NUMBER)
     if not _all(pc.fill_null(fits, True)):
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column.name} has more digits than ranges compare",
             detail=f"up to {_DIGITS} before the point and {_DIGITS - 1} behind it",
         )

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.types import (
     INFINITE_DAYS,
     INFINITE_MICROS,
@@ -66,7 +66,8 @@ def _fitting(column: str) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, ValueError, OverflowError) as cause:
         raise ChangefeedError(
-            "CF4001", f"a value of column {column} does not fit the type it has in this format"
+            Code.VALUE_NOT_ENCODABLE,
+            f"a value of column {column} does not fit the type it has in this format",
         ) from cause
 
 
@@ -221,7 +222,7 @@ def list_items(element: ParametricKind, values: pa.Array, column: str) -> pa.Lis
     """
     if pc.any(pc.starts_with(values, "[[")).as_py():
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"column {column} holds an array of several dimensions, which this format cannot",
         )
     if element.kind in _SIMPLE or element.number:

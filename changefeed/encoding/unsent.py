@@ -17,7 +17,7 @@ from datetime import date, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS
 from changefeed.core.schema import Column, Form, TableSchema
 from changefeed.core.shapes import Envelope, Unsent
@@ -95,7 +95,7 @@ def not_sent(schema: TableSchema, column: Column, why: str) -> ChangefeedError:
     """A change came without a value of ``column``; ``why`` that stops the table."""
     table = schema.table
     return ChangefeedError(
-        "CF4001",
+        Code.VALUE_NOT_ENCODABLE,
         f"a value of column {column.name} of {table} was not sent, and {why}",
         hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source sends "
         "every value.",

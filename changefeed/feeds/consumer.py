@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from changefeed.catalog.model import TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 
@@ -34,7 +34,7 @@ def follow_consumer(
         place = done if consumed is None else max(done, consumed)
         if oldest is not Timestamp.MAX and place < oldest:
             raise ChangefeedError(
-                "CF3002",
+                Code.POSITION_TOO_OLD,
                 f"the reader of {table.table} has committed {place}, and the change log begins at "
                 f"{oldest}",
                 hint="make another reader, which begins with a scan of the table.",

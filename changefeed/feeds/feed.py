@@ -14,7 +14,7 @@ from changefeed.catalog import Catalog, Lease
 from changefeed.catalog.model import Job, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
-from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
@@ -165,7 +165,9 @@ class Feed:
         """
         known = self.tables.get(schema.table)
         if known is not None and known.table_id and schema.table_id not in (0, known.table_id):
-            raise ChangefeedError("CF2106", f"another table has the name {schema.table} now")
+            raise ChangefeedError(
+                Code.TABLE_REPLACED, f"another table has the name {schema.table} now"
+            )
 
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
@@ -225,7 +225,8 @@ class Lanes:
         for item in items(log, self.bounds, self.upto, self.slice_bytes):
             if isinstance(item, MarkItem):
                 raise ChangefeedError(
-                    "CF9001", f"the change log has a mark of {item.table} inside a lane's range"
+                    Code.INTERNAL_ERROR,
+                    f"the change log has a mark of {item.table} inside a lane's range",
                 )
             if isinstance(item, Chunk | Watermark):
                 yield item
@@ -262,7 +263,7 @@ def _sums(done: Mapping[TableName, Done]) -> tuple[int, int]:
 
 def _unseen(message: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF3001",
+        Code.LOG_DAMAGED,
         message,
         hint="let all machines see the same files of the state directory, name a place that they "
         "reach with --staging, or set engine = 'driver'.",

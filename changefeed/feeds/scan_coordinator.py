@@ -9,7 +9,7 @@ from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
@@ -283,7 +283,7 @@ class ScanCoordinator:
             raise TableError(
                 table,
                 ChangefeedError(
-                    "CF3002",
+                    Code.POSITION_TOO_OLD,
                     f"the connector's offset is before the change log of {table}",
                     hint="DROP the feed and make it without cursor, for an initial scan.",
                 ),
@@ -298,7 +298,7 @@ class ScanCoordinator:
             raise TableError(
                 table,
                 ChangefeedError(
-                    "CF3002",
+                    Code.POSITION_TOO_OLD,
                     f"cursor {cursor} is before the change log of {table}, which begins at {begin}",
                     hint="use a later cursor, or leave it out for an initial scan.",
                 ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from changefeed.catalog.model import TableProgress
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import BeforeImage, Form, TableSchema
 from changefeed.core.table_errors import TableError
@@ -41,7 +41,7 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
         raise TableError(
             table,
             ChangefeedError(
-                "CF4101",
+                Code.SCHEMA_CHANGE_STOPS,
                 f"schema of {table} changed at {event.at}: {difference(event)}",
                 hint="ALTER CHANGEFEED .. RESCAN the table reads it again in its new shape; SET "
                 "schema_change_policy = 'nobackfill', then RESUME, goes on without.",
@@ -72,7 +72,7 @@ def check_message_key(event: SchemaChange, options: Options) -> None:
     raise TableError(
         table,
         ChangefeedError(
-            "CF4101",
+            Code.SCHEMA_CHANGE_STOPS,
             f"the key of {table} changed at {event.at}: {difference(event)}; its messages "
             "would get other keys",
             detail="messages under the old keys stay where they are and get no delete",
@@ -94,7 +94,7 @@ def check_images(schema: TableSchema, options: Options) -> None:
     raise TableError(
         table,
         ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the old values of all columns are needed (diff, changed), and table "
             f"{table} logs only its key now",
             hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.formats import Format
@@ -328,7 +328,7 @@ def _empty(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             f"cannot make the folder for staged files: {error.strerror}",
             detail=str(folder),
             hint="check the disk and the rights of the state directory.",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from changefeed.capture.log_access import LogAccess
 from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
@@ -87,7 +87,7 @@ class _OpenWindows:
             )
         except (KeyError, pa.ArrowException) as cause:
             raise ChangefeedError(
-                "CF4001",
+                Code.VALUE_NOT_ENCODABLE,
                 "a column that the query reads got another type within a window",
                 hint="DROP the changefeed and CREATE it again: it begins with the next window.",
             ) from cause
@@ -177,7 +177,7 @@ class WindowDelivery:
         raise TableError(
             to.table,
             ChangefeedError(
-                "CF4001",
+                Code.VALUE_NOT_ENCODABLE,
                 f"the changes of one window need more than {size} of memory",
                 detail=f"table {to.table}",
                 hint="CREATE a changefeed with shorter windows, or one that reads fewer columns.",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 MAGIC: Final = b"CFLOG\x00\x00\x01"
 SYNC_LENGTH: Final = 8
@@ -65,7 +65,7 @@ def file_header(number: int, sync: bytes) -> bytes:
 def damaged(name: str, why: str, **facts: object) -> ChangefeedError:
     """The error for bytes on disk that are not what was written there."""
     detail = ", ".join([f"file {name}", *(f"{k} {v}" for k, v in facts.items())])
-    return ChangefeedError("CF3001", f"change log is damaged: {why}", detail=detail)
+    return ChangefeedError(Code.LOG_DAMAGED, f"change log is damaged: {why}", detail=detail)
 
 
 @dataclass(frozen=True, slots=True)

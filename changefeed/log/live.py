@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.core import faults
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
 from changefeed.log.draft import DeclaredSchemas, FrameBuilder
 from changefeed.log.frame import UnitReader, frame_extents, frame_segments
@@ -137,7 +137,9 @@ class LiveJournal:
             _sync(self._fd)
         except OSError as error:
             raise ChangefeedError(
-                "CF3004", "change log cannot be written", detail=f"file {self.number}: {error}"
+                Code.LOG_NOT_WRITABLE,
+                "change log cannot be written",
+                detail=f"file {self.number}: {error}",
             ) from error
 
     def cut(self) -> None:

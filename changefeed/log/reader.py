@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.log.cut import RunPart, last_fitting, select
@@ -291,7 +291,7 @@ class LogReader:
         first = self._first_after()
         if first is not None and floor < first:
             raise ChangefeedError(
-                "CF3002",
+                Code.POSITION_TOO_OLD,
                 "position is older than the change log keeps",
                 detail=f"asked for changes after {Timestamp(*floor)}, "
                 f"the log begins at {Timestamp(*first)}",

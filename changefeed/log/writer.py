@@ -298,13 +298,17 @@ class LogWriter:
         """Refuse everything from now on: what is stored is safe, but not known to us."""
         self._broken = str(error)
         return ChangefeedError(
-            "CF3004", "change log cannot be written", detail=f"{error}; it must be opened again"
+            Code.LOG_NOT_WRITABLE,
+            "change log cannot be written",
+            detail=f"{error}; it must be opened again",
         )
 
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise ChangefeedError(
-                "CF3004", "change log must be opened again", detail=f"after {self._broken}"
+                Code.LOG_NOT_WRITABLE,
+                "change log must be opened again",
+                detail=f"after {self._broken}",
             )
 
     @contextmanager
@@ -316,7 +320,7 @@ class LogWriter:
             if error.errno in _NO_ROOM:
                 raise self._full(error) from error
             raise ChangefeedError(
-                "CF3004", "change log cannot be written", detail=str(error)
+                Code.LOG_NOT_WRITABLE, "change log cannot be written", detail=str(error)
             ) from error
         except ChangefeedError as error:
             if error.code is Code.LOG_NOT_WRITABLE and self._broken is None:
@@ -344,7 +348,7 @@ class LogWriter:
             disk = os.statvfs(self.root)
         except OSError as error:
             raise ChangefeedError(
-                "CF3004",
+                Code.LOG_NOT_WRITABLE,
                 f"the folder of the change log cannot be read: {error.strerror}",
                 detail=str(self.root),
             ) from error
@@ -358,7 +362,7 @@ class LogWriter:
         facts = [f"log {self._used} bytes"]
         facts += [f"budget {budget} bytes"] if budget is not None else []
         facts += [str(error)] if error else []
-        return ChangefeedError("CF3003", "change log has no room", detail=", ".join(facts))
+        return ChangefeedError(Code.LOG_FULL, "change log has no room", detail=", ".join(facts))
 
     def _count(self) -> None:
         self._used = (
@@ -565,7 +569,9 @@ def _lock(root: Path) -> int:
     except OSError:
         os.close(fd)
         raise ChangefeedError(
-            "CF6003", "another process writes this change log", detail=f"log {root.name}"
+            Code.STATE_HELD_BY_ANOTHER_NODE,
+            "another process writes this change log",
+            detail=f"log {root.name}",
         ) from None
     return fd
 

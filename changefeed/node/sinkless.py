@@ -8,7 +8,7 @@ from typing import cast
 
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog.model import Job, Status
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
@@ -69,7 +69,7 @@ class SinklessFeeds:
         try:
             lease = self._catalog.acquire_lease(job.id, self._services.node_id, self._timings.lease)
             if lease is None:
-                raise ChangefeedError("CF6003", "another node took the feed")
+                raise ChangefeedError(Code.STATE_HELD_BY_ANOTHER_NODE, "another node took the feed")
             self._wake()
             self._await_source(job)
             source_runtime = self._source_runtime(job.source)
@@ -108,11 +108,13 @@ class SinklessFeeds:
             now = self._catalog.job(job.id)
             if now.status is Status.FAILED:
                 raise ChangefeedError(
-                    now.error_code or "CF2003", now.error or now.reason, hint=now.hint or ""
+                    now.error_code or Code.SOURCE_NOT_SET_UP,
+                    now.error or now.reason,
+                    hint=now.hint or "",
                 )
             if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
-                    "CF2101",
+                    Code.STREAM_BROKE,
                     f"capture from {job.source!r} did not begin",
                     detail=self._catalog.source_state(job.source).error
                     or "no node of this state took it up",
@@ -129,9 +131,11 @@ class SinklessFeeds:
                 yield row
         job = self._catalog.job(runner.job_id)
         if job.status is Status.FAILED:
-            raise ChangefeedError(job.error_code or "CF4002", job.error or job.reason)
+            raise ChangefeedError(job.error_code or Code.SPARK_FAILED, job.error or job.reason)
         if job.status is not Status.SUCCEEDED:
-            raise ChangefeedError("CF6004", f'the stream of "{job.name}" was cut off: {job.reason}')
+            raise ChangefeedError(
+                Code.LEASE_LOST, f'the stream of "{job.name}" was cut off: {job.reason}'
+            )
 
     def _keep_lease(self, runner: FeedRunner) -> None:
         while runner.is_alive() and not self._clock.wait(self._stopping, self._timings.pulse):

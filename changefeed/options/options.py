@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
 from changefeed.core.clock import Clock, SystemClock, Timestamp
-from changefeed.core.errors import ChangefeedError, Span, raise_all
+from changefeed.core.errors import ChangefeedError, Code, Span, raise_all
 from changefeed.core.formats import TRAITS, Format
 from changefeed.core.shapes import Deletes, Envelope, MessageValue
 from changefeed.options.masking import mask_statement
@@ -290,20 +290,27 @@ class OptionReader:
     def take_node(self, node: nodes.Option) -> None:
         span = to_span(node.span)
         if node.name in self.spans:
-            self.problem("CF1205", f'option "{node.name}" specified multiple times', span)
+            self.problem(
+                Code.OPTIONS_CONTRADICT, f'option "{node.name}" specified multiple times', span
+            )
             return
         self.spans[node.name] = span
         value = node.value
         row = self.rows.get(node.name)
         if row is None:
-            self.problem("CF1203", f'invalid option "{node.name}"', span, self.suggest(node.name))
+            self.problem(
+                Code.UNKNOWN_OPTION, f'invalid option "{node.name}"', span, self.suggest(node.name)
+            )
         elif value is None and row.type.takes is Takes.VALUE:
             self.problem(
-                "CF1204", f'option "{row.name}" requires a value', span, f"write {row.example}"
+                Code.INVALID_OPTION_VALUE,
+                f'option "{row.name}" requires a value',
+                span,
+                f"write {row.example}",
             )
         elif value is not None and not row.takes_value:
             self.problem(
-                "CF1204",
+                Code.INVALID_OPTION_VALUE,
                 f'option "{row.name}" does not take a value',
                 to_span(value.span) or span,
                 f"write {row.name} alone, or leave it out",
@@ -315,16 +322,16 @@ class OptionReader:
     def take(self, name: str, text: str, value: nodes.Literal | None, span: Span | None) -> None:
         row = self.rows.get(name)
         if row is None:
-            self.problem("CF1203", f'invalid option "{name}"', span, self.suggest(name))
+            self.problem(Code.UNKNOWN_OPTION, f'invalid option "{name}"', span, self.suggest(name))
             return
         if row.type.takes is Takes.VALUE and not text.strip():
-            self.problem("CF1204", f'option "{name}" requires a value', span)
+            self.problem(Code.INVALID_OPTION_VALUE, f'option "{name}" requires a value', span)
             return
         reader: OptionType[object] = row.type.again() if self.stored else row.type
         try:
             typed = reader.read(name, text, self.clock)
         except ValueError as error:
-            self.problem("CF1204", str(error), span, self.suggest_value(row, text))
+            self.problem(Code.INVALID_OPTION_VALUE, str(error), span, self.suggest_value(row, text))
             return
         self.values[name] = typed
         self.raw[name] = row.type.stored(text, typed)
@@ -411,7 +418,7 @@ def _check_sink(options: Options, reading: OptionReader, sink: SinkAbilities | N
         _refuse(reading, RESOLVED.name, f"option {RESOLVED.name}")
     if options[DELIVERY] is Guarantee.EXACTLY_ONCE and not sink.exactly_once:
         reading.problem(
-            "CF1206",
+            Code.OPTION_DOES_NOT_FIT_SINK,
             "this sink is incompatible with delivery=exactly_once",
             reading.spans.get(DELIVERY.name),
             "leave it out: every change arrives at least once, and after a crash or an outage "
@@ -445,7 +452,9 @@ def _refuse(
         if reading.takers is not None:
             hint += f": {', '.join(sorted(reading.takers(feature)))}"
     span = reading.spans.get(name)
-    reading.problem("CF1206", f"this sink is incompatible with {what}", span, hint)
+    reading.problem(
+        Code.OPTION_DOES_NOT_FIT_SINK, f"this sink is incompatible with {what}", span, hint
+    )
 
 
 #: Options that another one stands for: where to point when the other was written.
@@ -465,7 +474,7 @@ def _check_relations(options: Options, reading: OptionReader) -> None:
         sides = (relation.second.row.name, relation.first.row.name)
         names = [name for side in sides for name in (side, *_IMPLIED_BY.get(side, ()))]
         span = next((found for name in names if (found := reading.spans.get(name))), None)
-        reading.problem("CF1205", message, span, detail=relation.because)
+        reading.problem(Code.OPTIONS_CONTRADICT, message, span, detail=relation.because)
 
 
 def _check_times(options: Options, reading: OptionReader) -> None:
@@ -477,7 +486,7 @@ def _check_times(options: Options, reading: OptionReader) -> None:
     start = cursor if isinstance(cursor, Timestamp) else reading.clock.now()
     if end < start:
         reading.problem(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             f"specified end time {end} cannot be less than statement time {start}",
             reading.spans.get(END_TIME.name),
         )
@@ -486,7 +495,7 @@ def _check_times(options: Options, reading: OptionReader) -> None:
 def _check_compression(options: Options, reading: OptionReader) -> None:
     if COMPRESSION.name in options.given and options[KAFKA_SINK_CONFIG].compression:
         reading.problem(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "cannot specify both compression and Compression of kafka_sink_config",
             reading.spans.get(COMPRESSION.name),
             detail="they are two spellings of one option",
@@ -522,7 +531,9 @@ def alter_options(
     for gone in removed:
         if gone.text in reading.spans:
             reading.problem(
-                "CF1205", f'option "{gone.text}" specified multiple times', to_span(gone.span)
+                Code.OPTIONS_CONTRADICT,
+                f'option "{gone.text}" specified multiple times',
+                to_span(gone.span),
             )
         _may_alter(gone.text, gone.span, "unset", reading)
     dropped = {gone.text for gone in removed}
@@ -538,18 +549,23 @@ def _may_alter(name: str, span: nodes.Span | None, verb: str, reading: OptionRea
     row = reading.rows.get(name)
     if name == "sink":
         hint = "a feed keeps a sink: ALTER CHANGEFEED ... INTO 'uri' moves it"
-        reading.problem("CF1205", f'cannot {verb} option "sink"', to_span(span), hint)
+        reading.problem(
+            Code.OPTIONS_CONTRADICT, f'cannot {verb} option "sink"', to_span(span), hint
+        )
         return False
     if row is None:
         if verb == "unset":
             reading.problem(
-                "CF1203", f'invalid option "{name}"', to_span(span), reading.suggest(name)
+                Code.UNKNOWN_OPTION,
+                f'invalid option "{name}"',
+                to_span(span),
+                reading.suggest(name),
             )
         return True
     if row.alterable:
         return True
     hint = "it belongs to the start of a feed: DROP the feed and CREATE it again."
-    reading.problem("CF1205", f'cannot {verb} option "{name}"', to_span(span), hint)
+    reading.problem(Code.OPTIONS_CONTRADICT, f'cannot {verb} option "{name}"', to_span(span), hint)
     return False
 
 
@@ -565,7 +581,10 @@ def parse_add_options(options: Sequence[nodes.Option], *, text: str = "") -> Ini
         if node.name in OPTIONS and node.name not in allowed:
             hint = "ADD takes initial_scan only; SET changes the feed's options"
             reading.problem(
-                "CF1205", f'option "{node.name}" is not allowed with ADD', to_span(node.span), hint
+                Code.OPTIONS_CONTRADICT,
+                f'option "{node.name}" is not allowed with ADD',
+                to_span(node.span),
+                hint,
             )
         else:
             reading.take_node(node)

@@ -134,7 +134,11 @@ class _Alteration:
         self._check_query(options, old_options)
         self._change_tables(sink, options)
         if not self.tables and not self.added:
-            self._problem("CF1302", "cannot drop all targets", "DROP CHANGEFEED ends the feed.")
+            self._problem(
+                Code.TARGET_NOT_WATCHABLE,
+                "cannot drop all targets",
+                "DROP CHANGEFEED ends the feed.",
+            )
         if sink is not old_sink:
             self._check_moved(sink, options)
         self._check_columns(old_options, options)
@@ -170,13 +174,13 @@ class _Alteration:
             self.problems += group_problems(new, to_span(self.statement.feed.span))
         if any(isinstance(a, nodes.AlterAdd | nodes.AlterDrop) for a in self.statement.actions):
             self._problem(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "the tables of a CDC query cannot be altered",
                 "CREATE another changefeed for another query.",
             )
         if any(new[row] != old[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME, DIFF)):
             self._problem(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "diff, key_column and headers_json_column_name of a CDC query cannot be altered",
                 "CREATE another changefeed with the options.",
             )
@@ -190,7 +194,8 @@ class _Alteration:
     def _check_status(self) -> None:
         if self.job.status is Status.SUCCEEDED:
             self._problem(
-                "CF1301", f"job {self.job.id} has succeeded: there is nothing left to alter"
+                Code.WRONG_JOB_STATE,
+                f"job {self.job.id} has succeeded: there is nothing left to alter",
             )
 
     # -- sink and options -----------------------------------------------------------------
@@ -203,7 +208,7 @@ class _Alteration:
                 sink = find_sink(self.around.catalog, action.sink.text, span)
                 if not _same_kind(old.scheme, sink.scheme):
                     self._problem(
-                        "CF1303",
+                        Code.NOT_SUPPORTED,
                         f'New sink type "{sink.scheme}" does not match original sink type '
                         f'"{old.scheme}"',
                         "a feed keeps its kind of sink: CREATE another feed for the new one.",
@@ -280,7 +285,7 @@ class _Alteration:
         scan = parse_add_options(action.options, text=self.around.text)
         if scan is InitialScan.ONLY and options[INITIAL_SCAN] is not InitialScan.ONLY:
             self._problem(
-                "CF1205",
+                Code.OPTIONS_CONTRADICT,
                 "cannot specify initial_scan='only' when adding to a feed that follows changes",
                 "CREATE a feed of its own for a table that is only scanned.",
                 action.options[0].span,
@@ -296,7 +301,7 @@ class _Alteration:
             elif place.schema.table in self.tables:
                 if not place.joined:
                     self._problem(
-                        "CF1302",
+                        Code.TARGET_NOT_WATCHABLE,
                         "target already watched by changefeed",
                         f"it watches {shown(place.schema.table)} now.",
                         place.target.span,
@@ -370,7 +375,7 @@ class _Alteration:
         if table is None or not same:
             listed = f"it has {target_text(asked[0])}." if asked else ""
             message = "the changefeed has no MESSAGES target of these prefixes"
-            self._problem("CF1302", message, listed, target.span)
+            self._problem(Code.TARGET_NOT_WATCHABLE, message, listed, target.span)
             return
         self.targets = [t for t in self.targets if t not in asked]
         del self.tables[table]
@@ -391,7 +396,9 @@ class _Alteration:
         span = written.span or span
         if fits:
             listed = ", ".join(map(shown, fits))
-            self._problem("CF1302", f'target "TABLE {name}" is one of {listed}', span=span)
+            self._problem(
+                Code.TARGET_NOT_WATCHABLE, f'target "TABLE {name}" is one of {listed}', span=span
+            )
             return
         schema = written.parts[-2] if len(written.parts) > 1 else None
         try:
@@ -399,9 +406,15 @@ class _Alteration:
         except ChangefeedError as error:
             if error.code not in (Code.NAME_UNKNOWN, Code.TARGET_NOT_WATCHABLE):
                 raise
-            self._problem("CF1101", f'target "TABLE {name}" does not exist', error.hint, span)
+            self._problem(
+                Code.NAME_UNKNOWN, f'target "TABLE {name}" does not exist', error.hint, span
+            )
             return
-        self._problem("CF1302", f'target "TABLE {name}" is not watched by changefeed', span=span)
+        self._problem(
+            Code.TARGET_NOT_WATCHABLE,
+            f'target "TABLE {name}" is not watched by changefeed',
+            span=span,
+        )
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
         """Take the table out of the targets' texts, so that no pattern brings it back."""
@@ -416,7 +429,7 @@ class _Alteration:
                 narrowed = _without(known, table)
                 if narrowed is None:
                     self._problem(
-                        "CF1303",
+                        Code.NOT_SUPPORTED,
                         f"{shown(table)} is part of {target_text(known)}",
                         "DROP that target and ADD the tables that are to stay.",
                         target.span,
@@ -437,7 +450,7 @@ class _Alteration:
         ]
         if not gone:
             self._problem(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f'target "{target_text(target)}" is not watched by changefeed',
                 span=target.span,
             )
@@ -460,7 +473,7 @@ class _Alteration:
             return
         if options[INITIAL_SCAN] is InitialScan.ONLY:
             self._problem(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "a feed with initial_scan = 'only' ends with its scan and cannot be rescanned",
                 "DROP it and CREATE it again.",
             )
@@ -469,7 +482,7 @@ class _Alteration:
             isinstance(t, nodes.TableTarget) and t.query and t.query.group for t in self.targets
         ):
             self._problem(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "a query with GROUP BY groups changes, and a scan reads none",
                 "DROP it and CREATE it again: it begins with the next whole window.",
             )
@@ -477,7 +490,7 @@ class _Alteration:
         end = self.job.end_time
         if end is not None and end <= self.around.clock.now():
             self._problem(
-                "CF1301",
+                Code.WRONG_JOB_STATE,
                 "the feed's end_time has passed: a scan would read rows as they are now",
                 "CREATE a feed without end_time.",
             )

@@ -167,7 +167,7 @@ class Planner:
         if name is not None and self.catalog.find_job(name) and not self.statement.if_not_exists:
             self.problems.append(
                 ChangefeedError(
-                    "CF1102",
+                    Code.NAME_TAKEN,
                     f'changefeed "{name}" already exists',
                     span=to_span(self.statement.name_span),
                 )
@@ -248,7 +248,7 @@ class Planner:
             return found
         if compiler is None:
             raise ChangefeedError(
-                "CF4003",
+                Code.SPARK_NOT_AVAILABLE,
                 "a CDC query needs Spark in this process",
                 hint="run the statement in the changefeed shell.",
             )
@@ -358,7 +358,7 @@ class Planner:
             if not self.around.log_has(source.name, handover.position, captured.get(table)):
                 self.problems.append(
                     ChangefeedError(
-                        "CF3002",
+                        Code.POSITION_TOO_OLD,
                         f"the change log of source {source.name!r} has not every change of {table} "
                         "since the connector's offset",
                         hint="leave cursor out for an initial scan; or stop the connector only "
@@ -388,7 +388,7 @@ class Planner:
                 begins = f"begins at {since}" if since else "has nothing of it yet"
                 self.problems.append(
                     ChangefeedError(
-                        "CF3002",
+                        Code.POSITION_TOO_OLD,
                         f"cursor {cursor} is before the change log of {table}, which {begins}",
                         hint="leave cursor out for an initial scan, or take a later one.",
                         span=span,
@@ -398,7 +398,7 @@ class Planner:
 
 def _no_scan_of_the_past(options: Options, span: Span | None) -> ChangefeedError:
     return ChangefeedError(
-        "CF1303",
+        Code.NOT_SUPPORTED,
         f"initial_scan='{options[INITIAL_SCAN]}' cannot be combined with cursor",
         detail="the source cannot be read as it was at an instant in the past",
         hint="leave out one of the two.",

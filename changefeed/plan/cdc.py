@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.plan.cdc_options import CdcOptions, parse_cdc_options
 from grammar import nodes
@@ -75,7 +75,7 @@ def _shape(statement: nodes.CreateCdc, own: CdcOptions) -> tuple[nodes.Option, .
     if own.record is nodes.Record.CHANGE and statement.kind.lower() == "elasticsearch":
         record = _option(statement, "record")
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "record = CHANGE is not supported into Elasticsearch: part of a row is not a document",
             hint="record = ALL has the row before and after, record = AFTER the row after.",
             span=to_span(record.value.span if record and record.value else statement.span),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from changefeed.core.clock import SystemClock
-from changefeed.core.errors import raise_all
+from changefeed.core.errors import Code, raise_all
 from changefeed.options import OptionReader, to_span
 from changefeed.plan.own_options import split_options
 from grammar import nodes
@@ -51,7 +51,7 @@ def parse_cdc_options(kind: str, options: Sequence[nodes.Option], *, text: str =
     for node in options:
         if node.name in refused:
             text = f"this sink is incompatible with option {node.name}"
-            reading.problem("CF1206", text, to_span(node.span))
+            reading.problem(Code.OPTION_DOES_NOT_FIT_SINK, text, to_span(node.span))
     given, others = split_options(
         [node for node in options if node.name not in refused], CDC_OPTIONS, reading
     )
@@ -59,7 +59,7 @@ def parse_cdc_options(kind: str, options: Sequence[nodes.Option], *, text: str =
         _check_record(given["record"], reading)
     own = {name: value.text.strip() for name, value in given.items()}
     if "cluster_address" not in own and not reading.problems:
-        reading.problem("CF1204", 'option "cluster_address" is needed', None)
+        reading.problem(Code.INVALID_OPTION_VALUE, 'option "cluster_address" is needed', None)
     raise_all(reading.problems)
     return CdcOptions(
         own["cluster_address"].rpartition("://")[2].rstrip("/"),
@@ -74,7 +74,7 @@ def _check_record(value: nodes.Literal, reading: OptionReader) -> None:
     if value.text.upper() not in known:
         near = did_you_mean(value.text, known)
         reading.problem(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"unknown record: {value.text}, valid values are 'AFTER', 'CHANGE' and 'ALL'",
             to_span(value.span),
             f"did you mean {near}?" if near else "",

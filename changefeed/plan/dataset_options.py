@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.core.clock import SystemClock
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.dataset.extracts import DATE_OF_NAME, effective_date
 from changefeed.dataset.model import Extract, Hash
 from changefeed.options import OptionReader, to_span
@@ -89,7 +89,7 @@ def _check_choice(name: str, value: nodes.Literal, reading: OptionReader) -> Non
     if known and value.text.strip().lower() not in known:
         near = did_you_mean(value.text, known)
         reading.problem(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"unknown {name}: {value.text}, valid values are {', '.join(known)}",
             to_span(value.span),
             f"did you mean {near}?" if near else "",
@@ -106,7 +106,10 @@ def _every(value: nodes.Literal | None, reading: OptionReader) -> float | None:
     except ValueError:
         seconds = 0
     reading.problem(
-        "CF1204", f'"{value.text}" is no interval', to_span(value.span), "write every = '1h'."
+        Code.INVALID_OPTION_VALUE,
+        f'"{value.text}" is no interval',
+        to_span(value.span),
+        "write every = '1h'.",
     )
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from changefeed.catalog import Catalog, Connection
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.sources.registry import schemes
 from grammar import nodes
@@ -44,14 +44,14 @@ def find_source(catalog: Catalog, name: str, span: nodes.Span | None) -> Connect
     if found is None:
         near = did_you_mean(name, [c.name for c in connections])
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f'external connection "{name}" does not exist',
             hint=f'did you mean "{near}"?' if near else _make_one(connections),
             span=to_span(span),
         )
     if scheme_of(found.uri) not in schemes():
         raise ChangefeedError(
-            "CF1103",
+            Code.NAME_NOT_ALLOWED,
             f'external connection "{name}" is a sink, not a source',
             hint=f"sources are: {', '.join(schemes())}.",
             span=to_span(span),
@@ -112,7 +112,7 @@ def _refuse_others(targets: Sequence[nodes.Target], source: str) -> None:
         name = _source_part(target)
         if name is not None and name != source:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"a changefeed reads one source: {source} and {name} are two",
                 hint="make a changefeed for each.",
                 span=to_span(target.name.span or target.span),
@@ -133,7 +133,7 @@ def _of_database(
     if choice:
         listed = ", ".join(c.name for c in choice)
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f'database "{name}" is reached by several connections: {listed}',
             hint=f"name one: DATABASE {choice[0].name}, or FROM {choice[0].name}.",
             span=span,
@@ -141,7 +141,7 @@ def _of_database(
     words = [*(c.name for c in known), *(database_of(c.uri) for c in known)]
     near = did_you_mean(name, [word for word in words if word])
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'database "{name}" does not exist',
         hint=f'did you mean "{near}"?' if near else "SHOW EXTERNAL CONNECTIONS lists them.",
         span=span,
@@ -152,11 +152,11 @@ def _no_source(known: Sequence[Connection], targets: Sequence[nodes.Target]) -> 
     span = to_span(targets[0].name.span or targets[0].span) if targets else None
     if not known:
         return ChangefeedError(
-            "CF1101", "there is no source to read from", hint=_make_one(known), span=span
+            Code.NAME_UNKNOWN, "there is no source to read from", hint=_make_one(known), span=span
         )
     names = ", ".join(c.name for c in known)
     return ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         "no source is selected, and there are several",
         hint=f"add FROM {known[0].name}, or run USE {known[0].name} first; sources are: {names}.",
         span=span,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from changefeed.core.errors import Code
 from changefeed.options import OptionReader, to_span
 from grammar import nodes
 
@@ -22,9 +23,13 @@ def split_options(
         if node.name not in own:
             others.append(node)
         elif node.name in values:
-            reading.problem("CF1205", f'option "{node.name}" specified multiple times', span)
+            reading.problem(
+                Code.OPTIONS_CONTRADICT, f'option "{node.name}" specified multiple times', span
+            )
         elif node.value is None or not node.value.text.strip():
-            reading.problem("CF1204", f'option "{node.name}" requires a value', span)
+            reading.problem(
+                Code.INVALID_OPTION_VALUE, f'option "{node.name}" requires a value', span
+            )
         else:
             values[node.name] = node.value
     return values, tuple(others)

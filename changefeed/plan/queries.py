@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.formats import traits_of
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope
@@ -89,7 +89,7 @@ def query_problems(
     if shows_before and (compiled.tells_change or compiled.of_changes):
         problems.append(
             ChangefeedError(
-                "CF1205",
+                Code.OPTIONS_CONTRADICT,
                 "the row before a change cannot be shown for a query that uses event_op(), "
                 "event_timestamp() or cdc_prev",
                 hint="use another envelope, and select what you want of cdc_prev."
@@ -103,7 +103,7 @@ def query_problems(
     if options is not None and options[KEY_COLUMN] in compiled.hides_key:
         problems.append(
             ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"key_column {options[KEY_COLUMN]} is not a column of the SELECT",
                 detail=f"table {table.schema}.{table.name}",
                 span=span,
@@ -116,7 +116,7 @@ def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedEr
     """Groups are made of changes, and belong to no transaction."""
     if options[INITIAL_SCAN] is not InitialScan.NO:
         yield ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "a query with GROUP BY has no initial scan: it groups changes, and rows that were "
             "there before are none",
             hint="leave out initial_scan, or write initial_scan = 'no'.",
@@ -124,7 +124,7 @@ def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedEr
         )
     if options[TRANSACTION_METADATA]:
         yield ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "transaction_metadata does not go with GROUP BY: a group is of many transactions",
             hint="leave it out.",
             span=span,
@@ -137,7 +137,7 @@ def lookup_problems(query: nodes.Query | None, options: Options) -> list[Changef
         return []
     return [
         ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "lookup_refresh needs a query that joins a look-up table",
             hint="leave it out, or see HELP CREATE CHANGEFEED AS SELECT.",
         )
@@ -161,7 +161,7 @@ def key_problems(
     names = ", ".join(compiled.hides_key)
     return [
         ChangefeedError(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             f"the SELECT leaves out key columns that {sink.scheme} merges rows by: {names}",
             hint=f"add {names} to the SELECT, under another name if you like.",
             span=to_span(span),
@@ -171,7 +171,7 @@ def key_problems(
 
 def _null_group(column: Column, sink: ResolvedSink, span: nodes.Span | None) -> ChangefeedError:
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"the query groups by {column.name}, which may be NULL, and {sink.scheme} tells rows apart "
         "by it",
         detail="of a deleted row only the key is known",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Catalog, Job, external_name
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableName
 from changefeed.core.uri import sink_location
 from changefeed.options import FULL_TABLE_NAME, Options
@@ -76,7 +76,9 @@ def find_sink(catalog: Catalog, written: str | None, span: Span | None) -> Resol
         real = catalog.resolve_uri(written)
         scheme = registry.scheme_of(real)
         if scheme == SINKLESS:
-            raise ChangefeedError("CF1201", f"unsupported sink: {SINKLESS}", hint="leave INTO out.")
+            raise ChangefeedError(
+                Code.INVALID_URI, f"unsupported sink: {SINKLESS}", hint="leave INTO out."
+            )
         return ResolvedSink(written, real, scheme, registry.capabilities(scheme), span)
     except ChangefeedError as error:
         error.span = error.span or span

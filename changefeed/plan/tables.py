@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from changefeed.catalog.model import TableProgress
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
@@ -56,7 +56,7 @@ def check_messages(found: Sequence[ResolvedTarget], scan: InitialScan) -> list[C
     """Whether a feed can have the logical messages that it asks for."""
     return [
         ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "MESSAGES cannot be combined with initial_scan='only'",
             detail="logical messages are in the source's log alone: a scan finds none",
             hint="leave out one of the two.",
@@ -145,7 +145,7 @@ def check_table(
     if headers is not None and headers.logical != "json":
         problems.append(
             ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"column {headers.name} of {shown(schema.table)} is {headers.type_name}, "
                 "not json: it cannot hold headers",
                 span=span,
@@ -154,12 +154,12 @@ def check_table(
     width = max(len(own.values_from), len(own.values_to)) if own else 0
     if width and schema.keyless:
         message = f"{shown(schema.table)} has no key, so VALUES has no meaning"
-        problems.append(ChangefeedError("CF1302", message, span=span))
+        problems.append(ChangefeedError(Code.TARGET_NOT_WATCHABLE, message, span=span))
     elif width > len(schema.key):
         key = ", ".join(column.name for column in schema.key_columns)
         problems.append(
             ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"VALUES has more columns than the key of {shown(schema.table)}",
                 detail=f"the key is ({key})",
                 span=span,
@@ -195,7 +195,7 @@ def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedE
     near = did_you_mean(name, columns)
     listed = f"its columns are: {', '.join(columns[:20])}."
     return ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f"required column {name} not present on table {schema.table.name}",
         hint=f'did you mean "{near}"?' if near else listed,
         span=span,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import DesiredStatus, Status
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.options import FULL_TABLE_NAME, Options
 from changefeed.plan.sink_resolution import ResolvedSink
@@ -121,7 +121,7 @@ def _hold(
 
 def _refused(table: TableName, why: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF5008",
+        Code.TARGET_NOT_OURS,
         f"{table.schema}.{table.name}: {why}",
         detail="two tables cannot share a target: they would overwrite each other's rows",
         hint=f"give it another target: FOR TABLE {table.schema}.{table.name} AS name.",

@@ -169,7 +169,7 @@ def _table_wish(target: nodes.TableTarget, source: str, diff: bool) -> TableRequ
 
 def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> ChangefeedError:
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"no table fits {target_text(target)}",
         hint="SHOW TABLES lists what can be watched.",
         span=to_span(target.span),
@@ -223,7 +223,7 @@ def look_up_messages(
 def second_messages(target: nodes.MessagesTarget) -> ChangefeedError:
     """A feed has messages already."""
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         "a changefeed takes MESSAGES once",
         hint="name all prefixes in one target, or make another changefeed for another topic.",
         span=to_span(target.span),
@@ -249,7 +249,7 @@ def _partition(wish: TableRequest, schema: TableSchema, source: Source) -> Parti
 def _duplicate(table: TableName, wish: TableRequest) -> ChangefeedError:
     name = table.name
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"CHANGEFEED targets TABLE {name} and TABLE {name} are duplicates",
         hint="name each table once.",
         span=wish.watch.span,

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.arrow import METADATA
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column
 from changefeed.query.compile import batch_fields, prev_type
 from changefeed.query.model import CompiledQuery
@@ -225,7 +225,7 @@ class _Changes:
             if unsent:
                 table = self._query.source.table
                 raise ChangefeedError(
-                    "CF4001",
+                    Code.VALUE_NOT_ENCODABLE,
                     f"the query reads {', '.join(sorted(unsent))} of {table}, and a change came "
                     "without that value",
                     detail="PostgreSQL leaves out large values that a change did not touch",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from changefeed.catalog.rows import Function
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
@@ -166,7 +166,7 @@ class QueryCompiler:
             if field is None:
                 names = [f.name for f in fields]
                 message = f"column {other} does not exist on {join.alias}"
-                raise _no_name(message, other, names, span, "CF4004")
+                raise _no_name(message, other, names, span, Code.LOOKUP_NOT_USABLE)
             self._check_key(self._schema.columns[ordinal], field, span)
             keys.append((ordinal, field.name))
             types.append(field.spark_type)
@@ -189,7 +189,7 @@ class QueryCompiler:
         kind = key_kind(own)
         if kind is None or kind != key_kind(field.spark_type):
             raise ChangefeedError(
-                "CF4004",
+                Code.LOOKUP_NOT_USABLE,
                 f"{column.name} is {own} and {field.name} of the look-up table is "
                 f"{field.spark_type}: they cannot be joined",
                 hint="both must be integers, strings, dates or timestamps; a view of the look-up "
@@ -229,7 +229,7 @@ class QueryCompiler:
         for column in self._schema.columns:
             if column.name.lower() in taken:
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"a CDC query cannot read a table with a column {column.name}",
                     detail="the name has a meaning of its own in CDC queries",
                 )
@@ -237,7 +237,7 @@ class QueryCompiler:
         for join in self._query.joins:
             if join.alias.lower() in names:
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"{join.alias} is a column of the table and the alias of a look-up table",
                     hint="give the look-up table another alias.",
                     span=core_span(join.spans[0]) if join.spans else None,
@@ -310,7 +310,7 @@ class QueryCompiler:
         if kind != "boolean":
             spans = [span for _, span in self._sql.where if span is not None]
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"the WHERE of a CDC query is true or false, not {kind}",
                 span=Span(spans[0].start, spans[-1].end) if spans else None,
             )
@@ -352,12 +352,12 @@ class QueryCompiler:
         if condition == "PARSE_SYNTAX_ERROR":
             near = str(parameters.get("error", "")).strip("'")
             return ChangefeedError(
-                "CF1001",
+                Code.SYNTAX_ERROR,
                 f"Spark SQL cannot read the query near {near}" if near else "syntax error",
                 span=span or core_span(self._word(near)),
             )
         sentence = _sentence(str(failure))
-        return ChangefeedError("CF1303", f"the query is wrong: {sentence}", span=span)
+        return ChangefeedError(Code.NOT_SUPPORTED, f"the query is wrong: {sentence}", span=span)
 
     def _no_column(self, written: str, span: Span | None) -> ChangefeedError:
         name = written.replace("`", "")
@@ -368,10 +368,10 @@ class QueryCompiler:
         for lookup in self._lookups:
             if any(field.name.lower() == last.lower() for field in lookup.fields):
                 hint = f"it is a column of the look-up table: write {lookup.alias}.{last}."
-                return ChangefeedError("CF1101", message, hint=hint, span=span)
+                return ChangefeedError(Code.NAME_UNKNOWN, message, hint=hint, span=span)
         near = did_you_mean(last, [*columns, PREV])
         hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(columns[:20])}."
-        return ChangefeedError("CF1101", message, hint=hint, span=span)
+        return ChangefeedError(Code.NAME_UNKNOWN, message, hint=hint, span=span)
 
     def _no_function(self, written: str, span: Span | None) -> ChangefeedError:
         name = written.replace("`", "")
@@ -379,7 +379,9 @@ class QueryCompiler:
         own = ["event_op", "changefeed_creation_timestamp", "event_schema_timestamp"]
         near = did_you_mean(name, [*known, *own])
         hint = f"did you mean {near}()?" if near else "Spark SQL's functions can be used."
-        return ChangefeedError("CF1101", f"function {name}() does not exist", hint=hint, span=span)
+        return ChangefeedError(
+            Code.NAME_UNKNOWN, f"function {name}() does not exist", hint=hint, span=span
+        )
 
     # -- the result -------------------------------------------------------------------------
 
@@ -435,14 +437,14 @@ class QueryCompiler:
         names: dict[str, int] = {}
         if len(found.columns) != len(self._sql.items) + 1:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "an expression of the SELECT makes several columns, which CDC queries do not have",
                 hint="name the fields you want.",
             )
         for i, (name, kind) in enumerate(found.columns[:-1]):
             if name.lower() in names:
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"the SELECT has two columns {name}",
                     hint="give one of them another name: expression AS name.",
                     span=self._sql.items[i].span,
@@ -460,7 +462,7 @@ class QueryCompiler:
             else:
                 if self._unnamed(i, name):
                     raise ChangefeedError(
-                        "CF1303",
+                        Code.NOT_SUPPORTED,
                         "an expression of the SELECT has no name",
                         hint="write expression AS name: it is a column of the target.",
                         span=self._sql.items[i].span,
@@ -597,7 +599,7 @@ def _fields_read(expression: Any, alias: str) -> Iterator[str]:
 
 
 def _no_name(
-    message: str, name: str, names: Sequence[str], span: Span | None, code: str = "CF1101"
+    message: str, name: str, names: Sequence[str], span: Span | None, code: str = Code.NAME_UNKNOWN
 ) -> ChangefeedError:
     near = did_you_mean(name, names)
     hint = f'did you mean "{near}"?' if near else f"its columns are: {', '.join(names[:20])}."
@@ -614,7 +616,7 @@ def plain_column(expression: Any) -> Any | None:
 
 def refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
     """CF1303 for something that a query cannot have."""
-    return ChangefeedError("CF1303", message, detail=why, span=core_span(span))
+    return ChangefeedError(Code.NOT_SUPPORTED, message, detail=why, span=core_span(span))
 
 
 def core_span(span: nodes.Span | None) -> Span | None:

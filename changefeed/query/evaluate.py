@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from changefeed.catalog.rows import Function
 from changefeed.core.clock import Clock, SystemClock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.query.compile import VIEW, compile_query
 from changefeed.query.functions import called, register
@@ -140,7 +140,7 @@ class QuerySessions:
                     continue
                 if known is None and session.catalog.functionExists(function.name):
                     raise ChangefeedError(
-                        "CF1102",
+                        Code.NAME_TAKEN,
                         f"Spark SQL has a function {function.name}() of its own",
                         hint="give yours another name: DROP FUNCTION, CREATE FUNCTION.",
                     )
@@ -244,7 +244,7 @@ class _rows_that_fail:
         where = f" in {contexts[0].fragment()}" if contexts else ""
         table = self._query.source.table
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"the query cannot be evaluated on a row of {table}: {condition}{where}",
             hint="try_divide, try_cast and the like give NULL where these fail: make a feed with "
             "a query that uses them, or change the row at the source and RESCAN.",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog.rows import Function
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.query.probe import load
 from changefeed.spark.failure import pack
 from grammar import nodes
@@ -51,7 +51,8 @@ def is_vectorized(reference: str, path: str) -> bool:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         raise ChangefeedError(
-            "CF1204", f"{reference} cannot be used: its import takes over {PROBE_SECONDS} s"
+            Code.INVALID_OPTION_VALUE,
+            f"{reference} cannot be used: its import takes over {PROBE_SECONDS} s",
         ) from None
     last = (done.stdout.strip().splitlines() or [""])[-1]
     try:
@@ -60,7 +61,7 @@ def is_vectorized(reference: str, path: str) -> bool:
         found = {"error": f"the import ended Python with status {done.returncode}"}
     if "error" in found:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"{reference} cannot be used: {found['error']}",
             hint="install the module where changefeed and Spark's workers run, or name its folder: "
             "AS 'module:function' PATH '/folder'.",
@@ -112,7 +113,7 @@ def _evaluation(
 
 def _unloadable(function: Function, failure: Exception) -> ChangefeedError:
     return ChangefeedError(
-        "CF4001",
+        Code.VALUE_NOT_ENCODABLE,
         f"Spark's workers cannot import {function.reference}, which is function {function.name}: "
         f"{type(failure).__name__}",
         hint="install the module on every machine where Spark's workers run, then RESUME.",
@@ -121,7 +122,7 @@ def _unloadable(function: Function, failure: Exception) -> ChangefeedError:
 
 def _raised(function: Function, failure: Exception) -> ChangefeedError:
     return ChangefeedError(
-        "CF4001",
+        Code.VALUE_NOT_ENCODABLE,
         f"function {function.name} ({function.reference}) raised {type(failure).__name__} on a row",
         hint="mend the function or the row at the source, start the node again and RESUME.",
     )
@@ -145,7 +146,7 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
         given = each.children().size()
         if function is not None and given != len(function.arguments):
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"function {function.name} takes {len(function.arguments)} arguments, not {given}",
                 hint=f"it is {function.signature}.",
             )

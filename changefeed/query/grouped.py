@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog.rows import Function
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.compile import (
     EMPTY,
@@ -172,14 +172,14 @@ class _GroupedCompiler(QueryCompiler):
         names = [name.lower() for name, _ in found.columns[:-1]]
         if len(names) != len(self._sql.items):
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "an expression of the SELECT makes several columns, which CDC queries do not have",
                 hint="name the fields you want.",
             )
         for i, name in enumerate(names):
             if name in names[:i] or self._unnamed(i, found.columns[i][0]):
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"the SELECT has two columns {name}"
                     if name in names[:i]
                     else "an expression of the SELECT has no name",
@@ -200,7 +200,7 @@ class _GroupedCompiler(QueryCompiler):
                 window = _named(group, WINDOW)
                 wanted = f"{WINDOW}.start" if window else text
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"the query groups by {text}, which the SELECT leaves out",
                     detail="rows of the result are known by what they are grouped by",
                     hint=f"add {wanted} AS name to the SELECT.",

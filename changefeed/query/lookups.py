@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
 from grammar import nodes
 
@@ -63,7 +63,9 @@ def described(engine: SparkEngine, join: nodes.LookupJoin) -> tuple[LookupField,
             cannot read it, CF4002, CF4003 of Spark.
     """
     if any("@" in part.partition("://")[2].partition("/")[0] for part in join.parts):
-        raise _of_join("CF1303", "the path of a look-up table cannot have a password", join)
+        raise _of_join(
+            Code.NOT_SUPPORTED, "the path of a look-up table cannot have a password", join
+        )
     with _frame(engine, join.parts, join) as frame:
         return _fields(frame)
 
@@ -94,9 +96,11 @@ def _frame(
         except AnalysisException as failure:
             condition = failure.getCondition() or ""
             if condition.startswith(_NOT_THERE):
-                raise _of_join("CF4004", f"look-up table {name} does not exist", join) from failure
+                raise _of_join(
+                    Code.LOOKUP_NOT_USABLE, f"look-up table {name} does not exist", join
+                ) from failure
             raise _of_join(
-                "CF4004", f"Spark cannot read look-up table {name}: {condition}", join
+                Code.LOOKUP_NOT_USABLE, f"Spark cannot read look-up table {name}: {condition}", join
             ) from failure
         yield frame
 
@@ -138,7 +142,7 @@ class LookupRows:
             count = len(np.unique(sorted_keys[1:][again]))
             names = ", ".join(name for _, name in lookup.keys)
             raise ChangefeedError(
-                "CF4004",
+                Code.LOOKUP_NOT_USABLE,
                 f"look-up table {lookup.shown} has {count} "
                 f"{'key' if count == 1 else 'keys'} with several rows: {names} must be unique",
             )
@@ -198,7 +202,7 @@ def read_lookup(engine: SparkEngine, lookup: LookupTable) -> LookupRows:
             if there.get(name) != kind:
                 now = f"is {there[name]}" if name in there else "is not there"
                 raise ChangefeedError(
-                    "CF4004",
+                    Code.LOOKUP_NOT_USABLE,
                     f"column {name} of look-up table {lookup.shown} was {kind} and {now} now",
                     hint="restore the column, or make the feed again.",
                 )
@@ -206,7 +210,7 @@ def read_lookup(engine: SparkEngine, lookup: LookupTable) -> LookupRows:
         table = frame.select(*columns).limit(LOOKUP_ROWS + 1).toArrow()
     if table.num_rows > LOOKUP_ROWS:
         raise ChangefeedError(
-            "CF4004",
+            Code.LOOKUP_NOT_USABLE,
             f"look-up table {lookup.shown} has more than {LOOKUP_ROWS:,} rows",
             hint="a look-up is held in memory: join large tables at the source or behind the sink.",
         )

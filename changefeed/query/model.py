@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from changefeed.catalog.rows import Function
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import QueryShape
 
@@ -163,7 +163,7 @@ def no_images(compiled: CompiledQuery) -> ChangefeedError:
     """``cdc_prev`` of a table that does not log its old rows."""
     table = compiled.source.table
     return ChangefeedError(
-        "CF2003",
+        Code.SOURCE_NOT_SET_UP,
         "cdc_prev needs the old values of all columns, and table "
         f"{table.schema}.{table.name} logs only its key",
         hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source.",

@@ -26,7 +26,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, Form
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.typed_values import printed, single_floats, typed_values
@@ -82,7 +82,8 @@ def input_values(column: Column, values: pa.Array) -> pa.Array:
         return typed_values(kind, values, column.name).cast(wanted)
     except pa.ArrowInvalid as cause:
         raise ChangefeedError(
-            "CF4001", f"a value of column {column.name} has no place in Spark's type {wanted}"
+            Code.VALUE_NOT_ENCODABLE,
+            f"a value of column {column.name} has no place in Spark's type {wanted}",
         ) from cause
 
 

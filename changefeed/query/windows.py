@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options.types import parse_nanos
 from grammar import nodes
 from grammar.select import Lexeme, lexemes_of
@@ -66,14 +66,16 @@ def window_length(query: nodes.Query) -> int | None:
     }
     if len(found) != 1:
         what = "by one window of the commit time" if not found else "by one window only"
-        raise ChangefeedError("CF1303", f"a CDC query groups {what}", hint=HINT)
+        raise ChangefeedError(Code.NOT_SUPPORTED, f"a CDC query groups {what}", hint=HINT)
     (text,) = found
     try:
         length = parse_nanos(text)
     except ValueError as cause:
-        raise ChangefeedError("CF1303", f"a window cannot last '{text}'", hint=HINT) from cause
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED, f"a window cannot last '{text}'", hint=HINT
+        ) from cause
     if not SHORTEST <= length <= LONGEST or length % 1_000:
-        raise ChangefeedError("CF1303", f"a window cannot last '{text}'", hint=HINT)
+        raise ChangefeedError(Code.NOT_SUPPORTED, f"a window cannot last '{text}'", hint=HINT)
     return length
 
 

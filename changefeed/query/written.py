@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from changefeed.core.errors import ChangefeedError, Span
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.query.windows import CALL_LENGTH, WINDOW, is_window
 from grammar import nodes
@@ -132,14 +132,14 @@ class BatchSql:
     def _expanded(self, tokens: list[tuple[Lexeme, nodes.Span | None]]) -> Iterator[Item]:
         texts = [token.text for token, _ in tokens]
         if not texts:
-            raise ChangefeedError("CF1001", "an expression of the SELECT is empty")
+            raise ChangefeedError(Code.SYNTAX_ERROR, "an expression of the SELECT is empty")
         if texts[-1] != "*" or len(texts) not in (1, 3):
             yield Item(tuple(tokens))
             return
         if len(texts) == 3 and unquoted(texts[0]) not in (self.alias, self.schema.table.name):
             span = tokens[0][1]
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"{texts[0]}.* is not supported by CDC queries",
                 hint="name the fields you want.",
                 span=None if span is None else Span(span.start, tokens[-1][1].end),  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import LOGICAL_DIGITS, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.plan import MessagePlan
@@ -71,7 +71,7 @@ def change_schema(schema: TableSchema) -> pa.Schema:
     for column in schema.columns:
         if column.name.lower() in taken:
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"column {column.name} of {schema.table} has a name that readers use themselves",
                 hint="name the other columns in the statement: FOR TABLE t (a, b).",
             )
@@ -235,7 +235,7 @@ def _fitted(values: pa.Array, column: Column, wanted: Column, target: pa.DataTyp
         return made.cast(target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as cause:
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"a value of column {wanted.name} was a {column.type_name} once and does not fit the "
             f"type it has now, {wanted.type_name}",
         ) from cause
@@ -254,7 +254,7 @@ def _typed(kind: ParametricKind, values: pa.Array, column: Column) -> pa.Array:
         return single_floats(values, column.name)
     if kind.kind is Kind.DECIMAL and not_numbers(values) is not None:
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column.name} is NaN or infinite, which no decimal is",
         )
     return typed_values(kind, values, column.name)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.row_parts import put_part
 from changefeed.core.schema import TableSchema
@@ -104,7 +104,7 @@ class RangeCopies:
         except _FAILED as failure:
             # Texts of the store's client may name keys.
             raise ChangefeedError(
-                "CF4002",
+                Code.SPARK_FAILED,
                 f"rows cannot be staged in {self._store.shown}: {type(failure).__name__}",
                 hint="check the address and the rights of the staging place.",
             ) from None
@@ -148,7 +148,7 @@ def _store(url: str, clock: Clock) -> _Store:
     place = staging_place(url)
     if place.root.startswith("hdfs:"):
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             "rows of a reader are staged in S3 or in a directory, not in HDFS",
             hint="Python has no client of HDFS without Hadoop's native library.",
         )

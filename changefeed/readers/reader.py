@@ -18,7 +18,7 @@ from urllib.parse import quote
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.readers.table_log import OnTruncate, Range, Selection, Span, TableLog
@@ -94,7 +94,7 @@ class Reader:
     def _create(self, table: str, start: Start) -> None:
         if not table:
             raise ChangefeedError(
-                "CF1101",
+                Code.NAME_UNKNOWN,
                 f'there is no reader "{self.name}"',
                 hint="name its table, and it is made.",
             )
@@ -115,7 +115,7 @@ class Reader:
         found = self.progress().table
         if table and table_name(table) != found:
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f'reader "{self.name}" reads {found}, not {table}',
                 hint="give each table a reader of its own.",
             )
@@ -132,10 +132,10 @@ class Reader:
         """
         job = self.catalog.find_job(self.name)
         if job is None or job.wanted is DesiredStatus.DROPPED or job.status is Status.DROPPED:
-            raise ChangefeedError("CF1101", f'reader "{self.name}" was dropped')
+            raise ChangefeedError(Code.NAME_UNKNOWN, f'reader "{self.name}" was dropped')
         if job.status is Status.FAILED:
             raise ChangefeedError(
-                job.error_code or "CF9001",
+                job.error_code or Code.INTERNAL_ERROR,
                 f'reader "{self.name}" has failed: {job.error or job.reason}',
                 hint=job.hint or "",
             )
@@ -149,10 +149,12 @@ class Reader:
         """
         tables = self.catalog.tables(self.job().id)
         if len(tables) != 1:
-            raise ChangefeedError("CF1303", f'changefeed "{self.name}" has {len(tables)} tables')
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED, f'changefeed "{self.name}" has {len(tables)} tables'
+            )
         if tables[0].state is TableState.FAILED:
             raise ChangefeedError(
-                tables[0].error_code or "CF9001",
+                tables[0].error_code or Code.INTERNAL_ERROR,
                 f'reader "{self.name}" has failed: {tables[0].error}',
             )
         return tables[0]
@@ -168,7 +170,7 @@ class Reader:
             sink = open_sink(self.catalog.resolve_uri(uri)) if uri else None
             if sink is None or not sink.capabilities.pulled:
                 raise ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f'changefeed "{self.name}" is no reader: it delivers to a sink',
                     hint="choose another name for the reader.",
                 )
@@ -206,7 +208,7 @@ class Reader:
         scan, committed = self.sink().scanned(), self.place().committed
         if scan is not None and committed is not None and committed < scan.at:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f'the table of reader "{self.name}" was scanned again at {scan.at}',
                 hint="make another reader: changes before that may be missing in this one.",
             )
@@ -286,7 +288,7 @@ class Reader:
             return self.log().span(self.resting(after), upto, schema)
         begun = self.begun()
         if begun is None:
-            raise ChangefeedError("CF1301", f'reader "{self.name}" has not begun yet')
+            raise ChangefeedError(Code.WRONG_JOB_STATE, f'reader "{self.name}" has not begun yet')
         scan = self.sink().scanned()
         span = self.log().span(begun, upto, schema)
         if scan is None:
@@ -354,7 +356,7 @@ def table_name(text: str) -> TableName:
     names = [p[1:-1].replace('""', '"') if p.startswith('"') else p.strip() for p in parts]
     if ".".join(parts) != text or len(names) != 3 or not all(names):
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"{text!r} does not name a table of a source",
             hint="write connection.schema.table, for example shop.public.orders.",
         )
@@ -371,7 +373,7 @@ def moment(text: str, option: str) -> Timestamp:
         return Timestamp.from_datetime(dt.datetime.fromisoformat(text))
     except ValueError as cause:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"option {option}: {text!r} is no time",
             hint="write it as 2026-11-22T21:00:00Z.",
         ) from cause
@@ -387,7 +389,7 @@ def version(text: str, option: str) -> Timestamp:
         return Timestamp.parse(text)
     except ValueError as cause:
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"option {option}: {text!r} is no commit version",
             hint="take one from _commit_version, for example 1536242855577149065.0000000000.",
         ) from cause

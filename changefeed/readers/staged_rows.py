@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.row_parts import parts_of
 from changefeed.core.schema import TableSchema
 
@@ -85,11 +85,11 @@ def _content(location: str) -> pa.Buffer:
 
 def _gone(why: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF3002",
+        Code.POSITION_TOO_OLD,
         f"staged rows of a reader cannot be read any more: {why}",
         hint="run the query again: its rows are staged anew. They are kept for a day.",
     )
 
 
 def _unread(why: str) -> ChangefeedError:
-    return ChangefeedError("CF3001", f"staged rows of a reader cannot be read: {why}")
+    return ChangefeedError(Code.LOG_DAMAGED, f"staged rows of a reader cannot be read: {why}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
@@ -124,7 +124,7 @@ class Range:
                 file = pa.memory_map(name)
             except FileNotFoundError as cause:
                 raise ChangefeedError(
-                    "CF3002",
+                    Code.POSITION_TOO_OLD,
                     "the reader's initial scan no longer exists",
                     detail=name,
                     hint="make another reader, which begins with a scan of the table.",
@@ -176,7 +176,7 @@ class Range:
             yield ChangeRows(self.schema or plan.schema).truncated(at)
         elif self.on_truncate is OnTruncate.ERROR:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"{version.table} was truncated at {at}, which no change of a row can say",
                 hint="the option truncate = 'row' gives a row with _change_type 'truncate', "
                 "'skip' leaves it out.",
@@ -185,7 +185,7 @@ class Range:
 
 def _unseen(message: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF3001",
+        Code.LOG_DAMAGED,
         message,
         hint="let executors see the node's files, as the node's user, or name a place that both "
         "reach with the option staging.",

@@ -18,7 +18,7 @@ import struct
 import threading
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 
 _HELLO = struct.Struct(">16si")
@@ -183,4 +183,4 @@ class WorkerAdmission:
 
 
 def _over() -> ChangefeedError:
-    return ChangefeedError("CF2201", "the scan is over: no one waits for these rows")
+    return ChangefeedError(Code.SCAN_INTERRUPTED, "the scan is over: no one waits for these rows")

@@ -451,7 +451,7 @@ class Source(ABC):
             ChangefeedError: CF1303 the offset is none of this kind of source, or the log cannot
                 be taken over from there.
         """
-        raise ChangefeedError("CF1303", f"source {self.name} takes over no connector")
+        raise ChangefeedError(Code.NOT_SUPPORTED, f"source {self.name} takes over no connector")
 
     def messages(self) -> TableSchema:
         """What its logical messages look like as rows of a table, version 0: with the columns of
@@ -463,7 +463,7 @@ class Source(ABC):
             ChangefeedError: CF1303 this source has none.
         """
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             f"source {self.name} has no logical messages",
             hint="make a table for them (an outbox), insert into it, and watch that table.",
         )
@@ -484,4 +484,4 @@ class Source(ABC):
             ChangefeedError: CF1101 there is none of that name, CF1303 its rows cannot be told
                 from those of others, or no partition can be watched at this source.
         """
-        raise ChangefeedError("CF1303", f"source {self.name} has no partitions to watch")
+        raise ChangefeedError(Code.NOT_SUPPORTED, f"source {self.name} has no partitions to watch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 
 def demand_streaming(offset: Mapping[str, Any], *ended_by: str) -> None:
@@ -19,7 +19,7 @@ def demand_streaming(offset: Mapping[str, Any], *ended_by: str) -> None:
     """
     if offset.get("snapshot") and not any(offset.get(name) for name in ended_by):
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "the connector stopped within its snapshot: its offset does not tell what it read",
             hint="leave cursor out: the feed reads the tables itself.",
         )

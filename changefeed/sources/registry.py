@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Source
 
 #: Entry points of other packages: ``scheme = "module:Class"``.
@@ -47,7 +47,7 @@ def open_source(name: str, uri: str) -> Source:
     scheme, separator, rest = uri.partition("://")
     if not separator or not scheme:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"no scheme found for the URI of connection {name!r}",
             hint=f"write it as scheme://user:password@host/database; schemes: {_listed()}",
         )
@@ -76,14 +76,14 @@ def _unknown(name: str, scheme: str) -> ChangefeedError:
     shown = scheme if len(scheme) <= 20 and "@" not in scheme else "?"
     if scheme.lower() in NOT_READ:
         return ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"connection {name!r} cannot be a source: {scheme.lower()} is not read",
             hint="docs/source-debezium.md says which databases are, and why this one is not.",
         )
     close = difflib.get_close_matches(scheme.lower(), schemes(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return ChangefeedError(
-        "CF1201",
+        Code.INVALID_URI,
         f"connection {name!r} cannot be a source: unknown scheme {shown!r}",
         hint=f"{hint}sources are: {_listed()}",
     )

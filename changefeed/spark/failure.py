@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 
@@ -55,16 +55,16 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     """
     if jvm_died:
         return ChangefeedError(
-            "CF4002", "the JVM of Spark ended", hint="it is started again by itself."
+            Code.SPARK_FAILED, "the JVM of Spark ended", hint="it is started again by itself."
         )
     text = str(failure)
     packed = unpack(text)
     if packed is not None:
         return packed
     if "cancelled part of cancelled job group" in text:
-        return ChangefeedError("CF4002", "the Spark job was cancelled")
+        return ChangefeedError(Code.SPARK_FAILED, "the Spark job was cancelled")
     return ChangefeedError(
-        "CF4002",
+        Code.SPARK_FAILED,
         f"Spark failed: {_kind(failure)}",
         hint="spark.log in the state directory has the details.",
     )

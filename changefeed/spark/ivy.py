@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.java import Java, find_java
 from changefeed.spark.jvm import spark_jars
 
@@ -59,7 +59,9 @@ def _dependency(group: str, name: str, version: str) -> str:
 
 
 def _failed(reason: str) -> ChangefeedError:
-    return ChangefeedError("CF4003", "jars for Spark could not be downloaded", detail=reason)
+    return ChangefeedError(
+        Code.SPARK_NOT_AVAILABLE, "jars for Spark could not be downloaded", detail=reason
+    )
 
 
 def _reason(output: str) -> str:
@@ -77,7 +79,9 @@ def ivy_jar() -> Path:
     """
     found = next(spark_jars().glob("ivy-*.jar"), None)
     if found is None:
-        raise ChangefeedError("CF4003", "the installed pyspark has no Ivy to download jars with")
+        raise ChangefeedError(
+            Code.SPARK_NOT_AVAILABLE, "the installed pyspark has no Ivy to download jars with"
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 #: Java versions Spark 4.1 runs on; 17 and 21 are the ones with long support.
 SUPPORTED = range(17, 24)
@@ -60,7 +60,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
             return Java(executable, major, found_by)
         rejected.append(f"{found_by}: Java {major or 'of unknown version'}")
     raise ChangefeedError(
-        "CF4003",
+        Code.SPARK_NOT_AVAILABLE,
         "Spark needs Java 17 or 21 and found none",
         detail=f"found {', '.join(rejected)}" if rejected else "found no Java at all",
         hint=INSTALL_HINT,

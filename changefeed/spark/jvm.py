@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.java import Java
 
 #: What Spark reaches into (org.apache.spark.launcher.JavaModuleOptions), without
@@ -193,12 +193,12 @@ def _wait_for_gateway(jvm: Jvm, launch: Launch, answer: Path) -> Gateway:
             return _parse_answer(answer.read_bytes())
         if jvm.wait(0.02):
             raise ChangefeedError(
-                "CF4002",
+                Code.SPARK_FAILED,
                 "the JVM of Spark ended while it started",
                 detail=f"exit code {jvm.exit_code}, log {launch.log}",
             )
     raise ChangefeedError(
-        "CF4002",
+        Code.SPARK_FAILED,
         f"the JVM of Spark did not answer within {launch.timeout:.0f} s",
         detail=f"log {launch.log}",
     )
@@ -256,12 +256,14 @@ def spark_jars() -> Path:
         import pyspark
     except ImportError as cause:
         raise ChangefeedError(
-            "CF4003", "pyspark is not installed", hint="pip install 'pyspark==4.1.*'"
+            Code.SPARK_NOT_AVAILABLE,
+            "pyspark is not installed",
+            hint="pip install 'pyspark==4.1.*'",
         ) from cause
     jars = Path(pyspark.__file__).parent / "jars"
     if not jars.is_dir():
         raise ChangefeedError(
-            "CF4003",
+            Code.SPARK_NOT_AVAILABLE,
             "the installed pyspark has no jars",
             hint="pyspark-client alone is not enough: pip install 'pyspark==4.1.*'",
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.ivy import download
 
 #: Names the folder of the jars.
@@ -106,7 +106,7 @@ def pack(name: str) -> Pack:
     """
     found = packs().get(name)
     if found is None:
-        raise ChangefeedError("CF4003", f"there is no jar pack {name!r} for Spark")
+        raise ChangefeedError(Code.SPARK_NOT_AVAILABLE, f"there is no jar pack {name!r} for Spark")
     return found
 
 
@@ -197,7 +197,9 @@ def _accept(downloaded: Path, jar: Jar, folder: Path) -> None:
     with downloaded.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != jar.digest:
-        raise ChangefeedError("CF4003", f"{jar.file_name} was downloaded but has another digest")
+        raise ChangefeedError(
+            Code.SPARK_NOT_AVAILABLE, f"{jar.file_name} was downloaded but has another digest"
+        )
     os.replace(downloaded, folder / jar.file_name)
 
 
@@ -205,7 +207,7 @@ def _unavailable(wanted: Sequence[Pack], folder: Path, reason: str) -> Changefee
     missing = _missing(wanted, folder)
     files = ", ".join(f"{jar.file_name} ({jar.group})" for jar in missing)
     return ChangefeedError(
-        "CF4003",
+        Code.SPARK_NOT_AVAILABLE,
         f"Spark needs jars it does not have: {', '.join(its.name for its in wanted)}",
         detail=reason,
         hint=f"without a network, put these files of Maven's central repository into {folder}: "

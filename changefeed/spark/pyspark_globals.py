@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.jvm import Gateway, Jvm
 
@@ -106,7 +106,7 @@ class Globals:
         with self._lock:
             if self._owner not in (None, life):
                 raise ChangefeedError(
-                    "CF4002",
+                    Code.SPARK_FAILED,
                     "Spark runs in this process already",
                     hint="close the other engine first, or give it to both",
                 )

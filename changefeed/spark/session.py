@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from changefeed.core.engines import EngineOption, SparkState
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
@@ -77,7 +77,9 @@ class SparkEngine:
         staging: str | None = None,
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
-            raise ChangefeedError("CF1204", f"invalid size of Spark's heap: {heap!r}")
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE, f"invalid size of Spark's heap: {heap!r}"
+            )
         self.cores = count_cores(master)
         self.master = master or f"local[{self.cores}]"
         self.heap = heap or default_heap()
@@ -218,7 +220,7 @@ class SparkEngine:
         try:
             return life.session.result(timeout)
         except TimeoutError as cause:
-            raise ChangefeedError("CF1304", "Spark did not start in time") from cause
+            raise ChangefeedError(Code.TIMED_OUT, "Spark did not start in time") from cause
 
     def require(self, *packs: str) -> None:
         """Have the session with these jar packs; waits for it.
@@ -322,7 +324,7 @@ class SparkEngine:
     def _alive(self, good: Callable[[JvmSession], bool]) -> JvmSession:
         with self._lock:
             if self._closed:
-                raise ChangefeedError("CF4002", "Spark was stopped")
+                raise ChangefeedError(Code.SPARK_FAILED, "Spark was stopped")
             if self._life is not None and good(self._life):
                 return self._life
             old, self._life = self._life, JvmSession(self._spec())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from changefeed.core.engines import EngineOption
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 __all__ = ["EngineOption", "SparkSettings", "check_staging", "parse_property"]
 
@@ -51,7 +51,7 @@ def parse_property(text: str) -> tuple[str, str]:
     name = name.strip()
     if not equals or not name.startswith("spark."):
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             f"invalid Spark property {name!r}",
             hint="write it as spark-submit does: --conf spark.executor.memory=4g",
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 
 #: Our packages that run in executors.
@@ -83,7 +83,7 @@ def ship_python(
         return PythonArchives(_libraries(cache, clock), code)
     except OSError as cause:
         raise ChangefeedError(
-            "CF4003",
+            Code.SPARK_NOT_AVAILABLE,
             f"the Python packages for Spark's executors cannot be packed: {cause.strerror}",
             hint=f"make room for 200 MB in {cache}, or install changefeed on the executors and "
             "name the interpreter: --conf spark.pyspark.python=/opt/changefeed/bin/python.",

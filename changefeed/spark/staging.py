@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.staging_place import StagingPlace
 
@@ -140,7 +140,7 @@ class StagingArea:
         except Exception as failure:
             kind = _java_kind(failure)
             raise ChangefeedError(
-                "CF4002",
+                Code.SPARK_FAILED,
                 f"rows cannot be staged in {self._place.root}: {kind}",
                 hint="check the address and the rights of the staging place; spark.log in the "
                 "state directory has the details.",

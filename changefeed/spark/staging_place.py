@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 _S3 = ("s3", "s3a")
 #: Parameters of the URL, as those of a file sink, and what Hadoop calls them for one bucket.
@@ -57,12 +57,12 @@ def staging_place(url: str) -> StagingPlace:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ChangefeedError("CF1201", "the staging place is no URL", hint=_HINT) from None
+        raise ChangefeedError(Code.INVALID_URI, "the staging place is no URL", hint=_HINT) from None
     if parts.scheme not in (*_S3, "hdfs") or not parts.hostname or parts.fragment:
-        raise ChangefeedError("CF1201", "the staging place cannot be used", hint=_HINT)
+        raise ChangefeedError(Code.INVALID_URI, "the staging place cannot be used", hint=_HINT)
     if "@" in parts.netloc:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "the staging place has no user in its address",
             hint="keys of S3 are the parameters AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; HDFS "
             "takes the node's user, or HADOOP_USER_NAME of its environment.",
@@ -74,7 +74,7 @@ def staging_place(url: str) -> StagingPlace:
         return StagingPlace(f"hdfs://{parts.netloc}{path}", dict(_HDFS))
     _only(given, tuple(_PARAMETERS))
     if port is not None or not _BUCKET.match(parts.netloc):
-        raise ChangefeedError("CF1201", "the staging place names no bucket", hint=_HINT)
+        raise ChangefeedError(Code.INVALID_URI, "the staging place names no bucket", hint=_HINT)
     return StagingPlace(
         f"s3a://{parts.netloc}{path}", _of_bucket(parts.netloc, given), ("hadoop-aws",), given
     )
@@ -84,7 +84,7 @@ def _only(given: Mapping[str, str], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             raise ChangefeedError(
-                "CF1202",
+                Code.UNKNOWN_PARAMETER,
                 f"the staging place has no parameter {name}",
                 hint=f"known: {', '.join(known)}" if known else "leave it out.",
             )

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
@@ -87,7 +87,7 @@ class ChangeBatchReader(DataSourceReader):
             after = begin
         elif settings.after < begin:
             raise ChangefeedError(
-                "CF3002",
+                Code.POSITION_TOO_OLD,
                 f"the change log has {part.log.selection.table} above {begin} only",
                 detail=f"changes above {settings.after} were asked for",
                 hint="startingVersion 'earliest' reads what there is; a reader begins with a scan.",
@@ -106,7 +106,7 @@ class ChangeBatchReader(DataSourceReader):
             place = reader.place().committed
             if frontier is None or (place is None and reader.begun() is None):
                 raise ChangefeedError(
-                    "CF1301",
+                    Code.WRONG_JOB_STATE,
                     f'reader "{settings.reader}" has not begun: its initial scan is not done',
                     hint="a node has to run; SHOW CHANGEFEEDS shows how far it is.",
                 )
@@ -145,7 +145,7 @@ def check_shapes(span: Span, shape: TableSchema, policy: OnSchemaChange) -> None
         lost = lost_columns(version, shape) if version.version > shape.version else []
         if lost:
             raise ChangefeedError(
-                "CF1302",
+                Code.TARGET_NOT_WATCHABLE,
                 f"{shape.table} has changed since the query began: {', '.join(lost)}",
                 hint="start the query again: it goes on with the new columns. The option "
                 "schemaChange = 'ignore' leaves new columns out instead.",

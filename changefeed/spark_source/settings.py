@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import redact
 from changefeed.readers.reader import Start, moment, version
 from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
@@ -96,7 +96,7 @@ def settings_of(options: Mapping[str, str]) -> Settings:
     table, reader = given.get("table", ""), given.get("reader", "")
     if not table and not reader:
         raise ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "neither the option table nor the option reader is given",
             hint="for example .option('table', 'shop.public.orders').",
         )
@@ -104,7 +104,8 @@ def settings_of(options: Mapping[str, str]) -> Settings:
     scan = _flag(given, "initialScan", default=not starting)
     if scan and starting:
         raise ChangefeedError(
-            "CF1205", f"initialScan and {starting} contradict each other: give one of them"
+            Code.OPTIONS_CONTRADICT,
+            f"initialScan and {starting} contradict each other: give one of them",
         )
     return Settings(
         state=state,
@@ -131,7 +132,7 @@ def _of_variable(given: Mapping[str, str], option: str) -> tuple[str, bool]:
     text = os.environ.get(name, "")
     if not text:
         raise ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             f"option {option}: the driver has no environment variable {name}",
             hint="set it before Spark starts.",
         )
@@ -140,7 +141,7 @@ def _of_variable(given: Mapping[str, str], option: str) -> tuple[str, bool]:
 
 def _shown(option: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF1205",
+        Code.OPTIONS_CONTRADICT,
         f"option {option}: a URL with a password would show in Spark's plans",
         hint="put the URL into an environment variable of the driver and give 'env:NAME' as the "
         "option.",
@@ -164,7 +165,7 @@ def _state(given: Mapping[str, str]) -> str:
         return text
     if not text:
         raise ChangefeedError(
-            "CF1205",
+            Code.OPTIONS_CONTRADICT,
             "the option state is missing",
             hint="name the state's directory or URL, as changefeed --state has it.",
         )
@@ -182,7 +183,7 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
         if usual is None:
             near = difflib.get_close_matches(name.lower(), spelling, n=1)
             raise ChangefeedError(
-                "CF1203",
+                Code.UNKNOWN_OPTION,
                 f"the format changefeed has no option {name}",
                 hint=f"did you mean {spelling[near[0]]}?" if near else f"known: {', '.join(KNOWN)}",
             )
@@ -194,7 +195,8 @@ def _starting(given: Mapping[str, str]) -> tuple[str, Timestamp | None]:
     """The option that says where to begin, and above what."""
     if "startingVersion" in given and "startingTimestamp" in given:
         raise ChangefeedError(
-            "CF1205", "startingVersion and startingTimestamp contradict each other: give one"
+            Code.OPTIONS_CONTRADICT,
+            "startingVersion and startingTimestamp contradict each other: give one",
         )
     if "startingTimestamp" in given:
         at = moment(given["startingTimestamp"], "startingTimestamp")
@@ -210,7 +212,8 @@ def _starting(given: Mapping[str, str]) -> tuple[str, Timestamp | None]:
 def _ending(given: Mapping[str, str]) -> Timestamp | None:
     if "endingVersion" in given and "endingTimestamp" in given:
         raise ChangefeedError(
-            "CF1205", "endingVersion and endingTimestamp contradict each other: give one"
+            Code.OPTIONS_CONTRADICT,
+            "endingVersion and endingTimestamp contradict each other: give one",
         )
     if "endingVersion" in given:
         return version(given["endingVersion"], "endingVersion")
@@ -224,7 +227,9 @@ def _ending(given: Mapping[str, str]) -> Timestamp | None:
 def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     text = given.get(name, str(default)).lower()
     if text not in ("true", "false"):
-        raise ChangefeedError("CF1204", f"option {name}: {given[name]!r} is not true or false")
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"option {name}: {given[name]!r} is not true or false"
+        )
     return text == "true"
 
 
@@ -233,7 +238,9 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) == 0:
-        raise ChangefeedError("CF1204", f"option {name}: {text!r} is no number of rows")
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"option {name}: {text!r} is no number of rows"
+        )
     return int(text)
 
 
@@ -244,6 +251,6 @@ def _choice(given: Mapping[str, str], name: str, kind: type[C]) -> C:
         if value == text:
             return value
     raise ChangefeedError(
-        "CF1204",
+        Code.INVALID_OPTION_VALUE,
         f"option {name}: {given[name]!r} is none of {', '.join(known)}",
     )

@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from changefeed.catalog import Catalog
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.readers.changes import change_schema
@@ -59,21 +59,22 @@ class ChangefeedSource(DataSource):
         settings = self.settings
         if not settings.reader:
             raise ChangefeedError(
-                "CF1205",
+                Code.OPTIONS_CONTRADICT,
                 "a streaming query needs the option reader",
                 hint="choose a name: the change log is kept for the reader of that name, which "
                 "SHOW CHANGEFEEDS lists.",
             )
         if settings.upto is not None:
             raise ChangefeedError(
-                "CF1205", "a streaming query has no end: leave endingVersion and its like out"
+                Code.OPTIONS_CONTRADICT,
+                "a streaming query has no end: leave endingVersion and its like out",
             )
         return ChangeStreamReader(settings, self._planned())
 
     def _planned(self) -> TableSchema:
         if self._shape is None:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "the columns of the format changefeed are the table's",
                 hint="leave .schema(...) out.",
             )
@@ -109,7 +110,7 @@ def _log_part(settings: Settings) -> LogPart:
         catalog.close()
     if since is None:
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"the change log has no changes of {name}: no changefeed watches it",
             hint="give the option reader, and a reader is made that begins with a scan.",
         )

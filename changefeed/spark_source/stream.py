@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from changefeed.core.clock import Clock, SystemClock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
@@ -74,7 +74,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         place = self._reader.place()
         if place.committed is not None:
             raise ChangefeedError(
-                "CF1301",
+                Code.WRONG_JOB_STATE,
                 f'reader "{self._reader.name}" was read up to {place.committed}, and this query '
                 "has no checkpoint that says so",
                 hint="start it with the checkpoint it had, or give it another reader.",

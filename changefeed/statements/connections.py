@@ -45,7 +45,7 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
     users = [job.name for job in context.catalog.source_jobs(statement.name)]
     if users and scheme_of(old.uri) != scheme_of(statement.uri.text):
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             f'external connection "{statement.name}" is the source of {", ".join(users)}: '
             "it cannot become another kind",
             hint="CREATE another connection.",
@@ -139,7 +139,7 @@ def _source_name(statement: nodes.ShowTables, context: Context) -> str:
         )
     )
     what = "no source is selected, and there are several" if known else "there is no source yet"
-    raise ChangefeedError("CF1101", what, hint=hint)
+    raise ChangefeedError(Code.NAME_UNKNOWN, what, hint=hint)
 
 
 def _check_uri(uri: nodes.Literal) -> None:
@@ -153,7 +153,7 @@ def _check_uri(uri: nodes.Literal) -> None:
         return
     if not scheme or len(scheme) > 30:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "no scheme found for the URI of the connection",
             hint="write it as scheme://user:password@host/name.",
             span=span,
@@ -161,7 +161,7 @@ def _check_uri(uri: nodes.Literal) -> None:
     near = did_you_mean(scheme, known)
     hint = f'did you mean "{near}://"? ' if near else ""
     raise ChangefeedError(
-        "CF1201",
+        Code.INVALID_URI,
         f"no source and no sink has the scheme {scheme}",
         hint=f"{hint}known are: {', '.join(dict.fromkeys(known))}.",
         span=span,
@@ -206,7 +206,7 @@ def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
         moved = next((n for n in names if was(n) != will(n)), None)
         if moved is not None:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f'external connection "{name}" is the sink of {job.name}, whose topic '
                 f"{was(moved)} would become {will(moved)}: topics stay as they are",
                 hint="CREATE another connection, then ALTER CHANGEFEED "
@@ -221,7 +221,7 @@ def _existing(name: str, span: nodes.Span | None, context: Context) -> None:
         return
     near = did_you_mean(name, names)
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'external connection "{name}" does not exist',
         hint=f'did you mean "{near}"?' if near else "SHOW EXTERNAL CONNECTIONS lists them.",
         span=to_span(span),

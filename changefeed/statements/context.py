@@ -95,7 +95,7 @@ class NoHost:
             ChangefeedError: CF1303.
         """
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "a feed without INTO needs a node in this process",
             hint="run the statement in the changefeed shell, or give the feed a sink.",
         )
@@ -144,7 +144,7 @@ class NoHost:
 
 def _no_spark() -> ChangefeedError:
     return ChangefeedError(
-        "CF4003",
+        Code.SPARK_NOT_AVAILABLE,
         "a CDC query needs Spark in this process",
         hint="run the statement in the changefeed shell.",
     )
@@ -262,11 +262,13 @@ class Context:
         span = to_span(ref.span)
         if isinstance(key, int):
             message = f"could not load job with job id {key}"
-            return ChangefeedError("CF1101", message, hint="SHOW JOBS lists them.", span=span)
+            return ChangefeedError(
+                Code.NAME_UNKNOWN, message, hint="SHOW JOBS lists them.", span=span
+            )
         near = did_you_mean(key, [job.name for job in self.catalog.jobs()])
         hint = f'did you mean "{near}"?' if near else "SHOW CHANGEFEEDS lists them."
         message = f'changefeed "{key}" does not exist'
-        return ChangefeedError("CF1101", message, hint=hint, span=span)
+        return ChangefeedError(Code.NAME_UNKNOWN, message, hint=hint, span=span)
 
     def jobs(self, refs: Sequence[nodes.FeedRef]) -> list[Job]:
         """The feeds a statement names, each once; all of them when it names none."""

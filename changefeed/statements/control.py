@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from changefeed.catalog import DesiredStatus, Job, Status
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.statements.context import Context, Result
@@ -98,7 +98,7 @@ def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:
 
 def _wrong_state(job: Job, what: str, refs: tuple[nodes.FeedRef, ...]) -> ChangefeedError:
     return ChangefeedError(
-        "CF1301",
+        Code.WRONG_JOB_STATE,
         f'changefeed "{job.name}" is {job.status} and cannot be {what}',
         hint=_after(job),
         span=to_span(_span_of(job, refs)),
@@ -114,7 +114,7 @@ def _after(job: Job) -> str:
 
 def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> ChangefeedError:
     return ChangefeedError(
-        "CF1301",
+        Code.WRONG_JOB_STATE,
         # As SHOW CHANGEFEEDS calls it: a feed that no node runs is stopped.
         f'changefeed "{job.name}" is not paused: it is {context.health(job).status}',
         hint=f"SHOW CHANGEFEED {job.name} says more.",
@@ -156,7 +156,7 @@ def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
     if context.catalog.find_job(ref.name or "") is None:
         table = ".".join(statement.table.parts)
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"there is no CDC for {table}",
             hint="SHOW CHANGEFEEDS lists the feeds; DROP CHANGEFEED drops those of other names.",
             span=to_span(statement.table.span),

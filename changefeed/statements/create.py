@@ -139,7 +139,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
     if plan.start is not None:
         undo(job, context)
         raise ChangefeedError(
-            "CF1304",
+            Code.TIMED_OUT,
             late,
             detail="without an initial scan the feed would miss changes",
             hint="look at the source and try again.",
@@ -190,7 +190,7 @@ def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
         return create(nodes.CreateChangefeed((), known.name, if_not_exists=True), context)
     if known is not None:
         raise ChangefeedError(
-            "CF1102",
+            Code.NAME_TAKEN,
             f'changefeed "{known.name}" already exists',
             span=to_span(statement.name_span),
         )

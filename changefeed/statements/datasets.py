@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from changefeed.catalog import Connection
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.core.uri import sink_location
 from changefeed.dataset.config import local_folder
@@ -184,7 +184,7 @@ def _refuse_scan_only(own: DatasetOptions) -> None:
         only = option.name == "initial_scan" and value == "only"
         if only or (option.name == "initial_scan_only" and value in ("", "yes", "true")):
             raise ChangefeedError(
-                "CF1205",
+                Code.OPTIONS_CONTRADICT,
                 "a feed FOR DATASET goes on: its first rows are those of the first comparison",
                 hint=f"leave out initial_scan = {_ONLY}, and DROP the feed when you have the rows.",
                 span=to_span(option.span),
@@ -199,13 +199,13 @@ def _columns(
     found = next_extract(schedule, None, 0.0)
     if found is None:
         raise ChangefeedError(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             f"there is no extract yet to read the columns from: {schedule.location} has no files",
             hint="check the path, or name the columns: WITH columns = 'id bigint, name string'.",
         )
     if not own.header and own.form in (None, "csv"):
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             "CSV without a line of names needs the option columns",
             hint="write WITH columns = 'id bigint, name string'.",
         )
@@ -234,7 +234,7 @@ def _folder(own: DatasetOptions, name: str) -> Path | None:
     try:
         return local_folder(own.folders[name])
     except ValueError as error:
-        raise ChangefeedError("CF1204", f"option {name} must be {error}") from None
+        raise ChangefeedError(Code.INVALID_OPTION_VALUE, f"option {name} must be {error}") from None
 
 
 def _default_folder(name: str, context: Context) -> Path:
@@ -251,7 +251,7 @@ def _check_name(name: str, uri: str, statement: nodes.CreateDataset, context: Co
     if users or not is_definition(known.uri):
         used = f", which {', '.join(users)} uses" if users else ""
         raise ChangefeedError(
-            "CF1102",
+            Code.NAME_TAKEN,
             f'external connection "{name}" already exists{used}',
             hint="the dataset's connection has the name of its feed: give the feed another name.",
             span=to_span(statement.name_span),

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from changefeed.catalog import Function, Job
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.config import column_type
 from changefeed.options import to_span
 from changefeed.plan.targets import parse_targets
@@ -45,7 +45,7 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
     users = [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
     if users:
         raise ChangefeedError(
-            "CF1301",
+            Code.WRONG_JOB_STATE,
             f'function "{name}" is used by {", ".join(users)}',
             hint="DROP CHANGEFEED first.",
             span=span,
@@ -57,7 +57,7 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
         return Result("done", notices=[notice], tag="DROP FUNCTION")
     near = did_you_mean(name, [function.name for function in context.catalog.functions()])
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'function "{name}" does not exist',
         hint=f'did you mean "{near}"?' if near else "SHOW FUNCTIONS lists them.",
         span=span,
@@ -90,13 +90,13 @@ def _function(statement: nodes.CreateFunction, context: Context) -> Function:
     span = to_span(statement.reference.span)
     if statement.name in _OURS:
         raise ChangefeedError(
-            "CF1102",
+            Code.NAME_TAKEN,
             f"{statement.name}() is a function of CDC queries already",
             span=to_span(statement.name_span),
         )
     if not _REFERENCE.match(reference):
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             "a function is named as 'module:function'",
             hint="write AS 'package.module:function'.",
             span=span,
@@ -104,7 +104,7 @@ def _function(statement: nodes.CreateFunction, context: Context) -> Function:
     path = "" if statement.path is None else statement.path.text
     if path and not Path(path).is_absolute():
         raise ChangefeedError(
-            "CF1204",
+            Code.INVALID_OPTION_VALUE,
             "PATH is a folder from the root on",
             hint="write PATH '/opt/functions'.",
             span=to_span(statement.path.span if statement.path else None),

@@ -9,7 +9,7 @@ from functools import cmp_to_key
 from typing import Any
 
 from changefeed.catalog import Job, TableProgress
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration, parse_size
 from changefeed.statements import brief
@@ -136,7 +136,7 @@ def _place(column: str, columns: Sequence[str], span: nodes.Span | None) -> int:
         return columns.index(column)
     near = did_you_mean(column, columns)
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'column "{column}" does not exist',
         hint=f'did you mean "{near}"?' if near else f"columns are: {', '.join(columns)}.",
         span=to_span(span),
@@ -197,7 +197,9 @@ def _typed(text: str, cell: Cell, column: str, span: nodes.Span | None) -> Cell:
     except ValueError:
         pass  # said below, in one way for all
     raise ChangefeedError(
-        "CF1204", f"{column} is a number: '{text}' cannot be compared with it", span=to_span(span)
+        Code.INVALID_OPTION_VALUE,
+        f"{column} is a number: '{text}' cannot be compared with it",
+        span=to_span(span),
     )
 
 

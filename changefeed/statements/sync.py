@@ -7,7 +7,7 @@ from math import inf
 
 from changefeed.catalog import Job, Status, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, next_extract
@@ -188,11 +188,14 @@ class _SyncWait:
             if not hint and job.status in (Status.PAUSED, Status.FAILED):
                 hint = f"RESUME CHANGEFEED {job.name} lets it go on."
             raise ChangefeedError(
-                "CF1301", f'changefeed "{job.name}" is {job.status}{why}', hint=hint, span=span
+                Code.WRONG_JOB_STATE,
+                f'changefeed "{job.name}" is {job.status}{why}',
+                hint=hint,
+                span=span,
             )
         if not self.context.host.node_running():
             raise ChangefeedError(
-                "CF1301",
+                Code.WRONG_JOB_STATE,
                 f'no node runs changefeed "{job.name}"',
                 hint="changefeed start runs one.",
                 span=span,
@@ -204,7 +207,7 @@ class _SyncWait:
         state = shown.status + (f", {shown.lag} behind" if shown.lag is not None else "")
         error = self.context.catalog.source_state(job.source).error
         return ChangefeedError(
-            "CF1304",
+            Code.TIMED_OUT,
             f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
             f"it is {state}",
             detail=job.error or error or job.reason,
@@ -222,10 +225,12 @@ def _timeout(statement: nodes.Sync) -> float:
         seconds = parse_duration(statement.timeout.text)
     except ValueError as error:
         raise ChangefeedError(
-            "CF1204", f"TIMEOUT: {error}", hint="write it as '5m'.", span=span
+            Code.INVALID_OPTION_VALUE, f"TIMEOUT: {error}", hint="write it as '5m'.", span=span
         ) from None
     if seconds <= 0:
-        raise ChangefeedError("CF1204", "TIMEOUT must be greater than 0", span=span)
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, "TIMEOUT must be greater than 0", span=span
+        )
     return seconds
 
 
@@ -235,7 +240,7 @@ def _refuse_failed_tables(job: Job, context: Context, statement: nodes.Sync) -> 
     if failed:
         table = failed[0]
         raise ChangefeedError(
-            "CF1301",
+            Code.WRONG_JOB_STATE,
             f'{len(failed)} of the tables of changefeed "{job.name}" failed: '
             f"{table.table.schema}.{table.table.name}: {table.error}",
             hint=f"SHOW CHANGEFEED {job.name} TABLES lists them; RESUME tries them again.",

@@ -102,7 +102,7 @@ def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TablePr
     written = ".".join(parts)
     names = ", ".join(_name(t) for t in (found or tables))
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'table "{written}" is one of {names}'
         if found
         else f'changefeed "{job.name}" has no table "{written}"',

@@ -196,7 +196,9 @@ class TableVerifier:
     def _schema(self, table: TableProgress) -> TableSchema:
         schema = self._source.describe(table.table.schema, table.table.name)
         if table.table_id and schema.table_id not in (0, table.table_id):
-            raise ChangefeedError("CF2106", f"another table has the name {table.table} now")
+            raise ChangefeedError(
+                Code.TABLE_REPLACED, f"another table has the name {table.table} now"
+            )
         return self._catalog.intern_schema(schema)
 
     def _rows(self, table: TableProgress, rows: SourceRows) -> Iterator[pa.Table]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import Target
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
@@ -194,7 +194,7 @@ class Bulk:
         found = outcomes(answer.json() or {})
         if len(found) != sum(len(part.lines) for part in parts):
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 "the answer of Elasticsearch does not fit the request",
                 detail=f"{len(found)} outcomes",
             )
@@ -214,14 +214,14 @@ class Bulk:
             by_verdict[outcome.verdict][place] = outcome
         if by_verdict[Verdict.FORBIDDEN]:
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"this user may not write to index {part.target.topic}",
                 detail=counted(by_verdict[Verdict.FORBIDDEN].values()),
                 hint=RIGHTS_HINT,
             )
         if by_verdict[Verdict.NO_INDEX]:
             raise ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"index {part.target.topic} takes no documents of table {part.target.table}",
                 detail=counted(by_verdict[Verdict.NO_INDEX].values()),
                 hint="was it removed or closed while the feed runs? Open it again and RESUME; the "
@@ -255,7 +255,7 @@ class _Pauses:
         spent = self._stopped.is_set() or pause > self._left
         if spent or self._clock.wait(self._stopped, pause):
             raise ChangefeedError(
-                "CF5004",
+                Code.SINK_BUSY,
                 "Elasticsearch is busy",
                 detail=f"{self._address}: {why}; asked again for "
                 f"{self._patience - self._left:.0f} s",
@@ -292,7 +292,7 @@ def too_large(target: Target, size: int, limit: int) -> ChangefeedError:
     """The error for a document no retry can deliver; it names no value."""
     bound = f"the {limit} bytes" if limit else "what"
     return ChangefeedError(
-        "CF5006",
+        Code.SINK_CANNOT_TAKE_TABLE,
         f"a document of table {target.table} has {size} bytes, more than {bound} "
         f"Elasticsearch takes for index {target.topic}",
         hint="raise http.max_content_length of the cluster, or leave the large column out "

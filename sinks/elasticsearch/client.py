@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE
 from sinks.elasticsearch.options import Settings
 
@@ -105,7 +105,7 @@ def readable() -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             "an answer of Elasticsearch cannot be read",
             detail=type(error).__name__,
             hint="does a proxy answer in its place?",
@@ -236,16 +236,24 @@ class Cluster:
         try:
             return self._connected().perform(method, path, parameters, headers, body)
         except SSLError as error:
-            raise self._explained("CF5002", "TLS with Elasticsearch failed", error) from error
+            raise self._explained(
+                Code.SINK_REFUSED_LOGIN, "TLS with Elasticsearch failed", error
+            ) from error
         except ssl.SSLError as error:
             raise self._error(
-                "CF5002", "a certificate or key of the sink URI cannot be read", str(error)
+                Code.SINK_REFUSED_LOGIN,
+                "a certificate or key of the sink URI cannot be read",
+                str(error),
             ) from error
         except ConnectionTimeout as error:
             timeout = f"no answer in {self._settings.timeout:g} s"
-            raise self._error("CF5001", "Elasticsearch does not answer", timeout) from error
+            raise self._error(
+                Code.SINK_UNREACHABLE, "Elasticsearch does not answer", timeout
+            ) from error
         except TransportError as error:
-            raise self._explained("CF5001", "cannot reach Elasticsearch", error) from error
+            raise self._explained(
+                Code.SINK_UNREACHABLE, "cannot reach Elasticsearch", error
+            ) from error
 
     def _explained(self, code: str, message: str, error: TransportError) -> ChangefeedError:
         cause = error.errors[0] if error.errors else error
@@ -268,43 +276,43 @@ class Cluster:
             return self._stranger(answer)
         if answer.status == 401:
             return self._error(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 "Elasticsearch refused the login",
                 detail,
                 "check user and password, or api_key, of the sink URI.",
             )
         if answer.status == 403 and kind != "cluster_block_exception":
             return self._error(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"this user may not do that in Elasticsearch: {what}",
                 detail,
                 RIGHTS_HINT,
             )
         if answer.status in BUSY or kind == "cluster_block_exception":
-            return self._error("CF5004", "Elasticsearch is busy", detail)
+            return self._error(Code.SINK_BUSY, "Elasticsearch is busy", detail)
         if wrong_kind:
             return self._error(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "this server is too old: Elasticsearch 8 or 9 is needed",
                 f"{detail}: it does not know the interface of version 8",
             )
         named = f"Elasticsearch refused to {what}: {kind or f'HTTP {answer.status}'}"
         if not rows and answer.reason:
             detail = f"{detail}: {answer.reason[:300]}"
-        return self._error("CF5003", named, detail)
+        return self._error(Code.SINK_REFUSED_DATA, named, detail)
 
     def _stranger(self, answer: Answer) -> ChangefeedError:
         """The error for a server that is no Elasticsearch; names OpenSearch, the likely one."""
         name = answer.opensearch.partition(" ")[0].replace("/", " ") or self._introduction()
         if name:
             return self._error(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"this server is {name}, not Elasticsearch",
                 "the sink speaks the interface of Elasticsearch 8, which OpenSearch refuses",
                 "OpenSearch is not supported: point the sink at an Elasticsearch, version 8 or 9.",
             )
         return self._error(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "this server is not Elasticsearch",
             "it does not identify itself as Elasticsearch does since 7.14; "
             "OpenSearch and others are not supported",
@@ -349,7 +357,7 @@ class Cluster:
             size = int((node.get("http") or {}).get("max_content_length_in_bytes") or 0)
         if version.partition(".")[0] in ("5", "6", "7"):
             raise self._error(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"Elasticsearch {version} is too old",
                 "",
                 "versions 8 and 9 are supported.",

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from sinks.base import SinkContext, Target
 from sinks.elasticsearch import mapping
@@ -189,7 +189,7 @@ class Indices:
                 f'column "{c.column}" is {c.type_name}, the field is {c.field_type}' for c in wrong
             )
             raise ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"index {target.topic} cannot take the rows of {target.table} as they are now: "
                 f"{listed}",
                 hint="the type of a field cannot be changed: DROP the feed, remove the index (or "
@@ -213,14 +213,14 @@ def _marks(own: Owner, there: Mapping[str, Any]) -> list[Owner]:
 def _check_names(target: Target, schema: TableSchema, shape: mapping.DocumentShape) -> None:
     if schema.keyless:
         raise ChangefeedError(
-            "CF5003",
+            Code.SINK_REFUSED_DATA,
             f"table {target.table} has no key, so its rows cannot be documents of {target.topic}",
             hint="give the table a primary key (PostgreSQL: or REPLICA IDENTITY USING INDEX).",
         )
     wrong = sorted(shape.columns & mapping.RESERVED) if not shape.rows else []
     if wrong:
         raise ChangefeedError(
-            "CF5003",
+            Code.SINK_REFUSED_DATA,
             f"a field of index {target.topic} cannot be called {', '.join(wrong)}",
             detail=f"table {target.table}",
             hint="leave the column out with a column list, or use envelope = 'wrapped'.",
@@ -238,7 +238,7 @@ def one_index_each(targets: tuple[Target, ...]) -> None:
         other = owner.setdefault(target.topic, target.table)
         if other != target.table:
             raise ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"tables {other} and {target.table} would share the index {target.topic}",
                 hint="give one another index by FOR table AS name, or use full_table_name.",
             )

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.elasticsearch import body
 from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import BulkPart, RefusedOperations, counted
@@ -71,7 +71,7 @@ class DeadLetters:
         what = counted(refused.outcomes.values())
         if not self._index:
             raise ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"index {target.topic} refused documents of table {target.table}: {what}",
                 hint="the field does not take the value: change its mapping (json=stored in the "
                 "sink URI suits json columns that hold more than objects) or the row, and "
@@ -104,10 +104,10 @@ class DeadLetters:
         what = counted(left)
         if all(outcome.verdict is Verdict.RETRY for outcome in left):
             raise ChangefeedError(
-                "CF5004", f"the dead letter index {self._index} is busy", detail=what
+                Code.SINK_BUSY, f"the dead letter index {self._index} is busy", detail=what
             )
         raise ChangefeedError(
-            "CF5003",
+            Code.SINK_REFUSED_DATA,
             f"the dead letter index {self._index} refused letters",
             detail=what,
             hint="made by the feed it takes every letter: remove it, or name another one, and "

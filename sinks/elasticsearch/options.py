@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.options import ExistingTarget
 from changefeed.options.types import parse_duration, parse_size
@@ -124,7 +124,7 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
     if options.get("key_column"):
         url.found.append(
             ChangefeedError(
-                "CF1206",
+                Code.OPTION_DOES_NOT_FIT_SINK,
                 "this sink is incompatible with option key_column",
                 hint="a document's id is the row's key, or rows would overwrite each other.",
             )
@@ -169,7 +169,7 @@ class _Reader(Parameters):
     def hosts(self) -> tuple[tuple[str, int], ...]:
         if not self.host:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "the sink URI names no host",
                 hint=f"write {self.scheme}://host:{DEFAULT_PORT}, several with commas.",
             )

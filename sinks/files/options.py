@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.options.types import parse_duration, parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
@@ -111,7 +111,9 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     if compression not in packings:
         able = " or ".join(f"'{name}'" for name in packings if name != "none")
         problem = f"files of format={form} are incompatible with compression={compression}"
-        found.append(ChangefeedError("CF1206", problem, hint=f"they take {able}."))
+        found.append(
+            ChangefeedError(Code.OPTION_DOES_NOT_FIT_SINK, problem, hint=f"they take {able}.")
+        )
     buckets = PARTITION_FORMATS[partition]
     if manifests == "yes":
         found += _against_manifests(place, partition, options)
@@ -136,18 +138,18 @@ def _against_manifests(
     if partition == "flat":
         found.append(
             ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 "param manifest needs buckets, and partition_format=flat has none",
                 hint="use partition_format=minute, hourly or daily.",
             )
         )
     if not place.lists:
         problem = f"param manifest needs a listing of the files, which {place.scheme} has not"
-        found.append(ChangefeedError("CF1207", problem))
+        found.append(ChangefeedError(Code.INVALID_PARAMETER, problem))
     if "resolved" in options and options["resolved"] is None:
         found.append(
             ChangefeedError(
-                "CF1205",
+                Code.OPTIONS_CONTRADICT,
                 "param manifest needs the option resolved: a bucket is closed by a resolved "
                 "timestamp",
                 hint="add resolved = '10s'.",
@@ -164,7 +166,9 @@ def _size(text: str | None) -> int:
     except ValueError:
         size = 0
     if not size:
-        raise ChangefeedError("CF1207", f"param file_size must be a size such as 16MB, not {text}")
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, f"param file_size must be a size such as 16MB, not {text}"
+        )
     return size
 
 
@@ -177,7 +181,7 @@ def _interval(text: str | None, usual: float) -> float:
         seconds = -1.0
     if seconds < 0:
         problem = f"param flush_interval must be a duration such as 30s, not {text}"
-        raise ChangefeedError("CF1207", problem)
+        raise ChangefeedError(Code.INVALID_PARAMETER, problem)
     return seconds
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.kafka.errors import Reasons, explain_name
 
 Headers = Sequence[tuple[str, bytes]]
@@ -146,7 +146,9 @@ class Patience:
             return
         quiet = f"nothing was acknowledged for {seconds:g} s"
         if self._reasons.latest is None:
-            raise ChangefeedError("CF5001", "the Kafka brokers do not answer", detail=quiet)
+            raise ChangefeedError(
+                Code.SINK_UNREACHABLE, "the Kafka brokers do not answer", detail=quiet
+            )
         raise explain_name("_TIMED_OUT", quiet, self._reasons, topic=self._topic)
 
 

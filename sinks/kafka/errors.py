@@ -21,30 +21,48 @@ _logger.addFilter(LimitRepeats())
 
 #: Error names (``KafkaError.name()``) that are not "cannot reach": the code, and what to say.
 _BY_NAME: dict[str, tuple[str, str]] = {
-    "_AUTHENTICATION": ("CF5002", "the broker refused the login"),
-    "SASL_AUTHENTICATION_FAILED": ("CF5002", "the broker refused the login"),
-    "UNSUPPORTED_SASL_MECHANISM": ("CF5002", "the broker does not know this sasl_mechanism"),
-    "ILLEGAL_SASL_STATE": ("CF5002", "the broker wants another kind of login"),
-    "TOPIC_AUTHORIZATION_FAILED": ("CF5002", "this user may not write to the topic"),
-    "CLUSTER_AUTHORIZATION_FAILED": ("CF5002", "this user may not do that on the cluster"),
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": ("CF5002", "this user may not use transactions"),
-    "INVALID_TRANSACTION_TIMEOUT": ("CF5002", "the broker does not take this transaction_timeout"),
-    "_FENCED": ("CF5001", "another process writes for this feed"),
+    "_AUTHENTICATION": (Code.SINK_REFUSED_LOGIN, "the broker refused the login"),
+    "SASL_AUTHENTICATION_FAILED": (Code.SINK_REFUSED_LOGIN, "the broker refused the login"),
+    "UNSUPPORTED_SASL_MECHANISM": (
+        Code.SINK_REFUSED_LOGIN,
+        "the broker does not know this sasl_mechanism",
+    ),
+    "ILLEGAL_SASL_STATE": (Code.SINK_REFUSED_LOGIN, "the broker wants another kind of login"),
+    "TOPIC_AUTHORIZATION_FAILED": (Code.SINK_REFUSED_LOGIN, "this user may not write to the topic"),
+    "CLUSTER_AUTHORIZATION_FAILED": (
+        Code.SINK_REFUSED_LOGIN,
+        "this user may not do that on the cluster",
+    ),
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (
+        Code.SINK_REFUSED_LOGIN,
+        "this user may not use transactions",
+    ),
+    "INVALID_TRANSACTION_TIMEOUT": (
+        Code.SINK_REFUSED_LOGIN,
+        "the broker does not take this transaction_timeout",
+    ),
+    "_FENCED": (Code.SINK_UNREACHABLE, "another process writes for this feed"),
     "INVALID_PRODUCER_EPOCH": (
-        "CF5001",
+        Code.SINK_UNREACHABLE,
         "the broker ended the transaction, or another process did",
     ),
-    "MSG_SIZE_TOO_LARGE": ("CF5006", "a message is larger than the broker takes"),
-    "TOPIC_EXCEPTION": ("CF5003", "the broker does not take this topic name"),
-    "_UNKNOWN_TOPIC": ("CF5001", "the topic does not exist"),
-    "UNKNOWN_TOPIC_OR_PART": ("CF5001", "the topic does not exist"),
-    "RECORD_LIST_TOO_LARGE": ("CF5006", "a batch is larger than the broker takes"),
-    "INVALID_RECORD": ("CF5003", "the broker refused a record"),
-    "POLICY_VIOLATION": ("CF5003", "a policy of the broker refuses this"),
-    "_QUEUE_FULL": ("CF5004", "the broker is slower than the feed"),
-    "THROTTLING_QUOTA_EXCEEDED": ("CF5004", "the broker's quota is used up"),
-    "_PURGE_QUEUE": ("CF5001", "delivery was given up"),
-    "_PURGE_INFLIGHT": ("CF5001", "delivery was given up"),
+    "MSG_SIZE_TOO_LARGE": (
+        Code.SINK_CANNOT_TAKE_TABLE,
+        "a message is larger than the broker takes",
+    ),
+    "TOPIC_EXCEPTION": (Code.SINK_REFUSED_DATA, "the broker does not take this topic name"),
+    "_UNKNOWN_TOPIC": (Code.SINK_UNREACHABLE, "the topic does not exist"),
+    "UNKNOWN_TOPIC_OR_PART": (Code.SINK_UNREACHABLE, "the topic does not exist"),
+    "RECORD_LIST_TOO_LARGE": (
+        Code.SINK_CANNOT_TAKE_TABLE,
+        "a batch is larger than the broker takes",
+    ),
+    "INVALID_RECORD": (Code.SINK_REFUSED_DATA, "the broker refused a record"),
+    "POLICY_VIOLATION": (Code.SINK_REFUSED_DATA, "a policy of the broker refuses this"),
+    "_QUEUE_FULL": (Code.SINK_BUSY, "the broker is slower than the feed"),
+    "THROTTLING_QUOTA_EXCEEDED": (Code.SINK_BUSY, "the broker's quota is used up"),
+    "_PURGE_QUEUE": (Code.SINK_UNREACHABLE, "delivery was given up"),
+    "_PURGE_INFLIGHT": (Code.SINK_UNREACHABLE, "delivery was given up"),
 }
 
 _HINTS = {
@@ -122,7 +140,7 @@ def explain_name(name: str, text: str, reasons: Reasons, *, topic: str = "") -> 
     latest = reasons.latest
     if name in _VAGUE and latest is not None:
         name, text = latest
-    code, what = _BY_NAME.get(name, ("CF5001", "cannot reach the Kafka brokers"))
+    code, what = _BY_NAME.get(name, (Code.SINK_UNREACHABLE, "cannot reach the Kafka brokers"))
     detail = f"{name.lstrip('_').lower().replace('_', ' ')}: {text}"
     detail = f"topic {topic}: {detail}" if topic else detail
     return ChangefeedError(code, what, detail=detail, hint=_HINTS.get(name, ""), target=topic)

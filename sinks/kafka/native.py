@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.kafka.channel import UNASSIGNED, Failure, Headers, Patience
 from sinks.kafka.errors import Reasons, explain_name
 
@@ -152,7 +152,7 @@ class NativeChannel:
     def __init__(self, config: Mapping[str, str], reasons: Reasons, stall: float) -> None:
         lib = library()
         if lib is None:
-            raise ChangefeedError("CF5005", "librdkafka cannot be reached from here")
+            raise ChangefeedError(Code.SINK_NEEDS_EXTRA, "librdkafka cannot be reached from here")
         self.reasons = reasons
         self._lib = lib
         self._pid = os.getpid()
@@ -173,13 +173,15 @@ class NativeChannel:
             if lib.rd_kafka_conf_set(conf, name.encode(), value.encode(), text, len(text)):
                 lib.rd_kafka_conf_destroy(conf)
                 # Not the library's text: it repeats the value, which may be a secret.
-                raise ChangefeedError("CF1207", f"the Kafka client does not take {name}")
+                raise ChangefeedError(
+                    Code.INVALID_PARAMETER, f"the Kafka client does not take {name}"
+                )
         lib.rd_kafka_conf_set_events(conf, _EVENT_DELIVERY | _EVENT_LOG | _EVENT_ERROR)
         handle = lib.rd_kafka_new(_PRODUCER, conf, text, len(text))
         if not handle:
             lib.rd_kafka_conf_destroy(conf)
             raise ChangefeedError(
-                "CF1207", "the Kafka client cannot start", detail=text.value.decode()
+                Code.INVALID_PARAMETER, "the Kafka client cannot start", detail=text.value.decode()
             )
         return int(handle)
 
@@ -275,7 +277,7 @@ class NativeChannel:
     def _topic(self, name: str) -> int:
         with self._lock:
             if self._handle is None:
-                raise ChangefeedError("CF5001", "the producer is closed")
+                raise ChangefeedError(Code.SINK_UNREACHABLE, "the producer is closed")
             if name not in self._topics:
                 self._topics[name] = self._lib.rd_kafka_topic_new(self._handle, name.encode(), None)
             return self._topics[name]
@@ -337,7 +339,7 @@ class NativeChannel:
         with self._lock:
             handle = self._handle
         if handle is None:
-            raise ChangefeedError("CF5001", "the producer is closed")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, "the producer is closed")
         while (error := call(handle)) is not None:
             name = self._name(self._lib.rd_kafka_error_code(error))
             text = (self._lib.rd_kafka_error_string(error) or b"").decode(errors="replace")

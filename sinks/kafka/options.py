@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import formats_with, traits_of
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.encoding.registry import RegistrySettings, parse_registry
@@ -262,7 +262,7 @@ class _Reader(Parameters):
         port = HUB_PORT if self.scheme == "azure-event-hub" else DEFAULT_PORT
         if not self.host:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "the sink URI names no broker",
                 hint=f"write {self.scheme}://host:{port}, several separated by commas.",
             )
@@ -406,7 +406,7 @@ def _acks(acks: str | None) -> dict[str, str]:
             "max.in.flight": "1",
         }
     raise ChangefeedError(
-        "CF1204",
+        Code.INVALID_OPTION_VALUE,
         "kafka_sink_config: RequiredAcks NONE cannot tell a delivered message from a lost one",
         hint="use ALL or ONE.",
     )

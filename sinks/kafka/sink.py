@@ -221,7 +221,7 @@ class KafkaSink(Sink):
 
     def _opened(self) -> SinkContext:
         if self._context is None:
-            raise ChangefeedError("CF5004", "the Kafka sink was not opened")
+            raise ChangefeedError(Code.SINK_BUSY, "the Kafka sink was not opened")
         return self._context
 
     def _drop(self) -> None:
@@ -324,7 +324,7 @@ class KafkaSink(Sink):
         context = self._opened()
         self._sending()
         if self._transaction is None:
-            raise ChangefeedError("CF5004", "the feed is not exactly once")
+            raise ChangefeedError(Code.SINK_BUSY, "the feed is not exactly once")
         stated = {**self._progress, **progress}
         try:
             self._transaction.commit(self.settings.progress_topic, context, stated)
@@ -488,7 +488,7 @@ def too_large(target: Target, size: int, limit: int | None) -> ChangefeedError:
     """The error for a message no retry can deliver; it names no value."""
     bound = f"the {limit} bytes" if limit is not None else "what"
     return ChangefeedError(
-        "CF5006",
+        Code.SINK_CANNOT_TAKE_TABLE,
         f"a message of table {target.table} has {size} bytes, more than {bound} "
         f"topic {target.topic} takes",
         hint=f"raise max.message.bytes of topic {target.topic}, or leave the large column out "

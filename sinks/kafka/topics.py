@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.kafka.errors import Reasons, explain, explain_name
 
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ class Topics:
         deadline = self._clock.monotonic() + self._request_seconds
         while gone := [name for name in names if not counts.get(name)]:
             if self._clock.monotonic() > deadline:
-                raise ChangefeedError("CF5001", f"topic {gone[0]} was made but does not appear")
+                raise ChangefeedError(
+                    Code.SINK_UNREACHABLE, f"topic {gone[0]} was made but does not appear"
+                )
             self.ensure(gone)
             counts |= self.partitions(gone)
         return counts
@@ -214,7 +216,7 @@ class Topics:
 
 def _cannot_make(name: str, cause: KafkaError) -> ChangefeedError:
     return ChangefeedError(
-        "CF5003",
+        Code.SINK_REFUSED_DATA,
         f"topic {name} does not exist and the broker did not let it be made",
         detail=str(cause.str()),
         hint="make the topic yourself, or grant CREATE on it to this user.",

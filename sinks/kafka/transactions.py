@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import SinkContext
 from sinks.kafka.channel import Channel, Patience
 from sinks.kafka.errors import Reasons, explain
@@ -85,7 +85,9 @@ class Transaction:
         failures = self._channel.settle()
         if failures:
             raise ChangefeedError(
-                "CF5001", f"the progress was not written to topic {topic}", detail=failures[0].text
+                Code.SINK_UNREACHABLE,
+                f"the progress was not written to topic {topic}",
+                detail=failures[0].text,
             )
         self.end()
 
@@ -175,7 +177,7 @@ def records(
 
 def _waiting(topic: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF5001",
+        Code.SINK_UNREACHABLE,
         f"topic {topic} holds an open transaction of another feed",
         detail="behind it may be the progress of this feed",
         hint="it ends when that feed runs again, or by its transaction_timeout.",

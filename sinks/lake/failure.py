@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.place import S3_FILES
 
 #: Conditions of Spark that mean: a value does not fit its column.
@@ -47,7 +47,7 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
     value = _VALUES.search(text)
     if value is not None:
         return ChangefeedError(
-            "CF5003",
+            Code.SINK_REFUSED_DATA,
             f"a value of table {name} does not fit the type of its column",
             detail=f"{about}: {value[1]}",
             hint="infinity, BC dates and NaN in a numeric have no place in these types: select "
@@ -55,19 +55,19 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
         )
     if _BUSY.search(text):
         return ChangefeedError(
-            "CF5004", "another writer changed the table at the same time", detail=about
+            Code.SINK_BUSY, "another writer changed the table at the same time", detail=about
         )
     where = where or "the place of the tables"
     if _NO_SDK.search(text):
         return ChangefeedError(
-            "CF4003",
+            Code.SPARK_NOT_AVAILABLE,
             f"{where} has its tables in S3, but Spark is not configured for S3",
             detail=about,
             hint=f"give the URI io-impl={S3_FILES}, and the jars for it are loaded.",
         )
     if _SAFE_MODE.search(text):
         return ChangefeedError(
-            "CF5004",
+            Code.SINK_BUSY,
             f"{where} takes no writes: its NameNode is in safe mode",
             detail=about,
             hint="it leaves it by itself when it knows its blocks; hdfs dfsadmin -safemode get "
@@ -75,7 +75,7 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
         )
     if _NO_NAMENODE.search(text):
         return ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             f"{where} does not answer as a NameNode",
             detail=about,
             hint="the address is that of the NameNode's RPC (fs.defaultFS of its cluster), not of "
@@ -83,11 +83,11 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
         )
     if _REFUSED.search(text):
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{where} refuses access",
             detail=about,
             hint="check the credentials in the URI and the rights of the node's user.",
         )
     if _UNREACHABLE.search(text):
-        return ChangefeedError("CF5001", f"cannot reach {where}", detail=about)
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"cannot reach {where}", detail=about)
     return None

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 _S3 = ("s3", "s3a", "s3n")
 #: Names of the same setting: Hadoop's, and Iceberg's own.
@@ -67,14 +67,16 @@ class Files:
                 found = system.get_file_info(bucket)
             if found.type is fs.FileType.NotFound:
                 raise ChangefeedError(
-                    "CF5003", f"there is no bucket {bucket}", hint="make it: the feed does not."
+                    Code.SINK_REFUSED_DATA,
+                    f"there is no bucket {bucket}",
+                    hint="make it: the feed does not.",
                 )
             return
         while not os.path.exists(inner):
             inner = os.path.dirname(inner)
         if not os.path.isdir(inner) or not os.access(inner, os.W_OK | os.X_OK):
             raise ChangefeedError(
-                "CF5003",
+                Code.SINK_REFUSED_DATA,
                 f"tables cannot be made in {path}: {inner} is no directory this user may write in",
                 hint="name another directory, or give the node's user the right.",
             )
@@ -139,8 +141,8 @@ def _told(path: str) -> Iterator[None]:
             sign in text for sign in ("ACCESS_DENIED", "HTTP status 403", "HTTP status 401")
         ):
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"{path} may not be read",
                 hint="check the credentials in the URI and the rights of the node's user.",
             ) from None
-        raise ChangefeedError("CF5001", f"cannot read {path}") from None
+        raise ChangefeedError(Code.SINK_UNREACHABLE, f"cannot read {path}") from None

@@ -131,7 +131,7 @@ def _of_table(
         # What is there is not written as the format's documents say.
         return [
             ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"the metadata of target {target.topic} cannot be read",
                 hint="see whether Spark can read the table.",
             )
@@ -174,7 +174,7 @@ class HdfsLook:
             socket.create_connection(self._address, CONNECT_SECONDS).close()
         except OSError as failure:
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"cannot reach {self._place.shown}",
                 detail=type(failure).__name__,
                 hint="the address is that of the NameNode's RPC (fs.defaultFS of its cluster).",
@@ -212,7 +212,7 @@ class DeltaLook:
             return {field["name"]: delta_type(field["type"]) for field in schema["fields"]}
         if self._files.names(table):
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{table} has files in it and is no table of Delta's",
                 hint="move them away, or name another target by AS.",
             )

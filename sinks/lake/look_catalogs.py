@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.files import Files
 from sinks.lake.metadata import columns_of, metadata_of, properties_of
 from sinks.lake.place import LakePlace
@@ -102,13 +102,13 @@ class RestLook:
                 return None
             if error.code in (401, 403):
                 raise ChangefeedError(
-                    "CF5002",
+                    Code.SINK_REFUSED_LOGIN,
                     f"{self._place.shown} refuses access",
                     detail=f"HTTP {error.code} of {where}",
                     hint="check token or credential in the URI, and what they may see.",
                 ) from None
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"{self._place.shown} does not answer as a catalog",
                 detail=f"HTTP {error.code} of {where}",
                 hint="uri is the address before /v1/config; warehouse is a name the server knows.",
@@ -117,7 +117,9 @@ class RestLook:
             # A refused connection, a name nobody knows, no TLS, an answer that is no JSON.
             reason = getattr(failure, "reason", failure)
             raise ChangefeedError(
-                "CF5001", f"cannot reach {self._place.shown}", detail=type(reason).__name__
+                Code.SINK_UNREACHABLE,
+                f"cannot reach {self._place.shown}",
+                detail=type(reason).__name__,
             ) from None
 
 
@@ -177,7 +179,7 @@ class JdbcLook:
         except psycopg.Error as failure:
             refused = _refused(failure)
             raise ChangefeedError(
-                "CF5002" if refused else "CF5001",
+                Code.SINK_REFUSED_LOGIN if refused else Code.SINK_UNREACHABLE,
                 f"{self._place.shown} refuses the login"
                 if refused
                 else f"cannot reach {self._place.shown}",

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 
@@ -122,7 +122,7 @@ def place_of(uri: str) -> LakePlace:
     url = SinkURL(uri, PARAMETERS)
     if url.user is not None:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"a URI of {url.scheme} has no user",
             hint="credentials are parameters, for example fs.s3a.access.key or token.",
         )
@@ -132,7 +132,7 @@ def place_of(uri: str) -> LakePlace:
 def _delta(url: SinkURL) -> LakePlace:
     if url.hosts:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "a URI of delta has no host",
             hint="write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
         )
@@ -147,20 +147,20 @@ def _iceberg(url: SinkURL) -> LakePlace:
     catalog = url.host
     if len(url.hosts) != 1 or url.port is not None or not _NAME.match(catalog):
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "a URI of iceberg names a catalog: letters, digits and _",
             hint="for example iceberg://lake/shop?type=hadoop&warehouse=/srv/lake.",
         )
     namespace = tuple(part for part in re.split(r"[/.]", url.path.strip("/")) if part)
     if not namespace:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "a URI of iceberg names a namespace behind the catalog",
             hint=f"for example iceberg://{catalog}/shop?type=hadoop&warehouse=/srv/lake.",
         )
     kind = url.take_choice("type")
     if kind is None:
-        raise ChangefeedError("CF1207", "param type must be hadoop, rest or jdbc")
+        raise ChangefeedError(Code.INVALID_PARAMETER, "param type must be hadoop, rest or jdbc")
     root = scheme = ""
     if kind == "rest":
         root = url.take_str("warehouse") or ""
@@ -169,7 +169,9 @@ def _iceberg(url: SinkURL) -> LakePlace:
         root, scheme = _directory(url.take_required("warehouse"), "warehouse=/srv/lake")
     address = url.take_str("uri") if kind == "hadoop" else url.take_required("uri")
     if kind == "hadoop" and address:
-        raise ChangefeedError("CF1207", "a hadoop catalog has no uri: its warehouse is the place")
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, "a hadoop catalog has no uri: its warehouse is the place"
+        )
     own = {"type": kind, "uri": address or "", "warehouse": root}
     if kind == "jdbc":
         # Spark asks for views whenever it looks for a table; the older form has none and fails.
@@ -217,7 +219,7 @@ def _check_address(directory: str) -> None:
         _ = urlsplit(directory).port
     except ValueError:  # which repeats the address
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "the address of the tables' directory has a host or a port that is none",
             hint="write it as in hdfs://namenode:8020/directory.",
         ) from None
@@ -231,7 +233,7 @@ def _directory(path: str, example: str) -> tuple[str, str]:
     if scheme == "hdfs" and "@" in inner.partition("//")[2].partition("/")[0]:
         # Hadoop's client passes over it without a word.
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "an address of HDFS has no user",
             hint="tables belong to the node's user, or to HADOOP_USER_NAME of its environment.",
         )
@@ -239,7 +241,7 @@ def _directory(path: str, example: str) -> tuple[str, str]:
         _check_address(inner)
         return inner, scheme
     if not path.startswith("/"):
-        raise ChangefeedError("CF1201", f"the directory must be absolute, as in {example}")
+        raise ChangefeedError(Code.INVALID_URI, f"the directory must be absolute, as in {example}")
     return path, "file"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
 from sinks.lake.merge import own_columns
@@ -97,5 +97,7 @@ def fit(
 def cannot(schema: TableSchema, reason: str, hint: str = "") -> ChangefeedError:
     """CF5006 for the target of a table."""
     return ChangefeedError(
-        "CF5006", f"the target of {schema.table} cannot follow: {reason}", hint=hint
+        Code.SINK_CANNOT_TAKE_TABLE,
+        f"the target of {schema.table} cannot follow: {reason}",
+        hint=hint,
     )

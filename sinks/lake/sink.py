@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
@@ -133,7 +133,9 @@ class LakeSink(TableSink):
             ChangefeedError: CF5001, the place cannot be reached; CF4003, jars are missing.
         """
         if context.spark is None or not context.scratch:
-            raise ChangefeedError("CF1303", "tables of a lake are written by the node's Spark")
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED, "tables of a lake are written by the node's Spark"
+            )
         self._context = context
         self._options |= context.options
         Path(context.scratch).mkdir(parents=True, exist_ok=True)
@@ -591,7 +593,7 @@ def _policy(options: Mapping[str, object], table_format: str) -> TablePolicy:
     policy = TablePolicy.read(options, deleted=merge.DELETED[table_format])
     if not policy.sequence:
         raise ChangefeedError(
-            "CF1206",
+            Code.OPTION_DOES_NOT_FIT_SINK,
             "tables of a lake keep the version of a row in a column: sequence_column cannot be "
             "none",
             hint="leave the option out, or name the column.",

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import SinkURL
@@ -76,13 +76,13 @@ class ReaderSink(Sink):
         url.finish()
         if url.hosts or not url.path.strip("/"):
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a reader's URI names a directory",
                 hint="for example reader:///var/lib/feeds/orders",
             )
         if (options or {}).get(DELETES.name, Deletes.YES) is not Deletes.YES:
             raise ChangefeedError(
-                "CF1206",
+                Code.OPTION_DOES_NOT_FIT_SINK,
                 "a reader gets deletes: leave the option deletes out",
                 hint="filter by _change_type where the rows are read.",
             )
@@ -95,7 +95,7 @@ class ReaderSink(Sink):
     def open(self, context: SinkContext) -> None:
         if len(context.targets) != 1:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"a reader has one table, and this feed has {len(context.targets)}",
                 hint="make a changefeed for each table.",
             )
@@ -115,7 +115,7 @@ class ReaderSink(Sink):
                 self._replace(OWNER, {"owner": owner.text, "feed": owner.feed})
                 return
         raise ChangefeedError(
-            "CF5008",
+            Code.TARGET_NOT_OURS,
             f"the directory {self.directory} belongs to {other}",
             hint="give each reader a directory of its own.",
         )
@@ -127,7 +127,9 @@ class ReaderSink(Sink):
             place = place.parent
         if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
             return []
-        return [ChangefeedError("CF5001", f"{place} is no directory that can be written")]
+        return [
+            ChangefeedError(Code.SINK_UNREACHABLE, f"{place} is no directory that can be written")
+        ]
 
     def write(self, batch: Batch) -> Receipt:
         if not batch.scan:
@@ -230,7 +232,7 @@ class ReaderSink(Sink):
                     continue
                 os.close(lock)
                 raise ChangefeedError(
-                    "CF1301",
+                    Code.WRONG_JOB_STATE,
                     f"the reader at {self.directory} is read by another process",
                     hint="end the other one, or give this one a reader of its own.",
                 ) from None
@@ -279,7 +281,7 @@ class ReaderSink(Sink):
             found: dict[str, Any] = json.loads(text)
         except ValueError as cause:
             raise ChangefeedError(
-                "CF5004", f"the file {self.directory / name} is damaged"
+                Code.SINK_BUSY, f"the file {self.directory / name} is damaged"
             ) from cause
         return found
 
@@ -298,7 +300,7 @@ class ReaderSink(Sink):
             yield
         except OSError as cause:
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"cannot {doing} the reader's directory {self.directory}: {cause.strerror}",
                 hint="node and reader need it, on a disk that both reach.",
             ) from cause

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
 from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
@@ -92,7 +92,9 @@ class MessageTableSink(Sink):
         found = self._given or database_url(self._uri, context.state_database)
         if found is None:
             raise ChangefeedError(
-                "CF1201", "the sink URI names no database", hint=f"write {PREFIX}postgresql://..."
+                Code.INVALID_URI,
+                "the sink URI names no database",
+                hint=f"write {PREFIX}postgresql://...",
             )
         return found
 
@@ -170,7 +172,7 @@ def _insert_new(dialect: str) -> sa.Executable:
     if dialect in ("mysql", "mariadb"):
         return messages.insert().prefix_with("IGNORE")
     raise ChangefeedError(
-        "CF1303",
+        Code.NOT_SUPPORTED,
         f"experimental-sql does not know how to repeat an insert harmlessly on {dialect}",
         hint="use postgresql, sqlite, mysql or mariadb.",
     )
@@ -188,14 +190,14 @@ def database_url(uri: str, state_url: str = "") -> sa.URL | None:
         ChangefeedError: CF1201; the text of the URI is not repeated, it may hold a password.
     """
     if not uri.lower().startswith(PREFIX):
-        raise ChangefeedError("CF1201", f"the sink URI must start with {PREFIX}")
+        raise ChangefeedError(Code.INVALID_URI, f"the sink URI must start with {PREFIX}")
     text = uri[len(PREFIX) :] or state_url
     if not text:
         return None
     scheme, colon, rest = text.partition("://")
     if not colon:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "the sink URI names no database",
             hint=f"write the URL of a database after {PREFIX}, or nothing for the state database.",
         )
@@ -204,7 +206,7 @@ def database_url(uri: str, state_url: str = "") -> sa.URL | None:
         url.get_dialect()
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ValueError):
         # Not chained: SQLAlchemy repeats the URL.
-        raise ChangefeedError("CF1201", "the sink URI is not a database URL") from None
+        raise ChangefeedError(Code.INVALID_URI, "the sink URI is not a database URL") from None
     return url
 
 
@@ -225,12 +227,18 @@ class _ErrorTranslator:
     def _ours(self, error: BaseException | None) -> ChangefeedError | None:
         if isinstance(error, ImportError):
             name = error.name or "driver"
-            return ChangefeedError("CF5005", f"the {self._where} needs the package {name}")
+            return ChangefeedError(
+                Code.SINK_NEEDS_EXTRA, f"the {self._where} needs the package {name}"
+            )
         if not isinstance(error, sa.exc.DBAPIError):
             return None
         reason = type(error.orig).__name__
         if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
-            return ChangefeedError("CF5003", f"the {self._where} refused a row", detail=reason)
+            return ChangefeedError(
+                Code.SINK_REFUSED_DATA, f"the {self._where} refused a row", detail=reason
+            )
         if isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError):
-            return ChangefeedError("CF5002", f"the {self._where} refused", detail=reason)
-        return ChangefeedError("CF5001", f"the {self._where} failed", detail=reason)
+            return ChangefeedError(
+                Code.SINK_REFUSED_LOGIN, f"the {self._where} refused", detail=reason
+            )
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"the {self._where} failed", detail=reason)

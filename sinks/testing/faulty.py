@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
 from sinks.base import (
     DECLARED,
@@ -35,7 +35,7 @@ class Fault(Protocol):
 
 
 def _down() -> ChangefeedError:
-    return ChangefeedError("CF5001", "the sink was told to fail")
+    return ChangefeedError(Code.SINK_UNREACHABLE, "the sink was told to fail")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
@@ -137,7 +137,7 @@ class DuckDB(Warehouse):
         if not make and not path.exists():
             if not os.access(path.parent, os.W_OK):
                 raise ChangefeedError(
-                    "CF5003",
+                    Code.SINK_REFUSED_DATA,
                     f"{self.place} cannot be made: its directory is not there or not writable",
                     hint="make the directory, or give this user the right to write in it.",
                 )
@@ -242,14 +242,14 @@ class DuckDB(Warehouse):
 
     def _opened(self) -> duckdb.DuckDBPyConnection:
         if self._cursor is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not open")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not open")
         return self._cursor
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         file = self._file
         if file is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not open")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not open")
         with file.writing:
             yield
 
@@ -259,21 +259,25 @@ class DuckDB(Warehouse):
         kind = type(error).__name__
         where = f"table {topic} of {self.place}" if topic else self.place
         if isinstance(error, duckdb.TransactionException):
-            return ChangefeedError("CF5004", f"{where} is busy", detail=kind)
+            return ChangefeedError(Code.SINK_BUSY, f"{where} is busy", detail=kind)
         # In use: another connection of this process is closing.
         if isinstance(error, duckdb.IOException | duckdb.ResourceInUseException):
             hint = "is the file open in another program? It is tried again."
-            return ChangefeedError("CF5001", f"{where} cannot be opened", detail=kind, hint=hint)
+            return ChangefeedError(
+                Code.SINK_UNREACHABLE, f"{where} cannot be opened", detail=kind, hint=hint
+            )
         if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):
-            return ChangefeedError("CF5006", f"{where} refused the data", detail=kind, target=topic)
+            return ChangefeedError(
+                Code.SINK_CANNOT_TAKE_TABLE, f"{where} refused the data", detail=kind, target=topic
+            )
         if isinstance(error, duckdb.ProgrammingError):
             # About names and types: the statements hold no values of rows.
             reason = str(error).splitlines()[0]
             return ChangefeedError(
-                "CF5003", f"{where} refused a statement", detail=reason, target=topic
+                Code.SINK_REFUSED_DATA, f"{where} refused a statement", detail=reason, target=topic
             )
         if isinstance(error, duckdb.Error):
-            return ChangefeedError("CF5001", f"{where} failed", detail=kind)
+            return ChangefeedError(Code.SINK_UNREACHABLE, f"{where} failed", detail=kind)
         raise error
 
 
@@ -290,6 +294,8 @@ class DuckDBSink(WarehouseSink):
         url.finish("duckdb")
         if url.host or not url.path.strip("/"):
             raise ChangefeedError(
-                "CF1201", "a DuckDB sink names a file", hint="write duckdb:///path/file.duckdb"
+                Code.INVALID_URI,
+                "a DuckDB sink names a file",
+                hint="write duckdb:///path/file.duckdb",
             )
         super().__init__(DuckDB(url.path, schema), options)

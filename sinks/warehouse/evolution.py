@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
 from sinks.warehouse.tables import Table
@@ -181,7 +181,7 @@ def refused(table: Table, schema: TableSchema | None, why: str) -> ChangefeedErr
     """The target cannot follow."""
     name = f"{schema.table}: " if schema else ""
     return ChangefeedError(
-        "CF5006",
+        Code.SINK_CANNOT_TAKE_TABLE,
         f"{name}the target cannot follow a change of the table's shape: {why}",
         detail=f"target {table.topic}",
         hint="ALTER CHANGEFEED .. DROP the table, drop the target table, and ADD it again.",

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import SinkContext, Target
 from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
@@ -104,7 +104,7 @@ class FeedTables(ABC):
         keys = [] if shape.keyless else [name for name in lacking if name in shape.key]
         if keys:
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{shape.schema.table}: the target table {shape.topic} has no column {keys[0]}, "
                 "which is part of the key",
                 hint="drop or rename the target table, or give the feed another schema.",
@@ -237,7 +237,7 @@ class FeedTables(ABC):
         else:
             if not scan and (known.applied.version or known.scanned):
                 raise ChangefeedError(
-                    "CF5006",
+                    Code.SINK_CANNOT_TAKE_TABLE,
                     f"{shape.schema.table}: its target table {shape.topic} is gone",
                     detail=f"{warehouse.place}",
                     hint="ALTER CHANGEFEED .. DROP the table and ADD it again, so that it is "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
@@ -249,7 +249,7 @@ class MySQL(Warehouse):
 
     def _opened(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
         if self._connection is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._connection
 
     def _ours(self, error: Exception, topic: str) -> ChangefeedError:
@@ -266,16 +266,16 @@ class MySQL(Warehouse):
         if not code:
             lost = isinstance(error, pymysql.OperationalError) and (number >= 2000 or not number)
             lost = lost or isinstance(error, pymysql.InterfaceError)
-            code, what = _LOST if lost else ("CF5003", "refused a statement")
+            code, what = _LOST if lost else (Code.SINK_REFUSED_DATA, "refused a statement")
         if isinstance(error, pymysql.DataError | pymysql.IntegrityError):
             code, what = _VALUE
         return ChangefeedError(code, f"{where} {what}", detail=f"error {number}", target=topic)
 
 
-_LOST = ("CF5001", "cannot be reached")
-_BUSY = ("CF5004", "is busy")
-_LOGIN = ("CF5002", "refused the login, or does not allow this")
-_VALUE = ("CF5006", "refused a row")
+_LOST = (Code.SINK_UNREACHABLE, "cannot be reached")
+_BUSY = (Code.SINK_BUSY, "is busy")
+_LOGIN = (Code.SINK_REFUSED_LOGIN, "refused the login, or does not allow this")
+_VALUE = (Code.SINK_CANNOT_TAKE_TABLE, "refused a row")
 
 #: Error number of the server -> what to do.
 _BY_NUMBER: Mapping[int, tuple[str, str]] = {
@@ -307,7 +307,7 @@ class MySQLSink(WarehouseSink):
         url.finish("mysql")
         if not database:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a MySQL sink names a database",
                 hint="write mysql://user:password@host/database",
             )

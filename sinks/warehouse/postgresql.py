@@ -161,7 +161,7 @@ class PostgreSQL(Warehouse):
             what = f"schema {d.quote(self.schema)}"
             grant = f"GRANT CREATE ON DATABASE {database} TO {role};"
         raise ChangefeedError(
-            "CF5002", f"{self.place}: role {role} may not make {what}", hint=grant
+            Code.SINK_REFUSED_LOGIN, f"{self.place}: role {role} may not make {what}", hint=grant
         )
 
     def run(self, statements: Sequence[Statement]) -> None:
@@ -228,14 +228,14 @@ class PostgreSQL(Warehouse):
 
     def _opened(self) -> psycopg.Connection[tuple[object, ...]]:
         if self._connection is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._connection
 
     def _refused(self, error: Exception) -> ChangefeedError:
         """A connection that could not be made. libpq's text names host and user, no password."""
         text = str(error)
         fatal = any(word in text for word in _NOT_TRIED_AGAIN)
-        code = "CF5002" if fatal else "CF5001"
+        code = Code.SINK_REFUSED_LOGIN if fatal else Code.SINK_UNREACHABLE
         reason = text.strip().splitlines()[-1] if fatal else type(error).__name__
         return ChangefeedError(code, f"{self.place} cannot be reached", detail=reason)
 
@@ -248,7 +248,9 @@ class PostgreSQL(Warehouse):
         state = error.sqlstate or ""
         code, what = next(
             (found for start, found in _BY_STATE.items() if state.startswith(start)),
-            ("CF5003", "refused a statement") if state else ("CF5001", "broke the connection"),
+            (Code.SINK_REFUSED_DATA, "refused a statement")
+            if state
+            else (Code.SINK_UNREACHABLE, "broke the connection"),
         )
         if code == Code.SINK_UNREACHABLE:
             self.close()
@@ -265,16 +267,16 @@ _NO_RIGHT = "42501"
 
 #: SQLSTATE, by its beginning -> what to do.
 _BY_STATE: Mapping[str, tuple[str, str]] = {
-    "08": ("CF5001", "broke the connection"),
-    "57P": ("CF5001", "is shutting down"),
-    "40": ("CF5004", "is busy"),
-    "55P03": ("CF5004", "is busy"),
-    "57014": ("CF5004", "cancelled a statement"),
-    "53": ("CF5004", "has no room"),
-    "22": ("CF5006", "cannot hold a value"),
-    "23": ("CF5006", "refused a row"),
-    "28": ("CF5002", "refused the login"),
-    _NO_RIGHT: ("CF5002", "does not allow this"),
+    "08": (Code.SINK_UNREACHABLE, "broke the connection"),
+    "57P": (Code.SINK_UNREACHABLE, "is shutting down"),
+    "40": (Code.SINK_BUSY, "is busy"),
+    "55P03": (Code.SINK_BUSY, "is busy"),
+    "57014": (Code.SINK_BUSY, "cancelled a statement"),
+    "53": (Code.SINK_BUSY, "has no room"),
+    "22": (Code.SINK_CANNOT_TAKE_TABLE, "cannot hold a value"),
+    "23": (Code.SINK_CANNOT_TAKE_TABLE, "refused a row"),
+    "28": (Code.SINK_REFUSED_LOGIN, "refused the login"),
+    _NO_RIGHT: (Code.SINK_REFUSED_LOGIN, "does not allow this"),
 }
 
 
@@ -312,7 +314,7 @@ class PostgreSQLSink(WarehouseSink):
         url.finish("postgresql")
         if not url.path.strip("/"):
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a PostgreSQL sink names a database",
                 hint="write postgresql://user:password@host/database?schema=name",
             )

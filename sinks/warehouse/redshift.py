@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
@@ -93,7 +93,7 @@ class RedshiftDialect(PostgreSQLDialect):
 
     def widen_column(self, table: str, name: str, sql: str) -> str:
         raise ChangefeedError(
-            "CF5006",
+            Code.SINK_CANNOT_TAKE_TABLE,
             f"Redshift cannot give column {name} a wider type",
             detail=f"target {table}",
             hint="it only lengthens VARCHAR: create the target again.",
@@ -149,7 +149,7 @@ class RedshiftSink(WarehouseSink):
         database = url.path.strip("/")
         if not url.host or not database:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a Redshift sink names a cluster and a database",
                 hint="write redshift://user:password@cluster:5439/database?schema=name",
             )

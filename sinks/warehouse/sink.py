@@ -15,7 +15,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.options import Feature
@@ -267,7 +267,7 @@ class WarehouseSink(DatabaseSink):
         found = self._tables.query(f"SELECT count(*) FROM {staged.staging} WHERE {where}")
         if int(str(found[0][0])) != staged.rows:
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"staged rows of {table.topic} are gone",
                 detail=f"{found[0][0]} of {staged.rows} rows",
             )

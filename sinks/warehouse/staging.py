@@ -22,7 +22,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from sinks.merged import policy
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
@@ -167,7 +167,7 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
         refused = sum(_refused(rule, staged[name]) for name in names)
         if refused:
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{shape.schema.table}: column {column.name} has a value that {rule.sql} of "
                 f"{d.name} cannot hold",
                 detail=f"target {shape.topic}, source type {column.type_name}, "

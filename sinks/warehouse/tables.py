@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
 from sinks.merged.applied import AppliedVersion
@@ -116,7 +116,7 @@ class Table:
     def refused(self, schema: TableSchema, why: str) -> ChangefeedError:
         """The table cannot be kept."""
         return ChangefeedError(
-            "CF5006",
+            Code.SINK_CANNOT_TAKE_TABLE,
             f"{schema.table}: {why}",
             detail=f"target {self.topic}",
             target=self.topic,

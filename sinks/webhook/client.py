@@ -21,7 +21,7 @@ import httpx
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from sinks.webhook.options import Tls, WebhookSettings
 
@@ -207,20 +207,20 @@ def _judged(place: str, status: int) -> ChangefeedError:
         said = str(status)
     if status in _LOGIN:
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"the webhook at {place} refused the login: {said}",
             hint="check webhook_auth_header (ALTER CHANGEFEED .. SET), then RESUME.",
         )
     if status in _BUSY:
-        return ChangefeedError("CF5004", f"the webhook at {place} is busy: {said}")
+        return ChangefeedError(Code.SINK_BUSY, f"the webhook at {place} is busy: {said}")
     if status >= 500:
         return ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             f"the webhook at {place} failed: {said}",
             hint="look into the log of that server.",
         )
     return ChangefeedError(
-        "CF5002",
+        Code.SINK_REFUSED_LOGIN,
         f"the webhook at {place} does not take messages: {said}",
         hint="check path and query of the URI (ALTER CHANGEFEED .. INTO), then RESUME.",
     )
@@ -235,7 +235,9 @@ def _unreachable(place: str, error: httpx.HTTPError) -> ChangefeedError:
         what, hint = str(error) or type(error).__name__, ""
     if "CERTIFICATE_VERIFY_FAILED" in what:
         hint = "name the authority that signed the server's certificate with ca_cert=<base64>."
-    return ChangefeedError("CF5001", f"cannot reach the webhook at {place}: {what}", hint=hint)
+    return ChangefeedError(
+        Code.SINK_UNREACHABLE, f"cannot reach the webhook at {place}: {what}", hint=hint
+    )
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
@@ -253,7 +255,9 @@ def _context(tls: Tls) -> ssl.SSLContext:
             _load_client(context, tls.certificate, tls.key)
     except (ssl.SSLError, ValueError) as error:
         problem = "ca_cert, client_cert or client_key holds no usable PEM text"
-        raise ChangefeedError("CF1207", problem, hint="encode the PEM file in base 64.") from error
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, problem, hint="encode the PEM file in base 64."
+        ) from error
     return context
 
 

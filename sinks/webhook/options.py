@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from changefeed.options.sink_config import Retry, WebhookSinkConfig
@@ -90,7 +90,7 @@ def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
     url = reader.url
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "a webhook needs one host",
             hint=f"write {url.scheme}://host/path",
         )
@@ -101,7 +101,7 @@ def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
     authorization = _text(options, "webhook_auth_header")
     if login and authorization:
         problem = "cannot specify both webhook_auth_header and a user in the URI"
-        reader.found.append(ChangefeedError("CF1205", problem))
+        reader.found.append(ChangefeedError(Code.OPTIONS_CONTRADICT, problem))
     address = reader.attempt(lambda: _address(uri, url.take_rest()), "")
     raise_all(reader.found)
     config = options.get("webhook_sink_config")

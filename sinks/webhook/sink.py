@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.options import Feature
@@ -180,7 +180,7 @@ class WebhookSink(Sink):
             client.post(payload, digest)
         except RefusedContent as refused:
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"the webhook at {self.settings.place} does not take the mark of a timestamp: "
                 f"{refused.status}",
                 hint="it must answer 2xx to resolved and truncate marks too, or drop the option "
@@ -192,7 +192,7 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
     """The error for a message no retry can deliver; it names no value."""
     if status == 413:
         return ChangefeedError(
-            "CF5006",
+            Code.SINK_CANNOT_TAKE_TABLE,
             f"a message of table {target.table}, topic {target.topic}, is too large for the "
             f"webhook, which answered 413 to it alone, a request of {size} bytes",
             hint="raise the server's limit of a body, or leave the large column out with a column "
@@ -200,7 +200,7 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
             target=target.topic,
         )
     return ChangefeedError(
-        "CF5003",
+        Code.SINK_REFUSED_DATA,
         f"the webhook refused a message of table {target.table}, topic {target.topic}: "
         f"it answered {status} to it alone",
         hint="look into the log of that server, then RESUME.",

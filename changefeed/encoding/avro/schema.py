@@ -14,7 +14,7 @@ from typing import Any
 import fastavro
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.names import identifier, namespace
@@ -69,7 +69,7 @@ class _Names:
             escaped = identifier(name)
             if escaped in taken:
                 raise ChangefeedError(
-                    "CF1302",
+                    Code.TARGET_NOT_WATCHABLE,
                     f"columns {taken[escaped]} and {name} of {self._table} have the same name "
                     "in Avro",
                     hint="leave one of them out with a column list.",

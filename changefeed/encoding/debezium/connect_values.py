@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.byte_columns import binary
 from changefeed.encoding.debezium.fields import Conversion, Field
 from changefeed.encoding.typed_values import list_items, typed_values
@@ -33,7 +33,7 @@ def fitting(column: str) -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, ValueError, OverflowError) as cause:
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column} does not fit the type it has in Debezium's messages",
         ) from cause
 
@@ -106,7 +106,7 @@ def _signed(values: pa.Array) -> pa.Array:
 def _refuse_no_number(values: pa.Array, name: str) -> None:
     if pc.any(pc.starts_with(values, '"')).as_py():
         raise ChangefeedError(
-            "CF4001",
+            Code.VALUE_NOT_ENCODABLE,
             f"column {name} holds NaN or infinity, which the decimals of envelope=debezium cannot",
             hint="leave the column out with a column list, or use another envelope.",
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.names import identifier, namespace
@@ -113,7 +113,7 @@ def column_number(schema: TableSchema, ordinal: int) -> int:
     number = column.column_id if numbered else ordinal + 1
     if number >= NUMBERS[META]:
         raise ChangefeedError(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             f"column {column.name} of {schema.table.name} has the number {number}, and fields of "
             f"columns are below {NUMBERS[META]} in protobuf",
             hint="leave it out with a column list, or use another format.",

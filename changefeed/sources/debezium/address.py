@@ -6,7 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import split_uri
 
 #: Every parameter of the URI and what it means, beside those of Debezium itself.
@@ -104,7 +104,7 @@ def parse(uri: str, default_port: int) -> Address:
     parts = split_uri(uri)
     if len(parts.hosts) != 1 or not parts.hosts[0].name:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"the URI of a source {parts.scheme}:// names one host",
             hint=f"write it as {parts.scheme}://user:password@host:{default_port}/database",
         )
@@ -134,7 +134,7 @@ def parse(uri: str, default_port: int) -> Address:
 def _unknown(scheme: str, written: str) -> ChangefeedError:
     near = difflib.get_close_matches(written[:64], PARAMETERS, n=1)
     return ChangefeedError(
-        "CF1202",
+        Code.UNKNOWN_PARAMETER,
         f"unknown parameter {written[:64]!r} in the URI of a source {scheme}://",
         hint=f'did you mean "{near[0]}"?'
         if near
@@ -147,7 +147,7 @@ def _allowed(name: str) -> str:
     for ours in OURS:
         if name == ours or name.startswith(f"{ours}."):
             raise ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 f"the property {name[:64]} of Debezium is set by changefeed and cannot be given",
                 hint="leave it out of the URI; docs/source-debezium.md says what can be given.",
             )
@@ -158,11 +158,13 @@ def _seconds(text: str) -> int:
     if text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= 3600:
         return int(text)
     raise ChangefeedError(
-        "CF1207", "parameter connect_timeout must be a whole number from 1 to 3600"
+        Code.INVALID_PARAMETER, "parameter connect_timeout must be a whole number from 1 to 3600"
     )
 
 
 def _heap(text: str) -> str:
     if _HEAP.fullmatch(text):
         return text.lower()
-    raise ChangefeedError("CF1207", "parameter heap must be a size such as 512m or 2g")
+    raise ChangefeedError(
+        Code.INVALID_PARAMETER, "parameter heap must be a size such as 512m or 2g"
+    )

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     Commits,
     Event,
@@ -233,7 +233,9 @@ class Assembler:
     def _schema(self, table: int, told: list[_At], at: int) -> TableSchema:
         name = self._name(table)
         if name is None:
-            raise ChangefeedError("CF2105", "a row of a table that was not described")
+            raise ChangefeedError(
+                Code.UNEXPECTED_MESSAGE, "a row of a table that was not described"
+            )
         if self._present.get(name) != table:
             known, change = self._shapes.resolve(name, self._frame_shapes[table])
             if change is not None:
@@ -348,7 +350,7 @@ class Assembler:
         pending, self._pending = self._pending, _PendingItems()
         if any(pending.unsent):
             raise ChangefeedError(
-                "CF2105",
+                Code.UNEXPECTED_MESSAGE,
                 "a large transaction has rows of which Debezium does not know all values",
                 hint="let the database log whole rows (REPLICA IDENTITY FULL, supplemental logging"
                 " of all columns); then RESCAN the feeds of this source.",

@@ -128,7 +128,7 @@ class DoorAttachment(Attachment):
             raise _nothing_held(self._source.name)
         if request.identity and (present := self._source.identity()) != request.identity:
             raise ChangefeedError(
-                "CF2104",
+                Code.SOURCE_IS_ANOTHER,
                 f"source {self._source.name!r} is another database than before",
                 detail=f"it is {present}, was {request.identity}",
             )
@@ -150,5 +150,6 @@ class DoorAttachment(Attachment):
 
 def _nothing_held(name: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2102", f"no place in the log of source {name!r} is known where the change log begins"
+        Code.SOURCE_LOG_GONE,
+        f"no place in the log of source {name!r} is known where the change log begins",
     )

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.debezium.failures import Cause, failure
 from changefeed.spark.ivy import trust_flags
 from changefeed.spark.java import find_java
@@ -180,7 +180,7 @@ class Door:
         except queue.Empty:
             self.close()
             raise ChangefeedError(
-                "CF2001", f"no answer of the source within {ANSWER_SECONDS:.0f} s"
+                Code.SOURCE_UNREACHABLE, f"no answer of the source within {ANSWER_SECONDS:.0f} s"
             ) from None
         if kind == "F":
             raise _told(content)
@@ -190,16 +190,18 @@ class Door:
 
     def _ended(self) -> ChangefeedError:
         if self._closed:
-            return ChangefeedError("CF2101", "the stream was closed")
+            return ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
         words = " | ".join(self._tail)
         if re.search(r"OutOfMemoryError", words):
             return ChangefeedError(
-                "CF2101",
+                Code.STREAM_BROKE,
                 "Debezium's JVM ran out of memory",
                 hint="give it more with the parameter heap of the connection, e.g. heap=2g.",
             )
         return ChangefeedError(
-            "CF2101", f"Debezium's JVM ended with status {self._process.poll()}", detail=words
+            Code.STREAM_BROKE,
+            f"Debezium's JVM ended with status {self._process.poll()}",
+            detail=words,
         )
 
     def _read(self) -> None:
@@ -251,7 +253,7 @@ def _of_spark(names: Sequence[str]) -> list[Path]:
     for name in names:
         jar = next(iter(sorted(spark_jars().glob(f"{name}-[0-9]*.jar"))), None)
         if jar is None:
-            raise ChangefeedError("CF4003", f"the installed pyspark has no {name}")
+            raise ChangefeedError(Code.SPARK_NOT_AVAILABLE, f"the installed pyspark has no {name}")
         found.append(jar)
     return found
 
@@ -285,7 +287,7 @@ def compiled(jars: Sequence[Path]) -> Path:
         run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if run.returncode != 0:
             raise ChangefeedError(
-                "CF4003",
+                Code.SPARK_NOT_AVAILABLE,
                 "the part of the Debezium source that is Java could not be compiled",
                 detail=next((s for s in run.stderr.splitlines() if "Caused" in s), "")[:500],
             )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
         r"replication slot .* does not exist|can no longer get changes from replication slot|"
         r"no longer accessible|ORA-01291|ORA-00308|"
         r"is not in the valid range of LSN|insufficient number of arguments .*cdc",
-        "CF2102",
+        Code.SOURCE_LOG_GONE,
         "the source no longer has the log that was not read yet",
     ),
     (
         r"Access denied for user|password authentication failed|Login failed for user|ORA-01017|"
         r"no password was provided|Unknown initial character set|28000|ERRORCODE=-4214",
-        "CF2002",
+        Code.SOURCE_REFUSED_LOGIN,
         "the source refused the login",
     ),
     (
@@ -46,24 +46,24 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
         r"Could not connect to|The TCP/IP connection to the host|IO Error|"
         r"Unable to connect|UnknownHostException|connect timed out|SocketTimeoutException|"
         r"ERRORCODE=-4499",
-        "CF2001",
+        Code.SOURCE_UNREACHABLE,
         "the source cannot be reached",
     ),
     (
         r"must be superuser or replication role|permission denied|command denied|ORA-01031|"
         r"you need \(at least one of\) the|is not able to access|SQLCODE=-551",
-        "CF2004",
+        Code.SOURCE_PERMISSION_MISSING,
         "a right is missing at the source",
     ),
     (
         r"binlog_format|binlog_row_image|wal_level|is not enabled for CDC|No CDC|"
         r"ARCHIVELOG|supplemental log|not configured to use a row-level binlog",
-        "CF2003",
+        Code.SOURCE_NOT_SET_UP,
         "the source is not set up for Debezium",
     ),
     (
         r"is active for PID|lock wait timeout|Lock wait timeout exceeded",
-        "CF2005",
+        Code.SOURCE_BUSY,
         "the source is busy",
     ),
 )
@@ -80,17 +80,21 @@ def failure(causes: Sequence[Cause]) -> ChangefeedError:
             return ChangefeedError(code, message, detail=detail)
     states = [cause.state or "" for cause in causes]
     if any(state.startswith("28") for state in states):
-        return ChangefeedError("CF2002", "the source refused the login", detail=detail)
+        return ChangefeedError(
+            Code.SOURCE_REFUSED_LOGIN, "the source refused the login", detail=detail
+        )
     if any(state.startswith("08") for state in states):
-        return ChangefeedError("CF2001", "the source cannot be reached", detail=detail)
+        return ChangefeedError(
+            Code.SOURCE_UNREACHABLE, "the source cannot be reached", detail=detail
+        )
     if any("NoClassDefFound" in c.kind or "ClassNotFound" in c.kind for c in causes):
         return ChangefeedError(
-            "CF4003",
+            Code.SPARK_NOT_AVAILABLE,
             "a class that Debezium's connector needs is missing",
             detail=detail,
             hint="the jars of the pack are incomplete: see docs/source-debezium.md.",
         )
-    return ChangefeedError("CF2101", "Debezium's engine failed", detail=detail)
+    return ChangefeedError(Code.STREAM_BROKE, "Debezium's engine failed", detail=detail)
 
 
 def _said(causes: Sequence[Cause]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange
 
@@ -22,7 +22,7 @@ def range_problem(table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
                 continue
             if column.logical not in _WHOLE:
                 return ChangefeedError(
-                    "CF1303",
+                    Code.NOT_SUPPORTED,
                     f"a range of keys cannot be of column {column.name}, a {column.logical}",
                     hint="columns of whole numbers, text, dates and UUIDs can have one.",
                 )
@@ -30,12 +30,14 @@ def range_problem(table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
                 int(value)
             except ValueError:
                 return ChangefeedError(
-                    "CF1303", f"a bound of column {column.name} is no whole number"
+                    Code.NOT_SUPPORTED, f"a bound of column {column.name} is no whole number"
                 )
     if keys.low and keys.high:
         low, high = _values(table, keys.low), _values(table, keys.high)
         if len(low) == len(high) and low >= high:
-            return ChangefeedError("CF1303", "the range of keys is empty: FROM is not below TO")
+            return ChangefeedError(
+                Code.NOT_SUPPORTED, "the range of keys is empty: FROM is not below TO"
+            )
     return None
 
 

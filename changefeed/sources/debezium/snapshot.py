@@ -160,7 +160,9 @@ class DoorSnapshot:
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise ChangefeedError("CF2201", "the snapshot of the initial scan was closed")
+            raise ChangefeedError(
+                Code.SCAN_INTERRUPTED, "the snapshot of the initial scan was closed"
+            )
 
     # --------------------------------------------------------------------------- reading
 
@@ -201,7 +203,9 @@ class DoorSnapshot:
                 elif kind == "B" and self._batch(content, shapes):
                     return
                 elif kind == "X":
-                    raise ChangefeedError("CF2201", "the snapshot by Debezium ended by itself")
+                    raise ChangefeedError(
+                        Code.SCAN_INTERRUPTED, "the snapshot by Debezium ended by itself"
+                    )
         finally:
             door.close()
             self._sessions.ask(lambda session: self._connector.scanned(session, properties))
@@ -213,7 +217,9 @@ class DoorSnapshot:
             self._group(group, shapes[group.table])
         notices = {mark.id for mark in batch.marks if mark.kind == "notice"}
         if failed := notices & _FAILED:
-            raise ChangefeedError("CF2201", f"Debezium says of its snapshot: {min(failed)}")
+            raise ChangefeedError(
+                Code.SCAN_INTERRUPTED, f"Debezium says of its snapshot: {min(failed)}"
+            )
         done = _COMPLETED in notices
         if not self._place and (batch.groups or done):
             offsets = [mark.offset[1] for mark in batch.marks if mark.offset[1]]
@@ -266,7 +272,8 @@ class DoorPart:
                     batch = pa.ipc.open_file(source).get_batch(number)
             except OSError as error:
                 raise ChangefeedError(
-                    "CF2201", "the snapshot of the initial scan is gone: its files were removed"
+                    Code.SCAN_INTERRUPTED,
+                    "the snapshot of the initial scan is gone: its files were removed",
                 ) from error
             batch = in_range(self.table, self.keys, batch)
             kept: list[Any] = [
@@ -278,7 +285,9 @@ class DoorPart:
 
 def _changed(table: TableName) -> ChangefeedError:
     return ChangefeedError(
-        "CF2201", f"table {table} changed while its scan began", hint="the scan starts again."
+        Code.SCAN_INTERRUPTED,
+        f"table {table} changed while its scan began",
+        hint="the scan starts again.",
     )
 
 
@@ -293,7 +302,7 @@ def _other_shape(schema: TableSchema, shape: TableShape, *, long_times: bool) ->
     )
     column, carrier = wrong
     return ChangefeedError(
-        "CF2202",
+        Code.TABLE_NOT_SCANNABLE,
         f"column {column.name} of {schema.table} cannot be read",
         detail=f"the database calls it {column.type_name} ({column.logical}), Debezium sends"
         f" {carrier.semantic or carrier.type}",
@@ -306,5 +315,7 @@ def _of_scan(error: ChangefeedError) -> ChangefeedError:
     if error.code is not Code.STREAM_BROKE:
         return error
     return ChangefeedError(
-        "CF2201", "the snapshot by Debezium broke", detail=error.detail or error.message
+        Code.SCAN_INTERRUPTED,
+        "the snapshot by Debezium broke",
+        detail=error.detail or error.message,
     )

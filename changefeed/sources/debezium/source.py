@@ -90,7 +90,7 @@ class DebeziumSource(Source):
         schema = watch.schema or self.connector.default_schema(session)
         if not schema:
             raise ChangefeedError(
-                "CF1101",
+                Code.NAME_UNKNOWN,
                 f'table "{watch.name}" has no schema',
                 span=watch.span,
                 hint=f"write schema.{watch.name}, or put the database into the connection's URI.",
@@ -118,7 +118,10 @@ class DebeziumSource(Source):
         if not near and not any(s == schema for s, _ in known):
             hint = f'there is no schema "{schema}" with tables.'
         return ChangefeedError(
-            "CF1101", f'table "{schema}.{watch.name}" does not exist', span=watch.span, hint=hint
+            Code.NAME_UNKNOWN,
+            f'table "{schema}.{watch.name}" does not exist',
+            span=watch.span,
+            hint=hint,
         )
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
@@ -154,7 +157,7 @@ class DebeziumSource(Source):
             known = [(s, n) for s, n in known if s == schema]
             if not known:
                 raise ChangefeedError(
-                    "CF1101", f'schema "{schema}" does not exist or has no tables'
+                    Code.NAME_UNKNOWN, f'schema "{schema}" does not exist or has no tables'
                 )
         return sorted(
             TableName(self.name, s, n)

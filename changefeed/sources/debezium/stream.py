@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
@@ -162,7 +162,7 @@ class DoorStream:
             frame = door.frame(LOOK)
             if frame is None:
                 if self._clock.monotonic() - heard > SILENCE:
-                    raise ChangefeedError("CF2101", "Debezium's engine is silent")
+                    raise ChangefeedError(Code.STREAM_BROKE, "Debezium's engine is silent")
                 continue
             heard = self._clock.monotonic()
             kind, content = frame
@@ -171,7 +171,7 @@ class DoorStream:
             elif kind == "B":
                 yield from self._batch(door, content)
             elif kind == "X":
-                raise ChangefeedError("CF2101", "Debezium's engine ended by itself")
+                raise ChangefeedError(Code.STREAM_BROKE, "Debezium's engine ended by itself")
 
     def _batch(self, door: Door, content: bytes) -> Iterator[Flush]:
         assembler = self._assembler

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.disk import no_room
 from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, Repeats, Writes
@@ -209,7 +209,7 @@ def _images(files: Sequence[_File], like: _File, places: Numbers) -> list[pa.Arr
             found.append([column.take(at) for column in part.rows.before])
             left = left[left > part.number[-1]]
     if sum(len(part[0]) for part in found) != len(wanted):
-        raise ChangefeedError("CF3001", "rows of a large transaction are missing on disk")
+        raise ChangefeedError(Code.LOG_DAMAGED, "rows of a large transaction are missing on disk")
     columns = []
     for number, ordinal in enumerate(like.schema.before_ordinals):
         kind = like.schema.columns[ordinal].arrow

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import split_uri
 
 DEFAULT_PORT = 3306
@@ -79,7 +79,7 @@ def _load(parameter: str, path: str | None, load: Callable[[str], None]) -> None
     except (OSError, ssl.SSLError):
         reason = "is not readable" if not Path(path).is_file() else "has not what it should hold"
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             f"the file that {parameter} of the MySQL source names {reason}",
             hint="it must be a file in PEM format that changefeed can read.",
         ) from None
@@ -117,7 +117,7 @@ def parse(uri: str) -> Address:
     parts = split_uri(uri)
     if len(parts.hosts) != 1:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "the URI of a MySQL source names one host",
             hint="write it as mysql://user:password@host:3306/database; for failover give the"
             " name or address that moves with the primary.",
@@ -125,7 +125,7 @@ def parse(uri: str) -> Address:
     database = parts.database
     if "/" in database:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "the URI of a MySQL source has more than a database after the host",
             hint="write it as mysql://user:password@host:3306/database",
         )
@@ -150,12 +150,14 @@ def _known(parameters: tuple[tuple[str, str], ...]) -> dict[str, str]:
         if name not in PARAMETERS:
             near = difflib.get_close_matches(name[:64], PARAMETERS, n=1)
             raise ChangefeedError(
-                "CF1202",
+                Code.UNKNOWN_PARAMETER,
                 f"unknown parameter {written[:64]!r} in the URI of a MySQL source",
                 hint=f'did you mean "{near[0]}"?' if near else f"it takes {', '.join(PARAMETERS)}.",
             )
         if name in given:
-            raise ChangefeedError("CF1207", f"parameter {name} of the MySQL source is given twice")
+            raise ChangefeedError(
+                Code.INVALID_PARAMETER, f"parameter {name} of the MySQL source is given twice"
+            )
         given[name] = value
     return given
 
@@ -167,17 +169,19 @@ def _tls(given: dict[str, str]) -> Tls:
     mode = mode.lower().replace("-", "_")
     if mode not in TLS_MODES:
         raise ChangefeedError(
-            "CF1207", f"ssl_mode of a MySQL source must be one of {', '.join(TLS_MODES)}"
+            Code.INVALID_PARAMETER,
+            f"ssl_mode of a MySQL source must be one of {', '.join(TLS_MODES)}",
         )
     if ca and not mode.startswith("verify_"):
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             f"ssl_ca of a MySQL source has no effect with ssl_mode={mode}",
             hint="use ssl_mode=verify_identity (or verify_ca), or leave ssl_ca out.",
         )
     if (cert is None) is not (key is None):
         raise ChangefeedError(
-            "CF1207", "ssl_cert and ssl_key of a MySQL source belong together: give both"
+            Code.INVALID_PARAMETER,
+            "ssl_cert and ssl_key of a MySQL source belong together: give both",
         )
     if cert and mode == "preferred":
         mode = "required"
@@ -192,7 +196,7 @@ def _whole(given: dict[str, str], name: str, least: int, most: int) -> int | Non
         return None
     if not (text.isascii() and text.isdecimal() and least <= int(text[:12]) <= most):
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             f"parameter {name} of the MySQL source must be a whole number from {least} to {most}",
         )
     return int(text)

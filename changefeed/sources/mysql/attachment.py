@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Protocol
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
@@ -131,7 +131,7 @@ class MySQLAttachment(Attachment):
         """
         if present != self._memo["mode"]:
             raise ChangefeedError(
-                "CF2103",
+                Code.SOURCE_LOG_REPLACED,
                 f"gtid_mode of source {self._source.name!r} was switched since its log began",
                 detail=f"places are of the kind {self._memo['mode']!r}, now they are {present!r}",
                 hint="RESCAN the feeds of this source: a new log begins with the new kind.",
@@ -155,13 +155,13 @@ class MySQLAttachment(Attachment):
             return
         if same:
             raise ChangefeedError(
-                "CF2103",
+                Code.SOURCE_LOG_REPLACED,
                 f"source {self._source.name!r} does not have all transactions that were read",
                 detail="its log was reset, it was restored, or another server took its place and "
                 "was read meanwhile",
             )
         raise ChangefeedError(
-            "CF2104",
+            Code.SOURCE_IS_ANOTHER,
             f"source {self._source.name!r} is another server than before",
             detail=f"server {present}, was {request.identity}, and it has not the transactions "
             "that were read",
@@ -175,4 +175,6 @@ class MySQLAttachment(Attachment):
 
 
 def _nothing_held() -> ChangefeedError:
-    return ChangefeedError("CF2102", "no place in the binlog is known where the log would begin")
+    return ChangefeedError(
+        Code.SOURCE_LOG_GONE, "no place in the binlog is known where the log would begin"
+    )

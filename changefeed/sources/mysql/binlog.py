@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 if TYPE_CHECKING:
     from changefeed.sources.mysql.wire import Place
@@ -76,7 +76,7 @@ class Header(NamedTuple):
 
 def misfit(what: str) -> ChangefeedError:
     """CF2105 for bytes that are not what they should be."""
-    return ChangefeedError("CF2105", f"a binlog event that cannot be: {what}")
+    return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"a binlog event that cannot be: {what}")
 
 
 class Cursor:
@@ -143,7 +143,9 @@ def strip_checksum(place: Place) -> Place:
     data, start, end = place
     upto = end - CHECKSUM_SIZE
     if upto - start < HEADER_SIZE or not _matches(data, start, upto):
-        raise ChangefeedError("CF2101", "a binlog event's checksum does not match its bytes")
+        raise ChangefeedError(
+            Code.STREAM_BROKE, "a binlog event's checksum does not match its bytes"
+        )
     return data, start, upto
 
 

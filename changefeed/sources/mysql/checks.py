@@ -104,7 +104,7 @@ def set_variable(session: Session, name: str, value: str) -> str:
 
 
 def _not_set_up(message: str, hint: str) -> ChangefeedError:
-    return ChangefeedError("CF2003", message, hint=hint)
+    return ChangefeedError(Code.SOURCE_NOT_SET_UP, message, hint=hint)
 
 
 # ------------------------------------------------------------------------- the user
@@ -122,7 +122,7 @@ def check_user(session: Session) -> Iterator[ChangefeedError]:
             missing.append("REPLICATION CLIENT")
     if missing:
         yield ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             f"user {account(session)} may not read the binlog: {' and '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} missing",
             hint=f"GRANT {', '.join(missing)} ON *.* TO {account(session)};",
@@ -180,11 +180,11 @@ def _problems(
         yield refusal
         return
     if (reason := engine_problem(table)) is not None:
-        yield ChangefeedError("CF2003", reason[0], hint=reason[1], span=watch.span)
+        yield ChangefeedError(Code.SOURCE_NOT_SET_UP, reason[0], hint=reason[1], span=watch.span)
     do, ignore = filtered
     if (do and table.database not in do) or table.database in ignore:
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             f'changes of database "{table.database}" are not in the binlog',
             hint="take it out of binlog_ignore_db, or add it to binlog_do_db, in the server's "
             "configuration; then restart the server.",
@@ -198,7 +198,7 @@ def _problems(
         if error.code is not Code.SOURCE_PERMISSION_MISSING:
             raise
         yield ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             f"user {account(session)} may not read table {table.full_name}",
             hint=f"GRANT SELECT ON `{table.database}`.`{table.name}` TO {account(session)};",
             span=watch.span,

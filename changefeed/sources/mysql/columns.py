@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.json_binary import json_text
@@ -369,7 +369,9 @@ def gather(block: Block, cells: Cells, *, text: bool) -> pa.Array:
 
 
 def _too_large(column: Column) -> ChangefeedError:
-    return ChangefeedError("CF1303", f"values of column {column.name!r} above 2 GB together")
+    return ChangefeedError(
+        Code.NOT_SUPPORTED, f"values of column {column.name!r} above 2 GB together"
+    )
 
 
 def _text(given: _Input) -> pa.Array:

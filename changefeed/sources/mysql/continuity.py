@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import GtidPlace, StreamPlace
 
@@ -156,7 +156,7 @@ class Continuity:
             os.pwrite(self._file, text.encode(), self._turn % 2 * _RECORD)
         except OSError as error:
             raise ChangefeedError(
-                "CF3004", f"cannot write {self._path}: {error.strerror}"
+                Code.LOG_NOT_WRITABLE, f"cannot write {self._path}: {error.strerror}"
             ) from error
         self._turn += 1
         self._saved = last
@@ -193,7 +193,8 @@ class EndOfLog:
         self._behind = 0 if all_read else self._behind + 1
         if self._behind > _PATIENCE:
             raise ChangefeedError(
-                "CF2101", "the MySQL server does not send the transactions that its binlog has"
+                Code.STREAM_BROKE,
+                "the MySQL server does not send the transactions that its binlog has",
             )
         return all_read
 
@@ -217,5 +218,7 @@ class EndOfLog:
 
 def _another(detail: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2103", "the binlog of the MySQL server is not the one that was read", detail=detail
+        Code.SOURCE_LOG_REPLACED,
+        "the binlog of the MySQL server is not the one that was read",
+        detail=detail,
     )

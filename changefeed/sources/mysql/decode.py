@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, Kind, misfit
@@ -85,7 +85,7 @@ def find_rows(
         present = int.from_bytes(cursor.take((count + 7) // 8), "little")
         if present & ((1 << count) - 1) != (1 << count) - 1:
             raise ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the binlog has only parts of the rows of {shape.database}.{shape.table}",
                 hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
                 " setting until they end. Then RESCAN the feeds of this source.",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.base import TableInfo, Watch
 from changefeed.sources.mysql.session import Session, listed, literal
@@ -166,7 +166,7 @@ def resolve(watch: Watch, database: str) -> tuple[str, str]:
     schema = watch.schema or database
     if not schema:
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f'table "{watch.name}" needs a database',
             hint=f"write it as <database>.{watch.name}, or name a database in the URI of the"
             " connection: mysql://user@host/database",
@@ -183,7 +183,7 @@ def unknown_table(session: Session, watch: Watch, database: str) -> ChangefeedEr
         n=1,
     )
     return ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'table "{database}.{watch.name}" does not exist, or the user may not see it',
         hint=f'did you mean "{near[0]}"?' if near else "SHOW TABLES lists what can be watched.",
         span=watch.span,
@@ -203,7 +203,9 @@ def refusal(table: Table, watch: Watch) -> ChangefeedError | None:
         why = f'table "{name}" is system-versioned: its history rows are in the binlog as rows'
     else:
         return None
-    return ChangefeedError("CF1302", why, hint="watch a base table.", span=watch.span)
+    return ChangefeedError(
+        Code.TARGET_NOT_WATCHABLE, why, hint="watch a base table.", span=watch.span
+    )
 
 
 def describe(session: Session, source: str, database: str, name: str) -> TableSchema:
@@ -248,7 +250,7 @@ def matching(
         if database not in known:
             near = difflib.get_close_matches(database, known, n=1)
             raise ChangefeedError(
-                "CF1101",
+                Code.NAME_UNKNOWN,
                 f'database "{database}" does not exist, or the user may not see it',
                 hint=f'did you mean "{near[0]}"?' if near else "",
             )

@@ -12,7 +12,7 @@ import struct
 import uuid
 from typing import Protocol, Self
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 
 #: ``[first, last]``, both included.
@@ -52,7 +52,9 @@ def file_position(file: str, offset: int) -> Position:
     """
     number = file.rpartition(".")[2]
     if not number.isascii() or not number.isdigit():
-        raise ChangefeedError("CF2105", f"a binlog file without a number: {file[:100]!r}")
+        raise ChangefeedError(
+            Code.UNEXPECTED_MESSAGE, f"a binlog file without a number: {file[:100]!r}"
+        )
     return f"{int(number):010d}.{offset:012d}"
 
 
@@ -111,7 +113,9 @@ class GtidSet:
     def add_interval(self, server: bytes, first: int, last: int) -> None:
         """All from ``first`` to ``last``."""
         if not 0 < first <= last < 1 << 63:
-            raise ChangefeedError("CF2105", f"a GTID interval that cannot be: {first}-{last}")
+            raise ChangefeedError(
+                Code.UNEXPECTED_MESSAGE, f"a GTID interval that cannot be: {first}-{last}"
+            )
         merged: list[Interval] = []
         for interval in sorted([*self._intervals.get(server, []), [first, last]]):
             if merged and interval[0] <= merged[-1][1] + 1:
@@ -209,4 +213,4 @@ def _interval_text(interval: Interval) -> str:
 
 
 def _no_gtids(text: str) -> ChangefeedError:
-    return ChangefeedError("CF2105", "not a set of GTIDs", detail=text[:200])
+    return ChangefeedError(Code.UNEXPECTED_MESSAGE, "not a set of GTIDs", detail=text[:200])

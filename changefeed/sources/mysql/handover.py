@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Handover
 from changefeed.sources.connector_offset import demand_streaming
 from changefeed.sources.mysql import log_place
@@ -36,7 +36,7 @@ def _by_gtids(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
     gtids = offset.get("gtids")
     if not isinstance(gtids, str) or not gtids:
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "the offset has no GTIDs, and this server's log is read by them",
             hint="let the connector write an offset with gtids, or leave cursor out.",
         )
@@ -44,11 +44,12 @@ def _by_gtids(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
         place = log_place.gtid_place(session, gtids)
     except ChangefeedError as error:
         raise ChangefeedError(
-            "CF1303", f"the GTIDs of the offset cannot be read: {error.message}"
+            Code.NOT_SUPPORTED, f"the GTIDs of the offset cannot be read: {error.message}"
         ) from error
     if not log_place.has(session, place.history):
         raise ChangefeedError(
-            "CF1303", "the server does not have the transactions that the connector delivered"
+            Code.NOT_SUPPORTED,
+            "the server does not have the transactions that the connector delivered",
         )
     if not log_place.reaches(session, place.history):
         raise _purged()
@@ -59,7 +60,7 @@ def _by_file(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
     file, begin = offset.get("file"), offset.get("pos")
     if not isinstance(file, str) or not isinstance(begin, int) or not file:
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "the offset has no binlog file and position: it is not one of a MySQL connector",
             hint="its JSON has file and pos; see the topic of offset.storage.topic.",
         )
@@ -68,14 +69,14 @@ def _by_file(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
         raise _purged(f"file {file}")
     if begin > lengths[file]:
         raise ChangefeedError(
-            "CF1303", f"binlog file {file} ends before the offset: it is another server's"
+            Code.NOT_SUPPORTED, f"binlog file {file} ends before the offset: it is another server's"
         )
     return log_place.file_place(session, file, begin)
 
 
 def _purged(what: str = "") -> ChangefeedError:
     return ChangefeedError(
-        "CF1303",
+        Code.NOT_SUPPORTED,
         "the server no longer has the binlog behind the offset",
         detail=what,
         hint="leave cursor out for an initial scan.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.mysql import gtid
 from changefeed.sources.mysql.session import Session
@@ -63,7 +63,7 @@ def file_end(session: Session) -> tuple[str, int]:
     rows = session.mappings(asks, "ask for the end of the binlog")
     if not rows:
         raise ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the server writes no binlog",
             hint="set log_bin = binlog in the server's configuration, then restart it.",
         )

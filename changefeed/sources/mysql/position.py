@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
 
@@ -61,7 +61,9 @@ class FilePlace:
         server, _, rest = history.partition(" ")
         file, _, offset = rest.rpartition(" ")
         if not file or not offset.isdigit():
-            raise ChangefeedError("CF2105", "not a place in a binlog file", detail=history[:200])
+            raise ChangefeedError(
+                Code.UNEXPECTED_MESSAGE, "not a place in a binlog file", detail=history[:200]
+            )
         return cls(server, file, int(offset))
 
     @property

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.decoded.stored import StoredTransaction
 
 #: Files beside the rows: how many they are, and the tables that the transaction changes and nobody
@@ -62,7 +62,7 @@ class PreparedTransactions:
 def unknown_rows(what: str) -> ChangefeedError:
     """Rows of a prepared transaction that commits now were not kept."""
     return ChangefeedError(
-        "CF2103",
+        Code.SOURCE_LOG_REPLACED,
         f"an XA transaction commits that {what}: its rows are not known",
         hint="RESCAN the feeds of this source; the new scan has the rows.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange
 from changefeed.sources.mysql.session import Session, literal, quoted
@@ -112,7 +112,7 @@ def range_problem(session: Session, table: TableSchema, keys: KeyRange) -> Chang
         for column, text in zip(columns, bound or (), strict=False):
             if not _is_value(session, column, text):
                 return ChangefeedError(
-                    "CF1302",
+                    Code.TARGET_NOT_WATCHABLE,
                     f"VALUES {side} ({text}) cannot be: {text} is no value of column "
                     f"{column.name}, which is {column.type_name}",
                 )
@@ -127,7 +127,7 @@ def range_problem(session: Session, table: TableSchema, keys: KeyRange) -> Chang
     if below or (equal and len(keys.high) > len(keys.low)):
         return None
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"VALUES FROM ({', '.join(keys.low)}) TO ({', '.join(keys.high)}) holds no key: "
         "the first bound must be below the second, which is not part of the range",
     )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
@@ -140,7 +140,7 @@ def _longer(buffer: bytearray, filled: int) -> int:
 
 
 def _garbled(why: str) -> ChangefeedError:
-    return ChangefeedError("CF2105", f"the server's answer cannot be read: {why}")
+    return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"the server's answer cannot be read: {why}")
 
 
 def _ends_here(buffer: bytearray, filled: int) -> bool:

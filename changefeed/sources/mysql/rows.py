@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.decimals import decimal_text
@@ -308,6 +308,7 @@ def arrays(rows: Sequence[Row], schema: TableSchema) -> list[pa.Array]:
             found.append(pa.array([row[number] for row in rows], column.arrow))
         except (pa.ArrowException, OverflowError):
             raise ChangefeedError(
-                "CF2105", f"a value of column {column.name!r} of {schema.table} is not of its type"
+                Code.UNEXPECTED_MESSAGE,
+                f"a value of column {column.name!r} of {schema.table} is not of its type",
             ) from None
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
 from changefeed.sources.mysql.session import Session, quoted
@@ -67,7 +67,7 @@ def _batch(table: TableSchema, columns: Sequence[int], block: list[Values]) -> p
             arrays.append(log_column(column, by_place[i]))
         except (pa.ArrowInvalid, ValueError) as error:
             raise ChangefeedError(
-                "CF2202",
+                Code.TABLE_NOT_SCANNABLE,
                 f"table {table.table} cannot be scanned: a value of column {column.name} is no "
                 f"{column.type_name}",
                 hint="ALTER TABLE during the scan can do this: the scan starts again on RESUME.",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.mysql.address import Address
 
 Row = tuple[Any, ...]
@@ -123,7 +123,9 @@ class Session:
             connection._execute_command(_COM_QUERY, sql)
             head = connection._read_packet()
             if head.read_length_encoded_integer() != columns:
-                raise ChangefeedError("CF2105", "the server's answer has other columns than asked")
+                raise ChangefeedError(
+                    Code.UNEXPECTED_MESSAGE, "the server's answer has other columns than asked"
+                )
             # One packet per column, and one that ends the list.
             for _ in range(columns + 1):
                 connection._read_packet()
@@ -184,7 +186,7 @@ def open_connection(address: Address) -> Any:
         import pymysql
     except ImportError as error:
         raise ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the package pymysql is not installed: a MySQL source needs it",
             hint="pip install 'changefeed[mysql]'",
         ) from error
@@ -285,7 +287,7 @@ def explained(address: Address, doing: str) -> Iterator[None]:
     except _UNREADABLE as error:
         # The text of such an error may repeat a value.
         raise ChangefeedError(
-            "CF2105",
+            Code.UNEXPECTED_MESSAGE,
             f"the answer of the server at {address} cannot be read: cannot {doing}",
             detail=type(error).__name__,
             hint="is it a MySQL or MariaDB server? Else something between changes bytes.",
@@ -297,21 +299,29 @@ def server_error(address: Address, error: Exception, doing: str) -> ChangefeedEr
     number, words = _number(error), _words(error)
     if number in _LOGIN:
         return ChangefeedError(
-            "CF2002", f"{address} refused the login of user {address.user!r}", detail=words
+            Code.SOURCE_REFUSED_LOGIN,
+            f"{address} refused the login of user {address.user!r}",
+            detail=words,
         )
     if number in _RIGHTS:
-        return ChangefeedError("CF2004", f"user {address.user!r} may not {doing}", detail=words)
+        return ChangefeedError(
+            Code.SOURCE_PERMISSION_MISSING, f"user {address.user!r} may not {doing}", detail=words
+        )
     if number in _BUSY:
-        return ChangefeedError("CF2005", f"{address} is busy: cannot {doing} now", detail=words)
+        return ChangefeedError(
+            Code.SOURCE_BUSY, f"{address} is busy: cannot {doing} now", detail=words
+        )
     if number in _AWAY or not number or 2000 <= number < 3000:
         return _unreachable(address, words)
     return ChangefeedError(
-        "CF2003", f"{address} refused to {doing}", detail=f"error {number}: {words}"
+        Code.SOURCE_NOT_SET_UP, f"{address} refused to {doing}", detail=f"error {number}: {words}"
     )
 
 
 def _unreachable(address: Address, words: str) -> ChangefeedError:
-    return ChangefeedError("CF2001", f"cannot reach the MySQL server {address}", detail=words)
+    return ChangefeedError(
+        Code.SOURCE_UNREACHABLE, f"cannot reach the MySQL server {address}", detail=words
+    )
 
 
 def _number(error: Exception) -> int:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.mysql.statements import first_word
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
@@ -89,7 +89,7 @@ class Shapes:
         name = self.name(shape.database, shape.table)
         if not shape.named:
             raise ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the binlog does not name the columns of {name}",
                 hint="SET GLOBAL binlog_row_metadata = 'FULL'; then RESCAN the feeds, since what"
                 " is in the binlog already stays without names.",

@@ -314,7 +314,7 @@ def _own_place(session: Session) -> BinlogPlace:
     file, offset = _snapshot_file(session)
     if not file:
         raise ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the server writes no binlog",
             hint="set log_bin in the server's configuration, then restart it.",
         )
@@ -353,7 +353,7 @@ def _locked(
 ) -> BinlogPlace:
     """Begin all snapshots while nobody can write to the tables."""
     if not tables:
-        raise ChangefeedError("CF2005", "the server never rested: no snapshot could begin")
+        raise ChangefeedError(Code.SOURCE_BUSY, "the server never rested: no snapshot could begin")
     holder = connect(address)
     names = ", ".join(f"{quoted(t.table.schema)}.{quoted(t.table.name)} READ" for t in tables)
     try:
@@ -370,14 +370,14 @@ def _locked(
     except ChangefeedError as error:
         if error.code is Code.SOURCE_PERMISSION_MISSING:
             raise ChangefeedError(
-                "CF2004",
+                Code.SOURCE_PERMISSION_MISSING,
                 "the initial scan could not begin without a lock, and the user may not lock tables",
                 detail=error.detail,
                 hint=f"GRANT LOCK TABLES ON *.* TO '{address.user}'@'<host>';",
             ) from error
         if error.code is Code.SOURCE_BUSY:
             raise ChangefeedError(
-                "CF2005",
+                Code.SOURCE_BUSY,
                 f"the initial scan could not begin within {seconds} s: a transaction that "
                 "wrote to its tables does not end",
                 hint="SELECT * FROM information_schema.innodb_trx ORDER BY trx_started; -- COMMIT"
@@ -393,7 +393,7 @@ def _locked(
 
 def _gone(why: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2201",
+        Code.SCAN_INTERRUPTED,
         "the snapshot of the initial scan is gone",
         detail=why,
         hint="the scan of the table starts again by itself.",
@@ -402,7 +402,7 @@ def _gone(why: str) -> ChangefeedError:
 
 def _changed(table: TableSchema, why: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2201",
+        Code.SCAN_INTERRUPTED,
         f"table {table.table} changed during its initial scan: {why}",
         hint="the scan of the table starts again by itself.",
     )
@@ -414,7 +414,9 @@ def _reading_failed(table: TableSchema, error: ChangefeedError) -> ChangefeedErr
     if error.code is Code.SOURCE_PERMISSION_MISSING:
         name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}".replace('"', "`")
         hint = f"GRANT SELECT ON {name} TO <user of the connection>;"
-        return ChangefeedError("CF2202", error.message, detail=error.detail, hint=hint)
+        return ChangefeedError(
+            Code.TABLE_NOT_SCANNABLE, error.message, detail=error.detail, hint=hint
+        )
     if error.code is Code.SOURCE_UNREACHABLE:
         return _gone(error.detail or error.message)
     return error

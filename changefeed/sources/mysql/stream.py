@@ -192,7 +192,7 @@ class BinlogStream:
                 [(server,)] = session.rows("SELECT @@GLOBAL.server_uuid")
                 if server != place.server:
                     raise ChangefeedError(
-                        "CF2104",
+                        Code.SOURCE_IS_ANOTHER,
                         "the source is another MySQL server than before",
                         detail=f"server_uuid {server}, was {place.server}",
                     )
@@ -204,13 +204,13 @@ class BinlogStream:
             )
             if not int(contained):
                 raise ChangefeedError(
-                    "CF2103",
+                    Code.SOURCE_LOG_REPLACED,
                     "the MySQL server does not have all transactions that were read",
                     detail="its log was reset, or another server took its place that was behind",
                 )
             if purged:
                 raise ChangefeedError(
-                    "CF2102",
+                    Code.SOURCE_LOG_GONE,
                     "the MySQL server has purged the binlog that was not read yet",
                     detail=f"missing transactions: {str(purged)[:500]}",
                 )
@@ -240,7 +240,7 @@ class BinlogStream:
         connection = BinlogConnection(session.raw)
         with self._lock:
             if self._closed:
-                raise ChangefeedError("CF2101", "the stream was closed")
+                raise ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
             self._connection = connection
         connection.register(self._server_id)
         if isinstance(place, FilePlace):
@@ -303,7 +303,9 @@ class BinlogStream:
                     if received < _SMALL_PIECE:
                         self._clock.sleep(PAUSE_SECONDS)
             elif now - heard > SILENCE:
-                raise ChangefeedError("CF2101", "the MySQL server is silent: no heartbeat came")
+                raise ChangefeedError(
+                    Code.STREAM_BROKE, "the MySQL server is silent: no heartbeat came"
+                )
             if now >= next_beat or self._hasty:
                 next_beat, self._hasty = now + BEAT, False
                 assembler.acknowledged(self._acknowledged)

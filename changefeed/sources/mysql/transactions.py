@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     Commits,
     Event,
@@ -254,7 +254,9 @@ class Assembler:
             if not isinstance(held, GtidSet):
                 raise misfit("a GTID of MySQL in the log of MariaDB")
             if not told.number:
-                raise ChangefeedError("CF2103", "the server no longer gives its transactions GTIDs")
+                raise ChangefeedError(
+                    Code.SOURCE_LOG_REPLACED, "the server no longer gives its transactions GTIDs"
+                )
             if self._met is not None:
                 server = str(uuid.UUID(bytes=told.server))
                 self._met(server, told.number, told.commit_us, None)
@@ -278,7 +280,7 @@ class Assembler:
                 self._taken_domains.add(told.domain)
             elif told.domain in self._taken_domains:
                 raise ChangefeedError(
-                    "CF2103",
+                    Code.SOURCE_LOG_REPLACED,
                     f"transaction {told.domain}-{told.server}-{told.number} comes after "
                     "transactions of higher numbers in its domain",
                     hint="SET GLOBAL gtid_strict_mode = ON at the server, then RESCAN the feeds "
@@ -290,7 +292,7 @@ class Assembler:
 
     def _tagged(self, header: Header, place: Place) -> None:
         raise ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the binlog has transactions with a tagged GTID, which cannot be read",
             hint="run them with GTID_NEXT = 'AUTOMATIC'; then RESCAN the feeds of this source.",
         )
@@ -301,7 +303,7 @@ class Assembler:
 
     def _incident(self, header: Header, place: Place) -> None:
         raise ChangefeedError(
-            "CF2103",
+            Code.SOURCE_LOG_REPLACED,
             "the server says that its binlog lost changes (an incident event)",
         )
 
@@ -341,7 +343,7 @@ class Assembler:
             self._forget(opened)
         elif opened.savepoint != len(self._waiting):
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "a transaction that went back to a savepoint beside tables without transactions",
                 hint="RESCAN the feeds of this source.",
             )
@@ -361,7 +363,7 @@ class Assembler:
         for database, table in self._tables:
             if table.lower() in text:
                 raise ChangefeedError(
-                    "CF2003",
+                    Code.SOURCE_NOT_SET_UP,
                     f"the binlog has a statement in place of the rows of {database}.{table}",
                     hint="SET GLOBAL binlog_format = 'ROW'; sessions that are open keep the old"
                     " setting until they end. Then RESCAN the feeds of this source.",
@@ -483,7 +485,7 @@ class Assembler:
         known = self._maps.get(read_table_id(*place))
         if known is not None and known[1] is not None:
             raise ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the binlog has only changes inside JSON values of {known[1].schema.table}",
                 hint="SET GLOBAL binlog_row_value_options = ''; sessions that are open keep the"
                 " old setting until they end. Then RESCAN the feeds of this source.",

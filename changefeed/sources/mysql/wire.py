@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.mysql.gtid import GtidSet
 
 _REGISTER, _DUMP, _DUMP_GTID = 0x15, 0x12, 0x1E
@@ -60,7 +60,9 @@ class BinlogConnection:
         """Ask for the log from a place in a file on; in a MariaDB session that has set
         ``@slave_connect_state`` the place is ignored."""
         if offset > 0xFFFFFFFF:
-            raise ChangefeedError("CF2003", "a binlog file above 4 GB cannot be read by position")
+            raise ChangefeedError(
+                Code.SOURCE_NOT_SET_UP, "a binlog file above 4 GB cannot be read by position"
+            )
         self._send(_DUMP, struct.pack("<IHI", offset, 0, server_id) + file.encode())
         self._socket.setblocking(False)
 
@@ -91,7 +93,9 @@ class BinlogConnection:
         except (OSError, ValueError) as error:
             raise _broken(error) from error
         if not count:
-            raise ChangefeedError("CF2101", "the MySQL server closed the binlog connection")
+            raise ChangefeedError(
+                Code.STREAM_BROKE, "the MySQL server closed the binlog connection"
+            )
         return count
 
     def wait(self, seconds: float) -> None:
@@ -116,7 +120,7 @@ class BinlogConnection:
 
 def _broken(error: Exception) -> ChangefeedError:
     words = getattr(error, "strerror", None) or type(error).__name__
-    return ChangefeedError("CF2101", "the binlog connection broke", detail=str(words))
+    return ChangefeedError(Code.STREAM_BROKE, "the binlog connection broke", detail=str(words))
 
 
 class Inbox:
@@ -169,14 +173,14 @@ class Inbox:
 
     def _check_sequence(self, number: int) -> None:
         if self._sequence is not None and number != (self._sequence + 1) & 0xFF:
-            raise ChangefeedError("CF2105", "packets of the binlog are out of order")
+            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "packets of the binlog are out of order")
         self._sequence = number
 
     def _joined(self, start: int, end: int, *, complete: bool) -> Iterator[Place]:
         self._pieces.append(bytes(self._buffer[start:end]))
         self._gathered += end - start
         if self._gathered > MAX_EVENT:
-            raise ChangefeedError("CF2105", "a binlog event above 1 GB")
+            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a binlog event above 1 GB")
         if complete:
             whole = b"".join(self._pieces)
             self._pieces, self._gathered = [], 0
@@ -194,15 +198,15 @@ def _event(data: bytes | bytearray, start: int, end: int) -> Place:
             text = text[6:]
         raise refusal(number, text.decode("utf-8", "replace")[:1000])
     if kind == _EOF and end - start < 9:
-        raise ChangefeedError("CF2101", "the MySQL server ended the binlog")
-    raise ChangefeedError("CF2105", "a packet of the binlog that is no event")
+        raise ChangefeedError(Code.STREAM_BROKE, "the MySQL server ended the binlog")
+    raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a packet of the binlog that is no event")
 
 
 #: What error 1236 says, in lower case, and what it means for us.
 _FATAL = (
     (
         ("purged", "could not find first log file", "could not find gtid state"),
-        "CF2102",
+        Code.SOURCE_LOG_GONE,
         "the MySQL server has purged the binlog that was not read yet",
     ),
     (
@@ -210,7 +214,7 @@ _FATAL = (
             "more gtids than", "not in the master's binlog", "diverged",
             "position > file size", "impossible position", "not in the source's binlog",
         ),
-        "CF2103",
+        Code.SOURCE_LOG_REPLACED,
         "the binlog of the MySQL server is not the one that was read",
     ),
 )  # fmt: skip
@@ -221,7 +225,7 @@ def refusal(number: int, text: str) -> ChangefeedError:
     lower = text.lower()
     if "same server_uuid/server_id" in lower or "same server_id" in lower:
         return ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "another reader of the binlog has the same server id",
             detail=text,
             hint="give each reader of the server its own: server_id= in the URI.",
@@ -232,11 +236,11 @@ def refusal(number: int, text: str) -> ChangefeedError:
                 return ChangefeedError(code, message, detail=text)
     if number in (1045, 1227):
         return ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             "the user may not read the binlog",
             detail=text,
             hint="GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO the user of the source.",
         )
     return ChangefeedError(
-        "CF2101", "the MySQL server ended the binlog", detail=f"error {number}: {text}"
+        Code.STREAM_BROKE, "the MySQL server ended the binlog", detail=f"error {number}: {text}"
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.connect import read_uri
 
 #: Parameters of libpq that say where the server is, beside the hosts before the path.
@@ -90,7 +90,9 @@ def _switch(name: str, parts: list[tuple[str, str, str]]) -> bool:
     for key, _, value in parts:
         if key == name:
             if value.lower() not in _SWITCH:
-                raise ChangefeedError("CF1207", f"parameter {name} of a source is true or false")
+                raise ChangefeedError(
+                    Code.INVALID_PARAMETER, f"parameter {name} of a source is true or false"
+                )
             chosen = _SWITCH[value.lower()]
     return chosen
 
@@ -105,7 +107,7 @@ def _standby(text: str) -> str:
 
 def _bad_read_from(why: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF1207",
+        Code.INVALID_PARAMETER,
         f"parameter read_from of a PostgreSQL source cannot be used: {why}",
         hint="write postgresql://user:password@primary:5432/database?read_from=standby:5432.",
     )

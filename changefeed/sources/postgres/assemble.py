@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     ChangeBatch,
     Commits,
@@ -221,7 +221,7 @@ class Assembler:
         """The end of the open transaction."""
         transaction, self.open = self.open, None
         if transaction is None:
-            raise ChangefeedError("CF2105", "a commit without a begin")
+            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a commit without a begin")
         if transaction.skip:
             if self._redelivery is not None:
                 self._redelivery.repeated(_witness(transaction), touched=transaction.touched)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
@@ -253,7 +253,7 @@ class PostgresAttachment(Attachment):
         source, identity = self._source, request.identity
         if identity and (present := source.identity()) != identity:
             raise ChangefeedError(
-                "CF2104",
+                Code.SOURCE_IS_ANOTHER,
                 f"source {source.name!r} is another database than before",
                 detail=f"system identifier/database {present}, was {identity}",
             )
@@ -296,7 +296,7 @@ class PostgresAttachment(Attachment):
 
 def _not_ours(name: str, owner: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2004",
+        Code.SOURCE_PERMISSION_MISSING,
         f"only its owner may add table {name} to a publication",
         hint=f"GRANT {owner} TO <role of the connection>; then RESUME.",
     )
@@ -304,7 +304,7 @@ def _not_ours(name: str, owner: str) -> ChangefeedError:
 
 def _unsafe_now(member: publications.Member) -> ChangefeedError:
     return ChangefeedError(
-        "CF2003",
+        Code.SOURCE_NOT_SET_UP,
         f"table {introspect.quoted(member.schema)}.{introspect.quoted(member.name)} "
         "lost its replica identity just now",
         hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
@@ -313,17 +313,17 @@ def _unsafe_now(member: publications.Member) -> ChangefeedError:
 
 def _publication_gone(publication: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF2102",
+        Code.SOURCE_LOG_GONE,
         f'publication "{publication}" was dropped: the replication slot is of no use without it',
     )
 
 
 def _demand_slot(state: SlotState, slot: str) -> None:
     if not state.exists:
-        raise ChangefeedError("CF2102", f"replication slot {slot!r} no longer exists")
+        raise ChangefeedError(Code.SOURCE_LOG_GONE, f"replication slot {slot!r} no longer exists")
     if state.lost:
         raise ChangefeedError(
-            "CF2102",
+            Code.SOURCE_LOG_GONE,
             f"replication slot {slot!r} was invalidated by the server",
             detail=state.reason or "the server removed log that was still needed",
         )

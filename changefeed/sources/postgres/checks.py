@@ -112,14 +112,14 @@ def check_server(
     version = connection.info.server_version
     if version < OLDEST:
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             f"PostgreSQL {version // 10_000} is too old: 12 is the oldest that works",
             hint="upgrade the server.",
         )
         return
     if in_recovery(connection):
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the server is a standby: a publication can only be made on the primary",
             hint="use the primary's address in the connection (target_session_attrs=read-write); "
             "from version 16 on read_from=host:port in it reads from this standby.",
@@ -137,7 +137,7 @@ def _check_level(connection: Connection) -> Iterator[ChangefeedError]:
     known = server.settings(connection, ["wal_level"])
     if known.get("wal_level") != "logical":
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             f"wal_level is {known.get('wal_level')!r}, it must be 'logical'",
             hint="ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server. "
             "RDS, Aurora: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on",
@@ -158,7 +158,7 @@ def _check_free(
         free = int(known.get(name, 0)) - _value(connection, query)
         if free < needed:
             yield ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"{name} is {known.get(name)} and {max(free, 0)} are free: "
                 f"a changefeed needs {needed}",
                 detail="one stays in use, one more during an initial scan",
@@ -176,13 +176,15 @@ def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]
     except ChangefeedError as error:
         return [_explain_refusal(connection, error)]
     except psycopg.Error as error:
-        reason = ChangefeedError("CF2003", f"no replication commands: {error.diag.message_primary}")
+        reason = ChangefeedError(
+            Code.SOURCE_NOT_SET_UP, f"no replication commands: {error.diag.message_primary}"
+        )
         return [_explain_refusal(connection, reason)]
     mine = server.system_id(connection).partition("/")[0]
     if row is None or str(row[0]) != mine:
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 "a replication connection leads to another server than an ordinary one",
                 hint="use the server's own address in the connection, not a load balancer's.",
             )
@@ -193,7 +195,7 @@ def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]
 def _explain_refusal(connection: Connection, error: ChangefeedError) -> ChangefeedError:
     if is_pooled(connection):
         return ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "a connection pooler stands before the server and refuses replication",
             detail=error.message,
             hint="use the server's own address and port in the connection, not the pooler's "
@@ -242,7 +244,7 @@ def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
     name = quoted(role)
     if not replicates:
         yield ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             f"role {name} may not open replication connections",
             hint=f"GRANT rds_replication TO {name};" if rds else f"ALTER ROLE {name} REPLICATION;",
         )
@@ -253,13 +255,13 @@ def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
     )
     if not present and not creates:
         yield ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             f"role {name} may not make a publication in database {quoted(database)}",
             hint=f"GRANT CREATE ON DATABASE {quoted(database)} TO {name};",
         )
     if present and not _owns_publication(connection, plan.publication):
         yield ChangefeedError(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             f"role {name} does not own publication {quoted(plan.publication or '')}",
             hint=f"ALTER PUBLICATION {quoted(plan.publication or '')} OWNER TO {name};",
         )
@@ -450,7 +452,7 @@ def check_table(
     """What hinders a feed of this one table. ``published``: our publication has it already."""
     if table.relation.partitioned and version < PARTITIONED:
         yield _problem(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             watch,
             f"table {table.name} is partitioned: PostgreSQL 12 cannot publish it as one table",
             "upgrade the server to 13 or newer.",
@@ -459,7 +461,7 @@ def check_table(
     yield from _check_identity(table, watch)
     if table.policies:
         yield _problem(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             watch,
             f"row-level security of table {table.name} hides rows from an initial scan",
             "ALTER ROLE <role of the connection> BYPASSRLS; -- the stream sees all rows anyway",
@@ -469,7 +471,7 @@ def check_table(
 def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[ChangefeedError]:
     if not table.owned and not published:
         yield _problem(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             watch,
             f"only its owner may add table {table.name} to a publication",
             f"GRANT {quoted(table.owner)} TO <role of the connection>; -- or ALTER TABLE "
@@ -478,14 +480,14 @@ def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[
     if not table.usable_schema:
         schema = quoted(table.relation.schema)
         yield _problem(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             watch,
             f"no right to use schema {schema}",
             f"GRANT USAGE ON SCHEMA {schema} TO <role of the connection>;",
         )
     if table.unreadable:
         yield _problem(
-            "CF2004",
+            Code.SOURCE_PERMISSION_MISSING,
             watch,
             f"no right to read table {table.name}",
             f"GRANT SELECT ON {table.name} TO <role of the connection>;",
@@ -507,7 +509,7 @@ def _check_publishable(table: TableFacts, watch: Watch) -> Iterator[ChangefeedEr
     """Without a usable replica identity the *application's* updates would start to fail."""
     if table.elsewhere:
         yield _problem(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             watch,
             f"table {table.name} cannot be watched: {table.elsewhere}, and a publication of the "
             "table has none of them",
@@ -516,7 +518,7 @@ def _check_publishable(table: TableFacts, watch: Watch) -> Iterator[ChangefeedEr
         return
     if table.generated_key:
         yield _problem(
-            "CF1302",
+            Code.TARGET_NOT_WATCHABLE,
             watch,
             f"the key of table {table.name} has the generated column {table.generated_key[0]}, "
             "which PostgreSQL does not replicate",
@@ -540,7 +542,7 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
     ]
     if watch.diff and short:
         yield _problem(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             watch,
             "the old values of all columns are needed (diff, changed), and table "
             f"{table.name} logs only its key",
@@ -548,7 +550,7 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
         )
     elif table.identity is ReplicaIdentity.FULL and short:
         yield _problem(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             watch,
             f"partitions of table {table.name} have another replica identity than it: "
             "old rows would come with values missing",
@@ -566,7 +568,7 @@ def _no_identity(
         ReplicaIdentity.INDEX: "the index of its replica identity is gone",
     }.get(weak[0][1], "it has no primary key (a deferrable one does not count)")
     return _problem(
-        "CF2003",
+        Code.SOURCE_NOT_SET_UP,
         watch,
         f"table {table.name} has no replica identity: {why}",
         _full([name for name, _ in weak]),
@@ -605,7 +607,7 @@ def range_problem(
                 )
             except psycopg.DataError:
                 return ChangefeedError(
-                    "CF1302",
+                    Code.TARGET_NOT_WATCHABLE,
                     f"VALUES {side} ({text}) cannot be: {text} is no value of column "
                     f"{column.name}, which is {column.type_name}",
                 )
@@ -621,7 +623,7 @@ def range_problem(
     if below or (equal and len(keys.high) > len(keys.low)):
         return None
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"VALUES FROM ({', '.join(keys.low)}) TO ({', '.join(keys.high)}) holds no key: "
         "the first bound must be below the second, which is not part of the range",
     )

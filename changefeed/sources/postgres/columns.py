@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather
@@ -157,7 +157,7 @@ class _Decoder:
         return cells, places
 
     def _misfit(self, what: str) -> ChangefeedError:
-        return ChangefeedError("CF2105", f"{what} (table {self.schema.table})")
+        return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"{what} (table {self.schema.table})")
 
     # ------------------------------------------------------------------- changed keys
 
@@ -394,7 +394,7 @@ def valid_text(schema: TableSchema, column: Column, values: pa.Array) -> pa.Arra
 def not_utf8(schema: TableSchema, column: Column) -> ChangefeedError:
     """CF2105 for text that a database without an encoding let in."""
     return ChangefeedError(
-        "CF2105",
+        Code.UNEXPECTED_MESSAGE,
         f"column {column.name!r} of table {schema.table} holds text that is not valid UTF-8",
         hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows, then"
         " ALTER CHANGEFEED .. RESCAN.",
@@ -404,6 +404,6 @@ def not_utf8(schema: TableSchema, column: Column) -> ChangefeedError:
 def no_binary(schema: TableSchema, column: Column) -> ChangefeedError:
     """A table came into a binary stream that cannot be read in it: the next one is in text."""
     return ChangefeedError(
-        "CF2101",
+        Code.STREAM_BROKE,
         f"column {column.name!r} of table {schema.table} has no binary form: reading as text",
     )

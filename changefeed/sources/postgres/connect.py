@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, pq
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.login import login
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -133,7 +133,7 @@ def _of_service(service: str, given: Mapping[str, Any]) -> dict[str, str]:
 
 def _no_service(service: str, reason: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF1207",
+        Code.INVALID_PARAMETER,
         f"cannot read the service {service!r} of a PostgreSQL source: {reason}",
         hint="write it into ~/.pg_service.conf, or the file that PGSERVICEFILE names, where every "
         "process that connects finds it: the node, and the workers of Spark.",
@@ -154,7 +154,7 @@ def read_uri(uri: str) -> dict[str, Any]:
             near = difflib.get_close_matches(unknown[1][:64], _parameters(), n=1)
             listed = "parameters are those of libpq: sslmode, sslrootcert, connect_timeout, ..."
             raise ChangefeedError(
-                "CF1202",
+                Code.UNKNOWN_PARAMETER,
                 f"unknown parameter {unknown[1]!r} in the URI of a PostgreSQL source",
                 hint=f'did you mean "{near[0]}"?' if near else listed,
             ) from None
@@ -171,7 +171,7 @@ def read_uri(uri: str) -> dict[str, Any]:
 
 def _malformed(message: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF1201",
+        Code.INVALID_URI,
         message,
         hint="write postgresql://user:password@host:5432/database; "
         "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
@@ -337,16 +337,16 @@ def is_quiet(connection: Connection) -> bool:
 
 #: SQLSTATE, or its class, to code. The longer match wins.
 _STATES: Mapping[str, str] = {
-    "08": "CF2001",
-    "28": "CF2002",
-    "3D000": "CF2002",
-    "42501": "CF2004",
-    "53": "CF2005",
-    "55006": "CF2005",
-    "55P03": "CF2005",
-    "57014": "CF2005",
-    "40": "CF2005",
-    "57P": "CF2001",
+    "08": Code.SOURCE_UNREACHABLE,
+    "28": Code.SOURCE_REFUSED_LOGIN,
+    "3D000": Code.SOURCE_REFUSED_LOGIN,
+    "42501": Code.SOURCE_PERMISSION_MISSING,
+    "53": Code.SOURCE_BUSY,
+    "55006": Code.SOURCE_BUSY,
+    "55P03": Code.SOURCE_BUSY,
+    "57014": Code.SOURCE_BUSY,
+    "40": Code.SOURCE_BUSY,
+    "57P": Code.SOURCE_UNREACHABLE,
 }
 
 #: An older libpq gives no SQLSTATE for a refused connection, only the server's text, and what
@@ -416,7 +416,7 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
     hint = _NO_DATABASE_HINT if _NO_DATABASE.search(message) else ""
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        code = "CF2001" if lost else "CF2003"
+        code = Code.SOURCE_UNREACHABLE if lost else Code.SOURCE_NOT_SET_UP
         if lost and not state:
             code, said = _of_login(message)
             hint = hint or said
@@ -425,7 +425,7 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
 
 
 #: Code and hint for a text of libpq that tells us nothing.
-_NOT_UNDERSTOOD = ("CF2001", "")
+_NOT_UNDERSTOOD = (Code.SOURCE_UNREACHABLE, "")
 
 
 def _understood(message: str) -> bool:
@@ -436,13 +436,15 @@ def _understood(message: str) -> bool:
 def _of_login(message: str) -> tuple[str, str]:
     """Code and hint for what libpq says of a connection that it could not make."""
     if _FORBIDDEN.search(message):
-        return "CF2004", ""
+        return Code.SOURCE_PERMISSION_MISSING, ""
     if _FOREIGN.search(message):
-        return "CF2001", _FOREIGN_HINT
+        return Code.SOURCE_UNREACHABLE, _FOREIGN_HINT
     if _INVALID.search(message):
-        return "CF1207", ""
+        return Code.INVALID_PARAMETER, ""
     if _REFUSED.search(message):
-        return "CF2002", next((h for text, h in _REFUSED_HINT.items() if text in message), "")
+        return Code.SOURCE_REFUSED_LOGIN, next(
+            (h for text, h in _REFUSED_HINT.items() if text in message), ""
+        )
     return _NOT_UNDERSTOOD
 
 

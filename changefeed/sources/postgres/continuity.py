@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.lsn import format_lsn, parse_lsn
 
 
@@ -76,7 +76,7 @@ class History:
         except ValueError:
             pass
         raise ChangefeedError(
-            "CF3001",
+            Code.LOG_DAMAGED,
             "the change log's frontier has an unknown form",
             detail=f"history {text!r}",
             hint="a newer version of changefeed wrote it: run that version.",
@@ -90,7 +90,7 @@ class History:
 def other_history(what: str) -> ChangefeedError:
     """The server does not have the history that was read."""
     return ChangefeedError(
-        "CF2104", f"the source has another history than the one that was read: {what}"
+        Code.SOURCE_IS_ANOTHER, f"the source has another history than the one that was read: {what}"
     )
 
 
@@ -105,7 +105,9 @@ def check_end(end: int, frontier: int, *, in_recovery: bool) -> None:
         return
     where = f"{format_lsn(end)}, but changes up to {format_lsn(frontier)} had been read"
     if in_recovery:
-        raise ChangefeedError("CF2101", f"the standby has replayed its log only up to {where}")
+        raise ChangefeedError(
+            Code.STREAM_BROKE, f"the standby has replayed its log only up to {where}"
+        )
     raise other_history(f"its log ends at {where}")
 
 

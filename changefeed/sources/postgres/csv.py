@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.copyout import Block
 
 
@@ -41,7 +41,7 @@ def parse_csv(block: Block, columns: int) -> list[pa.StringArray]:
         )
     except pa.ArrowInvalid as error:
         raise ChangefeedError(
-            "CF2202",
+            Code.TABLE_NOT_SCANNABLE,
             "the table holds text that is not valid UTF-8",
             hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows.",
         ) from error

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 #: The server builds a message in one buffer, and none of its buffers is longer than 1 GB.
 LONGEST_MESSAGE = 1 << 30
@@ -23,7 +23,7 @@ _UNREADABLE = (struct.error, LookupError, ValueError, ArithmeticError, pa.ArrowE
 def garbage(what: str) -> ChangefeedError:
     """CF2105: the server sent ``what``, which cannot be in a replication stream."""
     return ChangefeedError(
-        "CF2105",
+        Code.UNEXPECTED_MESSAGE,
         f"the server sent {what}",
         hint="the connection or the server is damaged, or something between them changes bytes.",
     )

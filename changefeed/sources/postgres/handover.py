@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg import sql
 
-from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Handover, Memo
@@ -99,7 +99,7 @@ def _delivered(offset: Mapping[str, Any]) -> int:
     known = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and 0 < n < 2**64]
     if not known:
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             "the offset has no LSN: it is not one of a PostgreSQL connector",
             hint="its JSON has lsn_commit and lsn; see the topic of offset.storage.topic.",
         )
@@ -118,7 +118,7 @@ def _slot_problems(
         found = ", ".join(name for (name,) in rows) or "none"
         return [
             ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"there is no replication slot {before.slot!r} to take over",
                 detail=f"slots of this database with pgoutput: {found}",
                 hint=f'name it in the offset: "{_SLOT_NAME}": "..".',
@@ -127,7 +127,7 @@ def _slot_problems(
     if state.plugin != "pgoutput" or state.database != connection.info.dbname:
         return [
             ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"replication slot {before.slot!r} cannot be taken over",
                 detail=f"it has the plugin {state.plugin or '(physical)'} and belongs to database "
                 f"{state.database or '-'}; wanted: pgoutput, {connection.info.dbname}",
@@ -141,7 +141,7 @@ def _slot_problems(
             why = f"it has confirmed {there}, the offset is {asked}"
         return [
             ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"replication slot {before.slot!r} no longer has the log behind the offset",
                 detail=why,
                 hint="take the connector's last offset, or leave cursor out for an initial scan.",
@@ -162,7 +162,7 @@ def _publication_problems(
     if row is None:
         return [
             ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"there is no publication {name!r} to read the connector's log with",
                 hint=f'name it in the offset: "{_PUBLICATION_NAME}": "..".',
             )
@@ -209,7 +209,7 @@ def _tables_of(connection: Connection, publication: str) -> dict[tuple[str, str]
 
 def _not_whole(publication: str, why: str, table: str = "the feed") -> ChangefeedError:
     return ChangefeedError(
-        "CF1303",
+        Code.NOT_SUPPORTED,
         f"publication {publication!r} does not carry every change of {table}",
         detail=why,
         hint="leave cursor out for an initial scan.",
@@ -230,7 +230,8 @@ def take_over(
     if not slots.slot_state(connection, slot).exists:
         if not slots.slot_state(connection, before.slot).exists:
             raise ChangefeedError(
-                "CF2102", f"replication slot {before.slot!r} was dropped before it was taken over"
+                Code.SOURCE_LOG_GONE,
+                f"replication slot {before.slot!r} was dropped before it was taken over",
             )
         connection.execute(
             "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", [before.slot, slot]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.connect import LateSession, source_errors
 from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.lsn import LOG_END, parse_lsn
@@ -81,5 +81,5 @@ class IdleChanges:
             # After the snapshot: what it shows committed below this place.
             end = session.execute(f"select {LOG_END}").fetchone()
         if end is None:
-            raise ChangefeedError("CF2101", "the source did not say where its log ends")
+            raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
         return _Look(parse_lsn(end[0]), self._relations.unannounced(found))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     Flush,
     Frontier,
@@ -61,7 +61,9 @@ class _Pass:
             else:
                 action = _ACTIONS.get(mark.tag)
                 if action is None:
-                    raise ChangefeedError("CF2105", f"unknown message {chr(mark.tag)!r}")
+                    raise ChangefeedError(
+                        Code.UNEXPECTED_MESSAGE, f"unknown message {chr(mark.tag)!r}"
+                    )
                 action(self, mark)
         yield from self._finish()
 
@@ -96,7 +98,7 @@ class _Pass:
         """The transaction in the spool is complete."""
         to, transaction = self.to, self.to.open
         if transaction is None:
-            raise ChangefeedError("CF2105", "a commit without a begin")
+            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a commit without a begin")
         self._spool(mark.place - pgoutput.TAG_OFFSET)
         to.spooling = False
         self.from_row = mark.rows
@@ -140,7 +142,9 @@ class _Pass:
     def _message(self, mark: StreamMark) -> None:
         """A logical message outside of any transaction; it is the row before the mark."""
         if self.to.open is not None:
-            raise ChangefeedError("CF2105", "a message of no transaction came inside of one")
+            raise ChangefeedError(
+                Code.UNEXPECTED_MESSAGE, "a message of no transaction came inside of one"
+            )
         end = pgoutput.read_message_lsn(self.inbox.data, mark.place)
         self._enter(self.to.outside(end), mark.rows - 1)
 
@@ -233,7 +237,7 @@ class _Pass:
         ends = [*starts[1:], upto]
         counts = np.array(ends, np.intp) - np.maximum(np.array(starts, np.intp), first)
         if int(counts.sum()) != len(tags):
-            raise ChangefeedError("CF2105", "rows outside of a transaction")
+            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "rows outside of a transaction")
         of = np.repeat(np.arange(len(counts)), counts)
         if any(transaction.skip for transaction in transactions):
             wanted = ~np.array([t.skip for t in transactions])[of]

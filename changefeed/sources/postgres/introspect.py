@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import TableInfo, TableLocations, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
@@ -156,7 +156,7 @@ def refusal(relation: Relation, watch: Watch) -> ChangefeedError | None:
     if not what:
         return None
     return ChangefeedError(
-        "CF1302",
+        Code.TARGET_NOT_WATCHABLE,
         f"CHANGEFEED cannot target {what}: {watch.name}",
         detail=f"{relation.schema}.{relation.name}",
         hint=hint,
@@ -184,9 +184,11 @@ def unknown_table(connection: Connection, watch: Watch) -> ChangefeedError:
     hint = _suggestion(watch, watchable_names(connection))
     if watch.schema is not None and not _schema_exists(connection, watch.schema):
         return ChangefeedError(
-            "CF1101", f'schema "{watch.schema}" does not exist', hint=hint, span=watch.span
+            Code.NAME_UNKNOWN, f'schema "{watch.schema}" does not exist', hint=hint, span=watch.span
         )
-    return ChangefeedError("CF1101", f'table "{watch}" does not exist', hint=hint, span=watch.span)
+    return ChangefeedError(
+        Code.NAME_UNKNOWN, f'table "{watch}" does not exist', hint=hint, span=watch.span
+    )
 
 
 def _schema_exists(connection: Connection, schema: str) -> bool:
@@ -255,7 +257,7 @@ def matching(
         names = sorted({found for found, _ in watchable_names(connection)})
         near = difflib.get_close_matches(schema, names, n=1)
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f'schema "{schema}" does not exist',
             hint=f'did you mean "{near[0]}"?' if near else "",
         )

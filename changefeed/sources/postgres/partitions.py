@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Condition, Interval, Members, Partition, has_order
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import PartitionInfo
@@ -107,14 +107,14 @@ def oid_of(connection: Connection, table: TableSchema, name: str) -> int:
     shown = f"{table.table.schema}.{table.table.name}"
     if not below:
         raise ChangefeedError(
-            "CF1101",
+            Code.NAME_UNKNOWN,
             f"table {shown} has no partitions",
             hint="watch the whole table, or a range of its key with VALUES FROM .. TO ..",
         )
     names = [found for _, found, _ in below]
     near = difflib.get_close_matches(name, names, n=1)
     raise ChangefeedError(
-        "CF1101",
+        Code.NAME_UNKNOWN,
         f'table {shown} has no partition "{name}"',
         hint=f'did you mean "{near[0]}"?' if near else f"it has: {', '.join(names[:20])}.",
     )
@@ -148,7 +148,7 @@ class _Level:
 
     def refused(self, reason: str) -> ChangefeedError:
         return ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             f"partition {self.name} cannot be watched by itself: {reason}",
             detail=self.bound,
             hint="watch the whole table, or a range of its key with VALUES FROM .. TO ..",

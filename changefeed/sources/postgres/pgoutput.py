@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.decoded.spans import PADDING, Bytes
 from changefeed.sources.postgres.garbage import LONGEST_MESSAGE, garbage, readable
 
@@ -182,7 +182,9 @@ class Inbox:
                 if not inside:
                     self._mark(KEEPALIVE, place + 5)
             else:
-                raise ChangefeedError("CF2105", f"unknown replication message {chr(inner)!r}")
+                raise ChangefeedError(
+                    Code.UNEXPECTED_MESSAGE, f"unknown replication message {chr(inner)!r}"
+                )
             place = following
         self.place = place
         self.inside_stream = inside
@@ -267,8 +269,10 @@ def _not_copy_data(kind: int, body: bytearray) -> ChangefeedError:
         error = server_error(fields, "read the replication stream")
         return ServerFailed(error, fields.get("C", ""))
     if kind in _END:
-        return ChangefeedError("CF2101", "the server ended the replication stream")
-    return ChangefeedError("CF2105", f"unexpected protocol message {chr(kind)!r} in the stream")
+        return ChangefeedError(Code.STREAM_BROKE, "the server ended the replication stream")
+    return ChangefeedError(
+        Code.UNEXPECTED_MESSAGE, f"unexpected protocol message {chr(kind)!r} in the stream"
+    )
 
 
 # ------------------------------------------------------------------------ small messages

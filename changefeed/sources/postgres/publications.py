@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from psycopg import errors, sql
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.connect import Connection
 from changefeed.sources.postgres.server import (
     POLL_SECONDS,
@@ -326,7 +326,7 @@ def _locked(connection: Connection, tables: Sequence[int]) -> ChangefeedError:
     pids = sorted(pid for (pid,) in rows)
     who = name_sessions(pids) if pids else "another session"
     return ChangefeedError(
-        "CF2005",
+        Code.SOURCE_BUSY,
         f"a table cannot be added to the publication while it is locked by {who}",
         hint=look_at_sessions(pids) if pids else "it is tried again.",
     )
@@ -507,7 +507,7 @@ def _still_writing(
     prepared = any(pid is None for _, pid in writers)
     who = [name_sessions(pids)] * bool(pids) + ["a prepared transaction"] * prepared
     return ChangefeedError(
-        "CF2005",
+        Code.SOURCE_BUSY,
         f"a transaction that wrote to the table before it was watched has not ended: "
         f"{', '.join(who)}",
         hint=look_at_sessions(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),

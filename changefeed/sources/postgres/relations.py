@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.logical_messages import (
@@ -143,7 +143,9 @@ class Relations:
             return {}
         unknown = [oid for oid in wanted if oid not in self._bodies]
         if unknown:
-            raise ChangefeedError("CF2105", f"a row came for the unannounced table {unknown[0]}")
+            raise ChangefeedError(
+                Code.UNEXPECTED_MESSAGE, f"a row came for the unannounced table {unknown[0]}"
+            )
         messages = {oid: read_relation(self._bodies[oid]) for oid in wanted}
         unseen = self._await_writers(wanted)
         details = self._caught_up(messages)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
 from changefeed.sources.postgres.binary import binary_value, has_binary
@@ -115,7 +115,7 @@ def _decoded(value: bytearray, column: Column, schema: TableSchema) -> str:
 
 
 def _misfit(schema: TableSchema, what: str) -> ChangefeedError:
-    return ChangefeedError("CF2105", f"{what} (table {schema.table})")
+    return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"{what} (table {schema.table})")
 
 
 class _RowLists:

@@ -206,7 +206,7 @@ def shape_now(connection: Connection, relation: tuple[str, str], names: Sequence
         )
     ).pgresult
     if answer is None:
-        raise ChangefeedError("CF2201", "the server gave an empty answer")
+        raise ChangefeedError(Code.SCAN_INTERRUPTED, "the server gave an empty answer")
     return tuple(
         (answer.ftablecol(i), answer.ftype(i), answer.fmod(i)) for i in range(answer.nfields)
     )
@@ -244,7 +244,7 @@ def _batch(part: PostgresPart, block: Block) -> pa.RecordBatch:
         ]
     except (pa.ArrowInvalid, ValueError) as error:
         raise ChangefeedError(
-            "CF2202",
+            Code.TABLE_NOT_SCANNABLE,
             f"table {table.table} cannot be scanned: a value does not fit the type of its column",
             hint="ALTER TABLE during the scan can do this: the scan starts again on RESUME.",
         ) from error
@@ -258,7 +258,7 @@ def _batch(part: PostgresPart, block: Block) -> pa.RecordBatch:
 def table_changed(table: TableSchema, why: str) -> ChangefeedError:
     """The scan of the table must start again under a new snapshot."""
     return ChangefeedError(
-        "CF2201",
+        Code.SCAN_INTERRUPTED,
         f"table {table.table} changed during its initial scan: {why}",
         hint="the scan of the table starts again by itself.",
     )
@@ -270,7 +270,7 @@ def snapshot_gone(error: psycopg.Error) -> ChangefeedError:
     if lost.code in (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING):
         return lost
     return ChangefeedError(
-        "CF2201",
+        Code.SCAN_INTERRUPTED,
         "the snapshot of the initial scan is gone",
         detail=lost.message,
         hint="the scan of the table starts again by itself.",
@@ -290,17 +290,21 @@ def reading_failed(table: TableSchema, error: psycopg.Error, role: str) -> Chang
     if known.code is Code.SOURCE_PERMISSION_MISSING:
         name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
         hint = f"GRANT SELECT ON {name} TO {quoted(role)};"
-        return ChangefeedError("CF2202", known.message, detail=known.detail, hint=hint)
+        return ChangefeedError(
+            Code.TABLE_NOT_SCANNABLE, known.message, detail=known.detail, hint=hint
+        )
     if known.code is Code.SOURCE_NOT_SET_UP:
-        return ChangefeedError("CF2202", known.message, detail=known.detail)
+        return ChangefeedError(Code.TABLE_NOT_SCANNABLE, known.message, detail=known.detail)
     if known.code is Code.SOURCE_REFUSED_LOGIN:
         return known
-    return ChangefeedError("CF2201", known.message, detail=known.detail, hint=known.hint)
+    return ChangefeedError(
+        Code.SCAN_INTERRUPTED, known.message, detail=known.detail, hint=known.hint
+    )
 
 
 def only_row(cursor: psycopg.Cursor[Any]) -> Any:
     """The first row of an answer that always has one."""
     row = cursor.fetchone()
     if row is None:
-        raise ChangefeedError("CF2201", "the server gave an empty answer")
+        raise ChangefeedError(Code.SCAN_INTERRUPTED, "the server gave an empty answer")
     return row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres.connect import Connection
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
@@ -75,7 +75,7 @@ def slot_waits(connection: Connection) -> ChangefeedError:
     who = [name_sessions(pids)] * bool(pids)
     who += ["a prepared transaction"] * prepared
     return ChangefeedError(
-        "CF2005",
+        Code.SOURCE_BUSY,
         "the replication slot waits for transactions that have not ended: "
         + (", ".join(who) or "they ended just now"),
         hint=look_at_sessions(pids) + ("; SELECT * FROM pg_prepared_xacts;" if prepared else ""),

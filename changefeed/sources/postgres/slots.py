@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psycopg import errors, sql
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres.connect import (
     BEHAVIOUR,
@@ -166,7 +166,7 @@ def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
         return
     kind = f"plugin {state.plugin}" if state.plugin else "physical"
     raise ChangefeedError(
-        "CF2003",
+        Code.SOURCE_NOT_SET_UP,
         f"replication slot {slot!r} exists but is not ours",
         detail=f"{kind}, database {state.database or '-'}; wanted pgoutput on {database}",
         hint=f"SELECT pg_drop_replication_slot('{slot}'); -- if nobody else uses it",
@@ -202,7 +202,7 @@ def drop_slot(
             now = clock.monotonic()
             if now > give_up:
                 raise ChangefeedError(
-                    "CF2005",
+                    Code.SOURCE_BUSY,
                     f"replication slot {slot!r} stays in use",
                     detail=f"by the server process {state.active_pid}",
                     hint=f"SELECT pg_terminate_backend({state.active_pid}); "

@@ -26,7 +26,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import errors, sql
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
@@ -238,7 +238,7 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
         raise _open_transactions(uri, seconds) from error
     except errors.ConfigurationLimitExceeded as error:
         raise ChangefeedError(
-            "CF2005",
+            Code.SOURCE_BUSY,
             "all replication slots of the server are in use",
             detail="an initial scan needs one for a moment",
             hint="SELECT slot_name, active FROM pg_replication_slots; -- drop what nobody uses,"
@@ -249,7 +249,9 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
     finally:
         timer.cancel()
     if row is None or not row[2]:
-        raise ChangefeedError("CF2201", "the server gave no snapshot for the initial scan")
+        raise ChangefeedError(
+            Code.SCAN_INTERRUPTED, "the server gave no snapshot for the initial scan"
+        )
     return row[1], row[2]
 
 
@@ -287,7 +289,7 @@ def _open_transactions(uri: str, seconds: float) -> ChangefeedError:
         ).fetchall()
     who = [f"pid {pid} of {user}, open for {age} s" for pid, user, age in rows]
     return ChangefeedError(
-        "CF2005",
+        Code.SOURCE_BUSY,
         f"the initial scan could not begin within {seconds:.0f} s: a transaction does not end",
         detail="; ".join(who),
         hint="COMMIT or ROLLBACK it, or SELECT pg_terminate_backend(pid); also look into "
@@ -341,7 +343,7 @@ def _same_partition(holder: Connection, table: TableSchema, partition: Partition
     top = oid_of(holder, table, partition.name)
     if read_partition(holder, table, top, partition.name) != partition:
         raise ChangefeedError(
-            "CF1303",
+            Code.NOT_SUPPORTED,
             f"partition {partition.name} of {table.table} has other bounds now",
             hint=f"ALTER CHANGEFEED .. DROP {table.table.name}, then ADD it again.",
         )
@@ -354,7 +356,7 @@ def _heaps(holder: Connection, table: TableSchema, top: int) -> list[_Heap]:
     foreign = [f"{schema}.{name}" for _, schema, name, kind, *_ in rows if kind == "f"]
     if foreign:
         raise ChangefeedError(
-            "CF2202",
+            Code.TABLE_NOT_SCANNABLE,
             f"table {table.table} cannot be scanned: partition {foreign[0]} is a foreign table",
             hint="DETACH it, or watch it on the server that holds it.",
         )

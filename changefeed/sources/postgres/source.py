@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import conninfo
 
-from changefeed.core.errors import ChangefeedError, raise_all
+from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
@@ -104,7 +104,7 @@ class PostgresSource(Source):
             version = connection.info.server_version
         if version < FIRST_VERSION:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 f"source {self.name} is PostgreSQL {version // 10_000}: logical messages can be "
                 f"read from version {FIRST_VERSION // 10_000} on",
             )
@@ -172,7 +172,7 @@ class PostgresSource(Source):
         ``slot.name`` and ``publication.name`` may stand beside the offset."""
         if self.address.apart:
             raise ChangefeedError(
-                "CF1303",
+                Code.NOT_SUPPORTED,
                 "a connector's slot cannot be taken over by a connection with read_from: slots "
                 "are not copied from one server to another",
                 hint="take read_from out of the connection, or leave cursor out for an initial "

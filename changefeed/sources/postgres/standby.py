@@ -16,7 +16,7 @@ import psycopg
 from psycopg import errors
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres import server
 from changefeed.sources.postgres.connect import Connection, connect, in_recovery
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, parse_lsn, position_of
@@ -106,7 +106,7 @@ def await_replay(
             return
         if clock.monotonic() > deadline:
             raise ChangefeedError(
-                "CF2005",
+                Code.SOURCE_BUSY,
                 f"the standby lags: it has not replayed what the primary wrote {seconds:.0f} s ago",
                 detail=f"it is to be at {format_lsn(lsn_of(written))}, and is at {replayed}",
                 hint="SELECT * FROM pg_stat_wal_receiver; -- on the standby; "
@@ -136,7 +136,7 @@ def check(primary: Connection, standby: Connection, named: str) -> Iterator[Chan
     version = standby.info.server_version
     if version < OLDEST:
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             f"read_from leads to PostgreSQL {version // 10_000}, whose standbys cannot be read: "
             "16 is the oldest whose can",
             hint="take read_from out of the connection, or upgrade.",
@@ -145,7 +145,7 @@ def check(primary: Connection, standby: Connection, named: str) -> Iterator[Chan
     ours = server.system_id(standby)
     if server.system_id(primary) != ours or (not in_recovery(standby) and _strange(named, ours)):
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "read_from leads to a server that is no standby of the primary: its system identifier "
             "or its database is another",
             hint="ALTER EXTERNAL CONNECTION .. AS '..?read_from=host:port' with the address of a "
@@ -155,7 +155,7 @@ def check(primary: Connection, standby: Connection, named: str) -> Iterator[Chan
     known = server.settings(standby, ["hot_standby_feedback"])
     if in_recovery(standby) and known.get("hot_standby_feedback") != "on":
         yield ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "hot_standby_feedback is off on the standby: a VACUUM on the primary would invalidate "
             "its replication slot, and end the initial scan",
             hint="ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf(); "

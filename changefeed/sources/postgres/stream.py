@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.sources.base import StreamFallback
 from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
@@ -256,7 +256,7 @@ class ReplicationStream:
         """After a flush is durable: the publication has served."""
         if self._upto is not None and frontier is not None and frontier.position >= self._upto:
             raise StreamFallback(
-                "CF2101",
+                Code.STREAM_BROKE,
                 f"the log up to {self._upto} is read with publication {self._publication!r}; "
                 "reading on with our own",
             )
@@ -265,14 +265,16 @@ class ReplicationStream:
         """After a batch was received and before anything of it is given out: a message that was
         written after somebody wanted it is in none that came before."""
         if self._asks_logical is False and self._wants_logical():
-            raise StreamFallback("CF2101", "logical messages are wanted now: reading on with them")
+            raise StreamFallback(
+                Code.STREAM_BROKE, "logical messages are wanted now: reading on with them"
+            )
 
     # ------------------------------------------------------------------------- start
 
     def _attach(self, connection: ReplicationConnection) -> None:
         with self._lock:
             if self._closed:
-                raise ChangefeedError("CF2101", "the stream was closed")
+                raise ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
             self._connection = connection
 
     def _check(self, connection: ReplicationConnection) -> _Start:
@@ -280,7 +282,7 @@ class ReplicationStream:
         identity = connection.identify_system()
         if self._system_id and identity.system_id != self._system_id:
             raise ChangefeedError(
-                "CF2104",
+                Code.SOURCE_IS_ANOTHER,
                 "the source is another database server than before",
                 detail=f"system identifier {identity.system_id}, was {self._system_id}",
             )
@@ -288,10 +290,13 @@ class ReplicationStream:
         history = self._check_history(connection, identity)
         confirmed, database, status = self._slot_at_rest(connection)
         if status == "lost" or confirmed is None:
-            raise ChangefeedError("CF2102", f"replication slot {self._slot!r} was invalidated")
+            raise ChangefeedError(
+                Code.SOURCE_LOG_GONE, f"replication slot {self._slot!r} was invalidated"
+            )
         if database != identity.database:
             raise ChangefeedError(
-                "CF2104", f"replication slot {self._slot!r} belongs to another database"
+                Code.SOURCE_IS_ANOTHER,
+                f"replication slot {self._slot!r} belongs to another database",
             )
         slot = parse_lsn(confirmed)
         frontier = self._from_slot(slot)
@@ -317,13 +322,15 @@ class ReplicationStream:
                 f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
             )
             if not rows:
-                raise ChangefeedError("CF2102", f"replication slot {self._slot!r} does not exist")
+                raise ChangefeedError(
+                    Code.SOURCE_LOG_GONE, f"replication slot {self._slot!r} does not exist"
+                )
             reader, *found = rows[0]
             if reader is None:
                 return found
             if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
-                    "CF2101",
+                    Code.STREAM_BROKE,
                     f"replication slot {self._slot!r} is read by another connection",
                     detail=f"its server process is {reader}",
                 )
@@ -352,7 +359,7 @@ class ReplicationStream:
             return Frontier(start.at, position_of(confirmed), start.seq)
         if confirmed > lsn_of(start.position):
             raise ChangefeedError(
-                "CF2103",
+                Code.SOURCE_LOG_REPLACED,
                 f"replication slot {self._slot!r} starts behind what was read",
                 detail=f"slot at {position_of(confirmed)}, change log at {start.position}",
             )
@@ -496,7 +503,7 @@ class ReplicationStream:
             if self._decoding_failed is not None:
                 self._decoding_failed()
             raise StreamFallback(
-                "CF2101",
+                Code.STREAM_BROKE,
                 f"{error.message}; reading on without streaming of large transactions",
                 detail=error.detail,
                 hint="a larger logical_decoding_work_mem at the server avoids both.",
@@ -518,7 +525,7 @@ class _LogEnd:
         with source_errors("ask for the current position"):
             row = session.execute(self._SQL).fetchone()
         if row is None:
-            raise ChangefeedError("CF2101", "the source did not say where its log ends")
+            raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
         return parse_lsn(row[1]), row[0] * 1000
 
 

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 import psycopg
 from psycopg import pq
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres.connect import (
     apply_settings,
@@ -50,18 +50,19 @@ T = TypeVar("T")
 
 #: SQLSTATE (whole, then the first three, then two characters) -> code.
 _STATES: Mapping[str, str] = {
-    "28": "CF2002",
-    "3D000": "CF2002",
-    "42501": "CF2004",
-    "53": "CF2001",
-    "57P": "CF2101",
-    "55006": "CF2101",  # the slot is still held by a connection that is just ending
-    "58P01": "CF2102",  # the log we need was removed
-    "0A000": "CF2003",
-    "42": "CF2003",
-    "22023": "CF2003",
-    "22021": "CF4001",  # a database of encoding SQL_ASCII holds bytes that are not UTF-8
-    "22P05": "CF4001",
+    "28": Code.SOURCE_REFUSED_LOGIN,
+    "3D000": Code.SOURCE_REFUSED_LOGIN,
+    "42501": Code.SOURCE_PERMISSION_MISSING,
+    "53": Code.SOURCE_UNREACHABLE,
+    "57P": Code.STREAM_BROKE,
+    "55006": Code.STREAM_BROKE,  # the slot is still held by a connection that is just ending
+    "58P01": Code.SOURCE_LOG_GONE,  # the log we need was removed
+    "0A000": Code.SOURCE_NOT_SET_UP,
+    "42": Code.SOURCE_NOT_SET_UP,
+    "22023": Code.SOURCE_NOT_SET_UP,
+    # A database of encoding SQL_ASCII holds bytes that are not UTF-8.
+    "22021": Code.VALUE_NOT_ENCODABLE,
+    "22P05": Code.VALUE_NOT_ENCODABLE,
 }
 
 
@@ -69,13 +70,15 @@ def server_error(fields: Mapping[str, str], doing: str) -> ChangefeedError:
     """A server's error message in our words; its detail may hold row values and stays out."""
     state = fields.get("C", "")
     message = fields.get("M", "no reason given")
-    code = _STATES.get(state) or _STATES.get(state[:3]) or _STATES.get(state[:2]) or "CF2101"
+    code = (
+        _STATES.get(state) or _STATES.get(state[:3]) or _STATES.get(state[:2]) or Code.STREAM_BROKE
+    )
     if "replication slot" in message and (
         state == "42704" or "can no longer" in message or "lost" in message or state == "55000"
     ):
-        code = "CF2102"
+        code = Code.SOURCE_LOG_GONE
     if state == "42704" and message.startswith("publication "):
-        code = "CF2102"  # what was written without it can never be decoded
+        code = Code.SOURCE_LOG_GONE  # what was written without it can never be decoded
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=f"SQLSTATE {state}")
 
 
@@ -179,10 +182,12 @@ class ReplicationConnection:
     def _failed(self, error: psycopg.Error) -> ChangefeedError:
         """A command's error, by its SQLSTATE; without one the connection is lost."""
         if self._closing:
-            return ChangefeedError("CF2101", _CANCELLED)
+            return ChangefeedError(Code.STREAM_BROKE, _CANCELLED)
         if error.sqlstate is None:
             reason = str(error).strip().partition("\n")[0]
-            return ChangefeedError("CF2101", f"the connection to the source broke: {reason}")
+            return ChangefeedError(
+                Code.STREAM_BROKE, f"the connection to the source broke: {reason}"
+            )
         fields = {"C": error.sqlstate, "M": error.diag.message_primary or "no reason given"}
         return server_error(fields, "run a command on the source")
 
@@ -363,7 +368,7 @@ class ReplicationConnection:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise ChangefeedError("CF2101", _CANCELLED)
+            raise ChangefeedError(Code.STREAM_BROKE, _CANCELLED)
 
     def _send(self, kind: bytes, body: bytes) -> None:
         message = kind + struct.pack(">i", len(body) + 4) + body
@@ -392,10 +397,10 @@ class ReplicationConnection:
             return action()
         except (OSError, ValueError) as error:
             if self._closing:
-                raise ChangefeedError("CF2101", _CANCELLED) from None
+                raise ChangefeedError(Code.STREAM_BROKE, _CANCELLED) from None
             reason = str(error) or type(error).__name__
             raise ChangefeedError(
-                "CF2101", f"the connection to the source broke: {reason}"
+                Code.STREAM_BROKE, f"the connection to the source broke: {reason}"
             ) from None
 
 
@@ -404,7 +409,7 @@ class ReplicationConnection:
 
 def _garbage() -> ChangefeedError:
     return ChangefeedError(
-        "CF2001",
+        Code.SOURCE_UNREACHABLE,
         "the server does not speak the PostgreSQL protocol",
         hint="check host and port: another program may listen there.",
     )

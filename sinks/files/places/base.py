@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.files.staged import StagedFile
 
 
@@ -169,14 +169,14 @@ def explained(shown: str) -> Iterator[None]:
             raise _explain_entra(shown, str(error)) from error
         # Of a client that knows no better; its text may repeat anything.
         text = f"{shown} cannot be written: {type(error).__name__}"
-        raise ChangefeedError("CF5001", text) from error
+        raise ChangefeedError(Code.SINK_UNREACHABLE, text) from error
 
 
 def explain(shown: str, error: OSError) -> ChangefeedError:
     """One error in our terms."""
     if error.errno in _FULL:
         return ChangefeedError(
-            "CF5004",
+            Code.SINK_BUSY,
             f"no room for {shown}: {os.strerror(error.errno)}",
             hint="free space on that filesystem; the feed goes on by itself.",
         )
@@ -185,33 +185,37 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
     said = _said(error)
     if error.errno in _REFUSED and not said:  # stores' errors have such numbers, too
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{shown} cannot be written: {os.strerror(error.errno)}",
             hint="check the owner and rights of the directory, then RESUME.",
         )
     if error.errno and not said:
-        return ChangefeedError("CF5001", f"{shown} cannot be written: {os.strerror(error.errno)}")
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"{shown} cannot be written: {os.strerror(error.errno)}"
+        )
     if _BUSY_WORDS.search(said):
-        return ChangefeedError("CF5004", f"{shown} is busy: {said}")
+        return ChangefeedError(Code.SINK_BUSY, f"{shown} is busy: {said}")
     if _CLOCK_WORDS.search(said):  # before the status, which is that of a wrong key
         return ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             f"{shown} cannot be written: {said}",
             hint="set this machine's clock; the feed goes on by itself.",
         )
     if _LOGIN_WORDS.search(said):
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{shown} refused the login: {said}",
             hint="check the keys in the URI and their rights, then RESUME.",
         )
     if _MISSING_WORDS.search(said):
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{shown} cannot be written: {said}",
             hint="make the bucket, or check its name in the URI, then RESUME.",
         )
-    return ChangefeedError("CF5001", f"{shown} cannot be written: {said or type(error).__name__}")
+    return ChangefeedError(
+        Code.SINK_UNREACHABLE, f"{shown} cannot be written: {said or type(error).__name__}"
+    )
 
 
 def _explain_entra(shown: str, text: str) -> ChangefeedError:
@@ -220,13 +224,13 @@ def _explain_entra(shown: str, text: str) -> ChangefeedError:
     reason = _ENTRA_REASON.search(text)
     said = ", ".join(found.group(1) for found in (reason, status) if found)
     if status and status.group(1) == "429":
-        return ChangefeedError("CF5004", f"the login server of {shown} is busy: {said}")
+        return ChangefeedError(Code.SINK_BUSY, f"the login server of {shown} is busy: {said}")
     if status and status.group(1).startswith("5"):
-        return ChangefeedError("CF5001", f"the login server of {shown} failed: {said}")
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"the login server of {shown} failed: {said}")
     if not status and _ENTRA_AWAY.search(text):
-        return ChangefeedError("CF5001", f"cannot reach the login server of {shown}")
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"cannot reach the login server of {shown}")
     return ChangefeedError(
-        "CF5002",
+        Code.SINK_REFUSED_LOGIN,
         f"{shown} refused the login: {said or 'AuthenticationException'}",
         hint="check the tenant, client and secret in the URI, then RESUME.",
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.files.places.base import ListedFile, Move, PublishedFile
 from sinks.files.staged import sync
 
@@ -49,7 +49,7 @@ class LocalPlace:
             os.rmdir(tempfile.mkdtemp(prefix=".changefeed-", dir=there))
         except OSError as error:
             return ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"{self._root} cannot be written: {error.strerror}",
                 detail=f"tried in {there}",
                 hint="check the path, its owner and its rights.",

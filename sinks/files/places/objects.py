@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from sinks.files.places import remote
 from sinks.files.places.base import ListedFile, Move, PublishedFile
 from sinks.files.places.spec import PlaceSpec
@@ -294,7 +294,7 @@ def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:
         from google.oauth2 import service_account
     except ImportError as error:
         raise ChangefeedError(
-            "CF5005",
+            Code.SINK_NEEDS_EXTRA,
             "gs:// with CREDENTIALS needs the package google-auth, which is not installed",
             hint="pip install 'changefeed[bigquery]', or use AUTH=implicit.",
         ) from error
@@ -304,9 +304,13 @@ def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:
         credentials = maker.from_service_account_info(key, scopes=[scope])
         credentials.refresh(google.auth.transport.requests.Request())
     except google.auth.exceptions.TransportError as error:
-        raise ChangefeedError("CF5001", "cannot reach Google's token server") from error
+        raise ChangefeedError(
+            Code.SINK_UNREACHABLE, "cannot reach Google's token server"
+        ) from error
     except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
-        raise ChangefeedError("CF5002", "Google refused the key of CREDENTIALS") from error
+        raise ChangefeedError(
+            Code.SINK_REFUSED_LOGIN, "Google refused the key of CREDENTIALS"
+        ) from error
     return {
         "access_token": credentials.token,
         "credential_token_expiration": credentials.expiry.replace(tzinfo=dt.UTC),
@@ -323,7 +327,7 @@ def _hdfs(arguments: dict[str, Any]) -> fs.FileSystem:
     except OSError as error:
         if "libhdfs" in str(error) or "libjvm" in str(error):
             raise ChangefeedError(
-                "CF5005",
+                Code.SINK_NEEDS_EXTRA,
                 "hdfs:// needs Hadoop's native library, which was not found",
                 hint="set HADOOP_HOME, and CLASSPATH to the output of hadoop classpath --glob.",
             ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.parameters import CA_CERT, Parameters
@@ -133,7 +133,7 @@ class _Taker:
 def _local(url: SinkURL, taker: _Taker) -> PlaceSpec:
     if url.hosts or not url.path.startswith("/"):
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "a file sink needs an absolute path and no host",
             hint="write file:///directory, with three slashes.",
         )
@@ -144,7 +144,7 @@ def _bucket(url: SinkURL) -> tuple[str, str]:
     """``bucket/prefix`` and how it is shown."""
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             f"a {url.scheme} sink needs a bucket",
             hint=f"write {url.scheme}://bucket/prefix",
         )
@@ -244,7 +244,7 @@ def _is_base64(text: str) -> bool:
 def _hdfs(url: SinkURL, taker: _Taker) -> PlaceSpec:
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
-            "CF1201",
+            Code.INVALID_URI,
             "an hdfs sink needs the name node",
             hint="write hdfs://namenode:8020/directory",
         )
@@ -261,7 +261,9 @@ def _hdfs(url: SinkURL, taker: _Taker) -> PlaceSpec:
 def _web(url: SinkURL, taker: _Taker) -> PlaceSpec:
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
-            "CF1201", f"a {url.scheme} sink needs one host", hint=f"write {url.scheme}://host/path"
+            Code.INVALID_URI,
+            f"a {url.scheme} sink needs one host",
+            hint=f"write {url.scheme}://host/path",
         )
     scheme = url.scheme.removeprefix("file-")
     address = f"{scheme}://{url.hosts[0]}{url.path.rstrip('/')}"

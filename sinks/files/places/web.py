@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 from sinks.files.places import remote
 from sinks.files.places.base import ListedFile, Move
@@ -77,7 +77,9 @@ class WebPlace:
                 self._connected().head(self.url(""))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             reason = str(error) or type(error).__name__
-            return ChangefeedError("CF5001", f"cannot reach {self._spec.shown}: {reason}")
+            return ChangefeedError(
+                Code.SINK_UNREACHABLE, f"cannot reach {self._spec.shown}: {reason}"
+            )
         except httpx.HTTPError:
             return None  # it is there, and does not like the question
         return None
@@ -96,7 +98,9 @@ class WebPlace:
                 answer = self._connected().put(self.url(name), content=content.to_pybytes())
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
-            raise ChangefeedError("CF5001", f"cannot reach {self._root}: {text}") from error
+            raise ChangefeedError(
+                Code.SINK_UNREACHABLE, f"cannot reach {self._root}: {text}"
+            ) from error
         if not answer.is_success:
             raise _judged(self._root, answer.status_code)
 
@@ -134,15 +138,19 @@ def _judged(shown: str, status: int) -> ChangefeedError:
         said = str(status)
     if status in (401, 403, 407):
         hint = "check user and password in the URI, then RESUME."
-        return ChangefeedError("CF5002", f"{shown} refused the login: {said}", hint=hint)
+        return ChangefeedError(
+            Code.SINK_REFUSED_LOGIN, f"{shown} refused the login: {said}", hint=hint
+        )
     if status == 507:
-        return ChangefeedError("CF5004", f"no room at {shown}: {said}")
+        return ChangefeedError(Code.SINK_BUSY, f"no room at {shown}: {said}")
     if status in _BUSY:
-        return ChangefeedError("CF5004", f"{shown} is busy: {said}")
+        return ChangefeedError(Code.SINK_BUSY, f"{shown} is busy: {said}")
     if status >= 500:
-        return ChangefeedError("CF5001", f"{shown} failed: {said}")
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"{shown} failed: {said}")
     hint = "the server must take PUT below this path and make folders by itself; then RESUME."
-    return ChangefeedError("CF5002", f"{shown} does not take files: {said}", hint=hint)
+    return ChangefeedError(
+        Code.SINK_REFUSED_LOGIN, f"{shown} does not take files: {said}", hint=hint
+    )
 
 
 def _context(ca: str | None) -> ssl.SSLContext:
@@ -150,4 +158,6 @@ def _context(ca: str | None) -> ssl.SSLContext:
         return ssl.create_default_context(cadata=ca)
     except (ssl.SSLError, ValueError) as error:
         problem = "ca_cert holds no usable PEM text"
-        raise ChangefeedError("CF1207", problem, hint="encode the PEM file in base 64.") from error
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, problem, hint="encode the PEM file in base 64."
+        ) from error

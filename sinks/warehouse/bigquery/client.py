@@ -28,7 +28,7 @@ from google.cloud.bigquery.job.load import ColumnNameCharacterMap
 from google.cloud.bigquery.retry import DEFAULT_RETRY
 from google.oauth2 import service_account
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_requests
 from sinks.warehouse.bigquery.errors import sorted_out, translated
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
@@ -164,7 +164,7 @@ class BigQueryWarehouse(Warehouse):
     @property
     def _connected(self) -> bigquery.Client:
         if self._client is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._client
 
     def close(self) -> None:

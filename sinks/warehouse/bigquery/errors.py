@@ -14,7 +14,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from google.resumable_media import common as upload
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 
 #: Not now: quotas, a conflict of two transactions, trouble inside of BigQuery.
 _BUSY = frozenset(
@@ -65,37 +65,37 @@ def sorted_out(error: BaseException, place: str, what: str, topic: str = "") -> 
     detail = f"{what}; reason {word}"
     text = str(error).lower()
     if isinstance(error, auth.TransportError | api.RetryError):
-        return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=detail)
     if isinstance(error, auth.GoogleAuthError | api.Unauthorized) or word in _LOGIN:
         return _refused_login(place, detail)
     if word in _BUSY or any(phrase in text for phrase in _CONFLICT):
-        return ChangefeedError("CF5004", f"{place} is busy", detail=detail)
+        return ChangefeedError(Code.SINK_BUSY, f"{place} is busy", detail=detail)
     if isinstance(error, api.TooManyRequests | api.ServiceUnavailable):
-        return ChangefeedError("CF5004", f"{place} is busy", detail=detail)
+        return ChangefeedError(Code.SINK_BUSY, f"{place} is busy", detail=detail)
     if isinstance(error, api.Forbidden):
         return _refused_login(place, detail)
     if isinstance(error, (api.ServerError, *_GONE)):
-        return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=detail)
     if isinstance(error, api.NotFound):
         return ChangefeedError(
-            "CF5001",
+            Code.SINK_UNREACHABLE,
             f"{place}: a dataset or table that was there is gone",
             detail=detail,
         )
     if topic:
         return ChangefeedError(
-            "CF5006",
+            Code.SINK_CANNOT_TAKE_TABLE,
             f"{place} refused a statement about table {topic}",
             detail=detail,
             hint="BigQuery shows the whole message under this job.",
             target=topic,
         )
-    return ChangefeedError("CF5003", f"{place} refused a statement", detail=detail)
+    return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a statement", detail=detail)
 
 
 def _refused_login(place: str, detail: str) -> ChangefeedError:
     return ChangefeedError(
-        "CF5002",
+        Code.SINK_REFUSED_LOGIN,
         f"{place} refused the login or a right is missing",
         detail=detail,
         hint="the account needs the roles BigQuery Job User on the project and BigQuery Data "

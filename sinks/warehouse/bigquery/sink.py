@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
@@ -52,7 +52,7 @@ class BigQuerySink(PacedSink):
         project, dataset = url.host, url.path.strip("/")
         if not project or not dataset or "/" in dataset:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a BigQuery sink is a project and a dataset",
                 hint="write it as bigquery://project/dataset",
             )
@@ -90,7 +90,7 @@ def service_account_key(given: str | None) -> str | None:
             raise ValueError("not an object")
     except (OSError, ValueError, binascii.Error):
         raise ChangefeedError(
-            "CF1207",
+            Code.INVALID_PARAMETER,
             "param credentials must be a service account's key",
             hint="give the path of its JSON file, or the file's content in base 64; leave it out "
             "to use what the machine is given.",

@@ -113,7 +113,8 @@ class ClickHouse(Warehouse):
             self.close()
             shown, wanted = (".".join(map(str, v)) for v in (version, OLDEST))
             raise ChangefeedError(
-                "CF5003", f"{self.place} is of version {shown}; {wanted} is the oldest that will do"
+                Code.SINK_REFUSED_DATA,
+                f"{self.place} is of version {shown}; {wanted} is the oldest that will do",
             )
         if make and not self._has_database():
             # IF NOT EXISTS would ask for the right to make one where there is one.
@@ -146,7 +147,7 @@ class ClickHouse(Warehouse):
     @property
     def _connected(self) -> Client:
         if self._client is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._client
 
     # ------------------------------------------------------------------ statements
@@ -230,7 +231,9 @@ def sorted_out(error: Exception, place: str, what: str, topic: str) -> Changefee
     number, name = getattr(error, "code", None), getattr(error, "name", None)
     if not isinstance(number, int):
         kind = type(error).__name__
-        return ChangefeedError("CF5001", f"{place} cannot be reached", detail=f"{what}; {kind}")
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=f"{what}; {kind}"
+        )
     detail = f"{what}; error {number}" + (f" {name}" if name else "")
     code, found = _BY_NUMBER.get(number, ("", ""))
     if code:
@@ -239,21 +242,21 @@ def sorted_out(error: Exception, place: str, what: str, topic: str) -> Changefee
         )
     if topic:
         return ChangefeedError(
-            "CF5006",
+            Code.SINK_CANNOT_TAKE_TABLE,
             f"{place} refused a statement about table {topic}",
             detail=detail,
             hint="system.query_log shows the whole message.",
             target=topic,
         )
-    return ChangefeedError("CF5003", f"{place} refused a statement", detail=detail)
+    return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a statement", detail=detail)
 
 
-_LOST = ("CF5001", "lost what was there")
-_BUSY = ("CF5004", "is busy or has no room")
-_LOGIN = ("CF5002", "refused the login or a right is missing")
+_LOST = (Code.SINK_UNREACHABLE, "lost what was there")
+_BUSY = (Code.SINK_BUSY, "is busy or has no room")
+_LOGIN = (Code.SINK_REFUSED_LOGIN, "refused the login or a right is missing")
 _HINTS: Mapping[str, str] = {
-    "CF5002": "the user needs CREATE DATABASE, or on the database SELECT, INSERT, ALTER, "
-    "CREATE TABLE, CREATE VIEW, DROP TABLE, DROP VIEW and TRUNCATE.",
+    Code.SINK_REFUSED_LOGIN: "the user needs CREATE DATABASE, or on the database SELECT, INSERT, "
+    "ALTER, CREATE TABLE, CREATE VIEW, DROP TABLE, DROP VIEW and TRUNCATE.",
 }
 
 #: Error number of the server -> what to do (its ErrorCodes.cpp).

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.base import SinkContext, Target
@@ -61,7 +61,7 @@ class ClickHouseTables(SQLTables):
         there = self.server.engine(place)
         if there and not (same_engine(there, engine) and self.server.order(place) == set(order)):
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{shape.schema.table}: {place} has another engine or another key than this feed "
                 "needs",
                 detail=f"{self.server.place}: wanted {engine} ORDER BY ({', '.join(order)})",
@@ -91,7 +91,7 @@ class ClickHouseSink(WarehouseSink):
         url.finish("clickhouse")
         if not url.host or not database or "/" in database:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a ClickHouse sink is a server and a database",
                 hint="write clickhouse://user:password@host:8123/database",
             )

@@ -131,7 +131,7 @@ class Login:
             key = load(self.private_key, password)
         except (ValueError, TypeError):
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 "the private key of the Snowflake sink cannot be read",
                 hint="private_key is base 64 of a PKCS #8 key, PEM or DER; an encrypted one "
                 "needs passphrase.",
@@ -206,7 +206,7 @@ class SnowflakeWarehouse(Warehouse):
 
     def _execute(self, sql: str) -> list[tuple[object, ...]]:
         if self._connection is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         with readable(self.place, "a statement"), self._connection.cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall())
@@ -229,7 +229,9 @@ class SnowflakeWarehouse(Warehouse):
             if stand is not None:
                 self._one(Statement(stand.lock))
                 if self.query(stand.look) != stands:
-                    raise ChangefeedError("CF5004", f"{self.place} is written by somebody else")
+                    raise ChangefeedError(
+                        Code.SINK_BUSY, f"{self.place} is written by somebody else"
+                    )
             for statement in inside:
                 self._one(statement)
             self._one(_COMMIT)
@@ -322,15 +324,17 @@ class SnowflakeWarehouse(Warehouse):
         detail = f"{what}; {type(error).__name__} {number:06d}"
         detail += f", query {query}" if query else ""
         if number in _SESSION_OVER or number in _GONE:
-            return ChangefeedError("CF5001", f"{self.place}: what was there is gone", detail=detail)
+            return ChangefeedError(
+                Code.SINK_UNREACHABLE, f"{self.place}: what was there is gone", detail=detail
+            )
         if number in _BUSY or isinstance(
             error, snow.TooManyRequests | snow.ServiceUnavailableError
         ):
-            return ChangefeedError("CF5004", f"{self.place} is busy", detail=detail)
+            return ChangefeedError(Code.SINK_BUSY, f"{self.place} is busy", detail=detail)
         refused = isinstance(error, snow.ForbiddenError) or _login_refused(error)
         if refused or number in _RIGHTS or number in _NO_LOGIN:
             return ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"{self.place} refused the login or a right is missing",
                 detail=detail,
                 hint="the role needs USAGE on warehouse and database, and CREATE SCHEMA or, in "
@@ -339,14 +343,18 @@ class SnowflakeWarehouse(Warehouse):
         if isinstance(error, snow.ProgrammingError | snow.DataError | snow.IntegrityError):
             if topic:
                 return ChangefeedError(
-                    "CF5006",
+                    Code.SINK_CANNOT_TAKE_TABLE,
                     f"{self.place} refused a statement about table {topic}",
                     detail=detail,
                     hint="Snowflake's query history shows the whole message.",
                     target=topic,
                 )
-            return ChangefeedError("CF5003", f"{self.place} refused a statement", detail=detail)
-        return ChangefeedError("CF5001", f"{self.place} cannot be reached", detail=detail)
+            return ChangefeedError(
+                Code.SINK_REFUSED_DATA, f"{self.place} refused a statement", detail=detail
+            )
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"{self.place} cannot be reached", detail=detail
+        )
 
 
 def _login_refused(error: Exception) -> bool:

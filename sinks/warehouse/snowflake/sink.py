@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
@@ -45,7 +45,7 @@ class SnowflakeSink(PacedSink):
         database, _, schema = url.path.strip("/").partition("/")
         if not url.host or not database or "/" in schema:
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a Snowflake sink is an account, a database and a schema",
                 hint="write it as snowflake://user:password@account/database/schema",
             )
@@ -66,7 +66,7 @@ class SnowflakeSink(PacedSink):
         url.finish()
         if not login.user or not (login.password or login.private_key or login.token):
             raise ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 "a Snowflake sink needs a user and a password, private_key or token",
                 hint="snowflake://user@account/database/schema?private_key=<base 64 of the PEM "
                 "file, percent-encoded>",
@@ -82,6 +82,8 @@ def _endpoint(given: str | None) -> dict[str, str]:
         return {}
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ChangefeedError("CF1207", "param api_endpoint must be an http or https URL")
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER, "param api_endpoint must be an http or https URL"
+        )
     port = parts.port or (80 if parts.scheme == "http" else 443)
     return {"host": parts.hostname, "port": str(port), "protocol": parts.scheme}

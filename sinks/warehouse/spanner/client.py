@@ -229,7 +229,7 @@ class Spanner(Warehouse):
         except ValueError:
             # Without its text, which may repeat a part of the key.
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"{self.place}: the service account's key cannot be read",
                 detail="its private_key is no PEM, or a field is missing",
                 hint="make a new JSON key of the account and name it in credentials.",
@@ -238,7 +238,7 @@ class Spanner(Warehouse):
     @property
     def _connected(self) -> SpannerClient:
         if self._client is None:
-            raise ChangefeedError("CF5001", f"{self.place} is not connected")
+            raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._client
 
     def close(self) -> None:
@@ -375,7 +375,7 @@ class Spanner(Warehouse):
         """
         if ("POSTGRESQL",) in self.query(self.dialect.dialect_of):
             raise ChangefeedError(
-                "CF5002",
+                Code.SINK_REFUSED_LOGIN,
                 f"{self.place} has the PostgreSQL dialect",
                 hint="make a database with the GoogleSQL dialect: that of a database is for ever.",
             )
@@ -406,7 +406,7 @@ class Spanner(Warehouse):
         """To Spanner the two names are one: rows of two tables of the source would be mixed."""
         if wanted != there:
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{self.place} has a table {there}, whose name differs from {wanted} only in case",
                 detail=f"target {wanted}",
                 hint="drop or rename the one that is there, or give the feed another database.",
@@ -455,33 +455,35 @@ def sorted_out(
     message = str(getattr(error, "message", "") or error)
     if isinstance(error, TimeoutError):
         # The operation may still end well: repeated, a definition does nothing that is done.
-        return ChangefeedError("CF5001", f"{place} did not finish in time", detail=detail)
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"{place} did not finish in time", detail=detail
+        )
     if isinstance(error, auth.TransportError | api.RetryError):
-        return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=detail)
     # gRPC asks for the login's token by a plugin, and says of any error in it UNAVAILABLE.
     refused = isinstance(error, api.ServiceUnavailable) and _NO_TOKEN.search(message)
     if refused or isinstance(error, auth.GoogleAuthError | api.Unauthorized | api.Forbidden):
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{place} refused the login or a right is missing",
             detail=detail,
             hint="the account needs the role Cloud Spanner Database User on the database, and "
             "spanner.databases.updateDdl.",
         )
     if isinstance(error, api.Aborted | api.TooManyRequests):
-        return ChangefeedError("CF5004", f"{place} is busy", detail=detail)
+        return ChangefeedError(Code.SINK_BUSY, f"{place} is busy", detail=detail)
     if isinstance(error, api.NotFound) and re.search(r"\b(?:Database|Instance)\b", message):
         return ChangefeedError(
-            "CF5002",
+            Code.SINK_REFUSED_LOGIN,
             f"{place} is not there",
             detail=detail,
             hint="make the instance and the database first.",
         )
     if isinstance(error, api.NotFound):
-        return ChangefeedError("CF5001", f"{place} lost what was there", detail=detail)
+        return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} lost what was there", detail=detail)
     if isinstance(error, api.InvalidArgument) and "too many mutations" in message:
         return TooLarge(
-            "CF5006" if len(topics) == 1 else "CF5003",
+            Code.SINK_CANNOT_TAKE_TABLE if len(topics) == 1 else Code.SINK_REFUSED_DATA,
             f"{place} takes fewer mutations at once",
             detail=f"{detail}; {', '.join(topics)}",
             hint="drop indexes of the target tables: their entries count as mutations too.",
@@ -491,10 +493,10 @@ def sorted_out(
         blamed = [t for t in topics if t]
         if len(blamed) == 1:
             return ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{place} refused a change of table {blamed[0]}",
                 detail=detail,
                 target=blamed[0],
             )
-        return ChangefeedError("CF5003", f"{place} refused a change", detail=detail)
-    return ChangefeedError("CF5001", f"{place} cannot be reached", detail=detail)
+        return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a change", detail=detail)
+    return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=detail)

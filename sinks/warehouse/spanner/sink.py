@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Kind, Parameter
 from changefeed.core.schema import Column, TableSchema
@@ -61,7 +61,7 @@ class SpannerSink(DatabaseSink):
         path = url.path.strip("/").split("/")
         if not url.host or len(path) != 2 or not all(path):
             raise ChangefeedError(
-                "CF1201",
+                Code.INVALID_URI,
                 "a Spanner sink is a project, an instance and a database",
                 hint="write it as spanner://project/instance/database",
             )
@@ -70,7 +70,7 @@ class SpannerSink(DatabaseSink):
         url.finish("spanner")
         if endpoint and (credentials or not _is_local(endpoint)):
             raise ChangefeedError(
-                "CF1207",
+                Code.INVALID_PARAMETER,
                 "param endpoint is for an emulator on this machine: host:port, without credentials",
                 hint="write endpoint=127.0.0.1:9010, or leave it out for Google's service.",
             )
@@ -84,7 +84,7 @@ class SpannerSink(DatabaseSink):
         self.commits = CommitWriter(self._tables)
         if self._policy.history is not History.OFF:
             raise ChangefeedError(
-                "CF1206",
+                Code.OPTION_DOES_NOT_FIT_SINK,
                 "a Spanner sink keeps no history",
                 hint="leave out the option history, or take deletes = 'soft'.",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Target
 from sinks.merged.applied import AppliedVersion
@@ -48,7 +48,7 @@ class SpannerTables(FeedTables):
         found = keeping.read_progress(transaction, table.applied.id)
         if found is None:
             raise ChangefeedError(
-                "CF5001",
+                Code.SINK_UNREACHABLE,
                 f"{self.server.place} lost what it knew of table {table.topic}",
             )
         return found
@@ -86,7 +86,7 @@ class SpannerTables(FeedTables):
             return
         if [name.casefold() for name in found] != [name.casefold() for name in wanted]:
             raise ChangefeedError(
-                "CF5006",
+                Code.SINK_CANNOT_TAKE_TABLE,
                 f"{shape.schema.table}: the target table {shape.topic} has another primary key "
                 "than this feed needs",
                 detail=f"{self.server.place}: wanted ({', '.join(wanted)})",

@@ -52,7 +52,9 @@ def place_of(file: str, offset: int) -> Position:
     """A file of the binlog and an offset in it, as text that sorts."""
     found = _FILE.search(file)
     if found is None:
-        raise ChangefeedError("CF2105", "a binlog file without a number", detail=file[:100])
+        raise ChangefeedError(
+            Code.UNEXPECTED_MESSAGE, "a binlog file without a number", detail=file[:100]
+        )
     return f"{int(found[1]):010d}.{offset:014d}"
 
 
@@ -123,7 +125,7 @@ class _Binlog(Connector):
                 row = rows[0]
                 return str(row[0]), int(row[1] or 0), str(row[4] or "") if len(row) > 4 else ""
         raise ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the server writes no binlog",
             hint="set log_bin in the server's configuration, then restart it.",
         )
@@ -205,7 +207,7 @@ class _Binlog(Connector):
         known = {str(name): str(value).upper() for name, value in rows}
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"{name} of the server is {known.get(name, 'unknown')}, and must be {value}",
                 hint=f"set {name} = {value} in the server's configuration, then restart it.",
             )

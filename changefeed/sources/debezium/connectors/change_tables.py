@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Watch
@@ -55,7 +55,7 @@ class _ChangeTables(Connector):
 
     def _no_job(self) -> ChangefeedError:
         return ChangefeedError(
-            "CF2003",
+            Code.SOURCE_NOT_SET_UP,
             "the database captures no changes: its change tables have no place yet",
             hint=f"enable change data capture and start its job: {self.setup}",
         )
@@ -143,7 +143,7 @@ class SQLServer(_ChangeTables):
             return []
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 "change data capture is not enabled for the database",
                 hint=self.setup,
             )
@@ -162,7 +162,7 @@ class SQLServer(_ChangeTables):
             return []
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the database does not capture table {name}",
                 hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N{text(name.schema)},"
                 f" @source_name = N{text(name.name)}, @role_name = NULL;",
@@ -225,7 +225,7 @@ class Db2(_ChangeTables):
             return []
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the database does not capture table {name}",
                 hint=f"CALL ASNCDC.ADDTABLE({text(name.schema)}, {text(name.name)});",
             )

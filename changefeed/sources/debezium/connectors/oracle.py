@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Watch
@@ -104,7 +104,7 @@ class Oracle(Connector):
         if mode != "ARCHIVELOG":
             found.append(
                 ChangefeedError(
-                    "CF2003",
+                    Code.SOURCE_NOT_SET_UP,
                     "the database does not archive its redo log",
                     hint="ALTER DATABASE ARCHIVELOG; on the mounted, not open, database.",
                 )
@@ -112,7 +112,7 @@ class Oracle(Connector):
         if supplemental == "NO":
             found.append(
                 ChangefeedError(
-                    "CF2003",
+                    Code.SOURCE_NOT_SET_UP,
                     "the database has no supplemental logging",
                     hint="ALTER DATABASE ADD SUPPLEMENTAL LOG DATA;",
                 )
@@ -131,7 +131,7 @@ class Oracle(Connector):
         quoted = ".".join('"' + part + '"' for part in (name.schema, name.name))
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the database does not log whole rows of {name}",
                 hint=f"ALTER TABLE {quoted} ADD SUPPLEMENTAL LOG DATA (ALL) COLUMNS;",
             )

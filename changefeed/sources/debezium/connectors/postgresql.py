@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import Watch
@@ -217,7 +217,7 @@ class PostgreSQL(Connector):
             return []
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 "wal_level of the server is not logical",
                 hint="ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
             )
@@ -231,7 +231,7 @@ class PostgreSQL(Connector):
         name = f"{_quoted(table.table.schema)}.{_quoted(table.table.name)}"
         return [
             ChangefeedError(
-                "CF2003",
+                Code.SOURCE_NOT_SET_UP,
                 f"the database does not log old rows of {table.table}",
                 hint=f"ALTER TABLE {name} REPLICA IDENTITY FULL;",
             )
