@@ -1,4 +1,4 @@
-"""The product names an error by its row of the table, so that a reader need not look a number up."""
+"""The product names an error by its row of the table: a reader need not look a number up."""
 
 from __future__ import annotations
 
