@@ -33,7 +33,7 @@ from changefeed.statements.health import health
 from grammar.nodes import CreateChangefeed
 from grammar.parser import parse
 from shell.diagnostics import error_lines
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 from shell.render.results import render
 from shell.repl.highlight import fragments
 
@@ -164,7 +164,7 @@ def _show_feeds(console: Console) -> None:
     out = io.StringIO()
     render(
         Result("rows", listing.columns, listing.rows, brief=listing),
-        Format.TABLE,
+        OutputFormat.TABLE,
         out,
         _WIDTH,
     )
@@ -180,7 +180,7 @@ def _look(
     lag: float,
     rate: float = 0.0,
     reason: str = "",
-) -> brief.Look:
+) -> brief.FeedSnapshot:
     high_water = Timestamp(_NOW - int(lag * _SECOND), 0)
     progress = [
         TableProgress(TableName("shop", "public", table), table, state=TableState.RUNNING)
@@ -194,7 +194,7 @@ def _look(
         modified=_NOW, finished=None, high_water=high_water, cursor=None, end_time=None,
         generation=1, sinkless=False, rows_per_second=rate,
     )  # fmt: skip
-    return brief.Look(job, progress, health(job, progress, node=True, now=_NOW))
+    return brief.FeedSnapshot(job, progress, health(job, progress, node=True, now=_NOW))
 
 
 # -- the chart ---------------------------------------------------------------------------------

@@ -99,13 +99,13 @@ __all__ = [
 ]
 
 S = TypeVar("S", bound=nodes.Statement)
-Handler = Callable[[Any, Context], Result]
+StatementHandler = Callable[[Any, Context], Result]
 
 #: Columns of SHOW CHANGEFEEDS, for its WHERE and ORDER BY.
 LISTING_COLUMNS = listing.COLUMNS
 
 #: Syntax node -> what it does.
-HANDLERS: dict[type[nodes.Statement], Handler] = {
+HANDLERS: dict[type[nodes.Statement], StatementHandler] = {
     nodes.CreateConnection: connections.create_connection,
     nodes.AlterConnection: connections.alter_connection,
     nodes.DropConnection: connections.drop_connection,

@@ -34,7 +34,7 @@ _HTML = "text/html; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 
 
-class Figures(Collector):
+class StateCollector(Collector):
     """The feeds and sources of a state, as Prometheus wants them."""
 
     def __init__(self, engine: Engine) -> None:
@@ -90,7 +90,7 @@ class Monitor:
         self._engine = engine
         self._check = check
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(Figures(engine))
+        self._registry.register(StateCollector(engine))
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Status, content type and body for a path."""
@@ -200,7 +200,7 @@ class MonitorServer:
 
         local = _names_this_machine(host)
 
-        class Handler(BaseHTTPRequestHandler):
+        class MonitorHandler(BaseHTTPRequestHandler):
             server_version = "changefeed"
             sys_version = ""
             # Seconds that a connection may be silent: it keeps a thread.
@@ -232,7 +232,7 @@ class MonitorServer:
                 log.debug("http: " + format, *args)
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = ThreadingHTTPServer((host, port), MonitorHandler)
         except OSError as error:
             raise ChangefeedError(
                 Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {error.strerror}"

@@ -184,7 +184,7 @@ class _Builder(Transformer[Token, Any]):
     def experimental_changefeed(
         self,
         meta: Meta,
-        targets: tuple[nodes.Target, ...],
+        targets: tuple[nodes.FeedTarget, ...],
         source: Name | None,
         options: tuple[Option, ...] | None,
     ) -> Statement:
@@ -208,7 +208,7 @@ class _Builder(Transformer[Token, Any]):
     def into(self, _meta: Meta, uri: Token) -> Literal:
         return _literal(uri, "string")
 
-    def targets(self, _meta: Meta, *targets: nodes.Target) -> tuple[nodes.Target, ...]:
+    def targets(self, _meta: Meta, *targets: nodes.FeedTarget) -> tuple[nodes.FeedTarget, ...]:
         return targets
 
     def table_target(
@@ -320,13 +320,13 @@ class _Builder(Transformer[Token, Any]):
     def alter_add(
         self,
         _meta: Meta,
-        targets: tuple[nodes.Target, ...],
+        targets: tuple[nodes.FeedTarget, ...],
         options: tuple[Option, ...] | None,
     ) -> tuple[nodes.AlterAction, ...]:
         return (nodes.AlterAdd(targets, options or ()),)
 
     def alter_drop(
-        self, _meta: Meta, targets: tuple[nodes.Target, ...]
+        self, _meta: Meta, targets: tuple[nodes.FeedTarget, ...]
     ) -> tuple[nodes.AlterAction, ...]:
         return (nodes.AlterDrop(targets),)
 
@@ -475,7 +475,7 @@ def _changefeed(
     meta: Meta,
     if_not_exists: bool,
     name: Token | None,
-    targets: tuple[nodes.Target, ...],
+    targets: tuple[nodes.FeedTarget, ...],
     source: Name | None,
     sink: Literal | None,
     options: tuple[Option, ...] | None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 
-class Node:
+class SyntaxNode:
     """What all nodes have, once for all: made for each class by ``dataclass``, equality and text
     of the nodes took a twentieth of the time of a statement from the command line."""
 
@@ -31,7 +31,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Span(Node):
+class Span(SyntaxNode):
     """Offsets in characters into the text of one statement; ``end`` is exclusive."""
 
     start: int
@@ -43,7 +43,7 @@ def _span() -> Span | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Name(Node):
+class Name(SyntaxNode):
     """An identifier as it counts: folded to lower case unless it was quoted."""
 
     text: str
@@ -51,7 +51,7 @@ class Name(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class QualifiedName(Node):
+class QualifiedName(SyntaxNode):
     """``[source.][schema.]name``: one to three parts."""
 
     parts: tuple[str, ...]
@@ -59,7 +59,7 @@ class QualifiedName(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Literal(Node):
+class Literal(SyntaxNode):
     """A value as its text without quotes.
 
     ``kind`` is ``string``, ``number`` or ``word`` (a bare word, ``10s``, ``TRUE``).
@@ -71,7 +71,7 @@ class Literal(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Option(Node):
+class Option(SyntaxNode):
     """``name [= value]`` of a WITH or SET list; a flag has no value.
 
     ``span`` is the name's; the value has its own.
@@ -90,7 +90,7 @@ class Filter(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LookupJoin(Node):
+class LookupJoin(SyntaxNode):
     """``[LEFT] JOIN table AS alias ON t.column = alias.column [AND ..]``.
 
     ``parts`` name a table as Spark does: ``('parquet', '/path')`` or a table of its catalog.
@@ -106,7 +106,7 @@ class LookupJoin(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Query(Node):
+class Query(SyntaxNode):
     """What a CDC query asks of its table: ``SELECT items FROM t AS alias JOIN .. WHERE where
     GROUP BY group``.
 
@@ -123,7 +123,7 @@ class Query(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class TableTarget(Node):
+class TableTarget(SyntaxNode):
     """``[TABLE] name [(col, ..)] [VALUES FROM (..) TO (..)] [PARTITION p] [AS topic]``.
 
     With ``query`` it is the table of ``CREATE CHANGEFEED .. AS SELECT``, which has none of the
@@ -141,7 +141,7 @@ class TableTarget(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SchemaTarget(Node):
+class SchemaTarget(SyntaxNode):
     """``SCHEMA s [INCLUDE|EXCLUDE TABLES pattern, ..]``.
 
     Patterns are globs as :mod:`fnmatch` reads them, case-sensitive; one without a dot is
@@ -155,7 +155,7 @@ class SchemaTarget(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DatabaseTarget(Node):
+class DatabaseTarget(SyntaxNode):
     """``DATABASE d [INCLUDE|EXCLUDE TABLES pattern, ..]``: a connection or its database."""
 
     name: QualifiedName
@@ -165,7 +165,7 @@ class DatabaseTarget(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class MessagesTarget(Node):
+class MessagesTarget(SyntaxNode):
     """``MESSAGES PREFIX 'pattern', .. [AS topic]``: logical messages of the source.
 
     Patterns are globs as :mod:`fnmatch` reads them, compared with the whole prefix.
@@ -181,10 +181,10 @@ class MessagesTarget(Node):
         return QualifiedName(("messages",), span=self.span)
 
 
-Target = TableTarget | SchemaTarget | DatabaseTarget | MessagesTarget
+FeedTarget = TableTarget | SchemaTarget | DatabaseTarget | MessagesTarget
 
 
-class Statement(Node):
+class Statement(SyntaxNode):
     """Base of all statements."""
 
     __slots__ = ()
@@ -229,7 +229,7 @@ class CreateChangefeed(Statement):
     ``CREATE CHANGEFEED .. AS SELECT`` has one target, which holds the query.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[FeedTarget, ...]
     name: str | None = None
     source: str | None = None
     sink: Literal | None = None
@@ -291,7 +291,7 @@ class ShowFunctions(Statement):
     span: Span | None = _span()
 
 
-class Record(StrEnum):
+class CdcRecord(StrEnum):
     """``record =`` of YugabyteDB's CREATE CDC."""
 
     AFTER = "after"
@@ -316,35 +316,35 @@ class DropCdc(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterAdd(Node):
+class AlterAdd(SyntaxNode):
     """``ADD target, .. [WITH option, ..]``."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[FeedTarget, ...]
     options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterDrop(Node):
-    targets: tuple[Target, ...]
+class AlterDrop(SyntaxNode):
+    targets: tuple[FeedTarget, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterSet(Node):
+class AlterSet(SyntaxNode):
     options: tuple[Option, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterUnset(Node):
+class AlterUnset(SyntaxNode):
     names: tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterInto(Node):
+class AlterInto(SyntaxNode):
     sink: Literal
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class AlterRescan(Node):
+class AlterRescan(SyntaxNode):
     """``RESCAN [table, ..]``; no table means all tables of the feed."""
 
     tables: tuple[QualifiedName, ...] = ()
@@ -354,7 +354,7 @@ AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto | AlterRe
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FeedRef(Node):
+class FeedRef(SyntaxNode):
     """A feed by name, or a job by number (CockroachDB's ``JOB 17``): one of the two is set."""
 
     name: str | None = None
@@ -415,14 +415,14 @@ class ShowTables(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Ordering(Node):
+class Ordering(SyntaxNode):
     column: str
     descending: bool = False
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Condition(Node):
+class Condition(SyntaxNode):
     """``column op literal``.
 
     ``operator`` is one of ``= <> < <= > >= LIKE``, or ``IS NULL`` or ``IS NOT NULL``, which

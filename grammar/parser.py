@@ -21,7 +21,7 @@ from lark import Lark
 from grammar.build import build
 from grammar.nodes import Span, Statement
 from grammar.problems import SyntaxProblem, explain, unclosed
-from grammar.split import Kind, blank_comments, lexemes
+from grammar.split import LexemeKind, blank_comments, lexemes
 
 #: The grammar is one text in three files: rules, keywords, terminals.
 GRAMMAR_FILES = ("changefeed.lark", "keywords.lark", "terminals.lark")
@@ -62,7 +62,7 @@ def _check_single(source: str) -> None:
     if not source.strip():
         raise SyntaxProblem("there is no statement", Span(0, len(source)), (), "")
     for lexeme in lexemes(source):
-        if lexeme.kind is not Kind.SEMICOLON:
+        if lexeme.kind is not LexemeKind.SEMICOLON:
             continue
         rest = source[lexeme.end :]
         if rest.strip():

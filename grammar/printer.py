@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from grammar import nodes
-from grammar.nodes import FeedRef, Literal, Option, QualifiedName, Statement, Target
+from grammar.nodes import FeedRef, FeedTarget, Literal, Option, QualifiedName, Statement
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 _PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
@@ -27,7 +27,7 @@ RESERVED = frozenset({
 
 
 def to_sql(
-    node: Statement | Target | Option,
+    node: Statement | FeedTarget | Option,
     *,
     redact: Callable[[str], str] | None = None,
     redact_option: Callable[[str, str], str] | None = None,
@@ -118,7 +118,7 @@ class _Printer:
         self.redact = redact
         self.redact_option = redact_option
 
-    def print(self, node: Statement | Target | Option) -> str:
+    def print(self, node: Statement | FeedTarget | Option) -> str:
         match node:
             case nodes.CreateConnection():
                 exists = "IF NOT EXISTS" if node.if_not_exists else None
@@ -269,7 +269,7 @@ class _Printer:
             None if node.limit is None else f"LIMIT {node.limit}",
         )
 
-    def targets(self, targets: tuple[Target, ...]) -> str:
+    def targets(self, targets: tuple[FeedTarget, ...]) -> str:
         """A plain table after a list of patterns needs TABLE, else it would be a pattern."""
         printed = []
         after_patterns = False
@@ -282,7 +282,7 @@ class _Printer:
             )
         return _list(printed)
 
-    def target(self, target: Target) -> str:
+    def target(self, target: FeedTarget) -> str:
         match target:
             case nodes.TableTarget(query=nodes.Query() as query):
                 return _words(

@@ -17,7 +17,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from grammar.nodes import Span
 from grammar.spelling import did_you_mean
-from grammar.split import Kind, Lexeme
+from grammar.split import Lexeme, LexemeKind
 
 
 class SyntaxProblem(Exception):
@@ -133,7 +133,7 @@ def keyword(terminal: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ParseFailure:
     """The place where a parse stopped: all that the table of mistakes looks at."""
 
     source: str
@@ -163,18 +163,18 @@ class Failure:
         return sorted({word for name in self.accepts if (word := keyword(name))})
 
 
-def _seen(failure: Failure, terminal: str) -> bool:
+def _seen(failure: ParseFailure, terminal: str) -> bool:
     return any(token.type == terminal for token in failure.before)
 
 
-def _trailing_comma(failure: Failure) -> str | None:
+def _trailing_comma(failure: ParseFailure) -> str | None:
     if failure.last != "_COMMA":
         return None
     reserved = failure.text.upper() in {"FROM", "INTO", "WITH", ")"}
     return "take away the comma before it" if failure.ended or reserved else None
 
 
-def _comma_before_clause(failure: Failure) -> str | None:
+def _comma_before_clause(failure: ParseFailure) -> str | None:
     """``FOR orders, INTO 'k'``: INTO was read as a table, and the string does not fit."""
     words = [token.upper() for token in failure.before[-2:]]
     if words[:1] == [","] and words[-1] in {"FROM", "INTO", "WITH"}:
@@ -182,7 +182,7 @@ def _comma_before_clause(failure: Failure) -> str | None:
     return None
 
 
-def _unquoted_uri(failure: Failure) -> str | None:
+def _unquoted_uri(failure: ParseFailure) -> str | None:
     if not failure.accepts & _URIS:
         return None
     if _SCHEME.match(failure.rest):
@@ -192,20 +192,20 @@ def _unquoted_uri(failure: Failure) -> str | None:
     return None
 
 
-def _double_quotes(failure: Failure) -> str | None:
+def _double_quotes(failure: ParseFailure) -> str | None:
     wants_string = failure.accepts & _VALUES and not failure.accepts & _NAMES
     if failure.text.startswith('"') and wants_string:
         return "strings take single quotes; double quotes are for names"
     return None
 
 
-def _bare_string(failure: Failure) -> str | None:
+def _bare_string(failure: ParseFailure) -> str | None:
     if "STRING" in failure.accepts and _WORD.fullmatch(failure.text):
         return "strings take single quotes"
     return None
 
 
-def _quoted_name(failure: Failure) -> str | None:
+def _quoted_name(failure: ParseFailure) -> str | None:
     if failure.text.startswith("'") and failure.accepts & _NAMES:
         if "://" in failure.text:
             return "a source has a name here: CREATE EXTERNAL CONNECTION shop AS '...' gives it one"
@@ -213,7 +213,7 @@ def _quoted_name(failure: Failure) -> str | None:
     return None
 
 
-def _missing_for(failure: Failure) -> str | None:
+def _missing_for(failure: ParseFailure) -> str | None:
     if "_AS" in failure.accepts and _seen(failure, "_INTO") and not _seen(failure, "_FOR"):
         if failure.text.upper() == "FOR":
             return "the order is FOR ... FROM ... INTO ... WITH ..."
@@ -230,13 +230,13 @@ def _missing_for(failure: Failure) -> str | None:
     return "FOR is missing: CREATE CHANGEFEED [name] FOR table, ... INTO 'uri'"
 
 
-def _bare_parenthesis(failure: Failure) -> str | None:
+def _bare_parenthesis(failure: ParseFailure) -> str | None:
     if failure.text == "(" and failure.last == "_WITH":
         return "write WITH OPTIONS (...), or leave the parentheses out"
     return None
 
 
-def _wrong_order(failure: Failure) -> str | None:
+def _wrong_order(failure: ParseFailure) -> str | None:
     word = failure.text.upper()
     after = {"FROM": ("_INTO", "_WITH"), "INTO": ("_WITH",)}.get(word, ())
     if not _seen(failure, "_FOR") or not any(_seen(failure, name) for name in after):
@@ -244,13 +244,13 @@ def _wrong_order(failure: Failure) -> str | None:
     return "the order is FOR ... FROM ... INTO ... WITH ..."
 
 
-def _twice(failure: Failure) -> str | None:
+def _twice(failure: ParseFailure) -> str | None:
     word = failure.text.upper()
     clause = word in {"FROM", "INTO", "WITH"} and word not in failure.keywords
     return f"{word} is given twice" if clause and _seen(failure, f"_{word}") else None
 
 
-def _query_with_for(failure: Failure) -> str | None:
+def _query_with_for(failure: ParseFailure) -> str | None:
     """``FOR t AS SELECT ..``"""
     last = failure.before[-1].upper() if failure.before else ""
     if last != "SELECT" or not _seen(failure, "_FOR"):
@@ -271,7 +271,7 @@ _UNIT = re.compile(
 )
 
 
-def _query(failure: Failure) -> str | None:
+def _query(failure: ParseFailure) -> str | None:
     if failure.before or failure.text.upper() not in _QUERIES:
         return None
     return (
@@ -280,20 +280,20 @@ def _query(failure: Failure) -> str | None:
     )
 
 
-def _missing_into(failure: Failure) -> str | None:
+def _missing_into(failure: ParseFailure) -> str | None:
     if failure.text.startswith("'") and ":" in failure.text and "_INTO" in failure.accepts:
         return "INTO is missing: CREATE CHANGEFEED ... INTO 'uri'"
     return None
 
 
-def _missing_semicolon(failure: Failure) -> str | None:
+def _missing_semicolon(failure: ParseFailure) -> str | None:
     word = failure.text.upper()
     if failure.before and word in _FIRST and "$END" in failure.accepts:
         return f"is a ; missing before {word}?"
     return None
 
 
-def _bare_duration(failure: Failure) -> str | None:
+def _bare_duration(failure: ParseFailure) -> str | None:
     number = str(failure.before[-1]) if failure.before else ""
     if number.isdigit() and _UNIT.fullmatch(failure.text):
         begin = failure.before[-1].start_pos or 0
@@ -302,14 +302,14 @@ def _bare_duration(failure: Failure) -> str | None:
     return None
 
 
-def _misspelt(failure: Failure) -> str | None:
+def _misspelt(failure: ParseFailure) -> str | None:
     if not _WORD.fullmatch(failure.text):
         return None
     near = did_you_mean(failure.text, failure.keywords)
     return f"did you mean {near}?" if near else None
 
 
-def _missing_equal(failure: Failure) -> str | None:
+def _missing_equal(failure: ParseFailure) -> str | None:
     if (
         failure.last in {"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"}
         and "_EQUAL" in failure.accepts
@@ -321,13 +321,13 @@ def _missing_equal(failure: Failure) -> str | None:
     return None
 
 
-def _double_equal(failure: Failure) -> str | None:
+def _double_equal(failure: ParseFailure) -> str | None:
     if failure.text == "=" and failure.last in {"_EQUAL", "COMPARISON"}:
         return "one = is enough"
     return None
 
 
-def _missing_option_comma(failure: Failure) -> str | None:
+def _missing_option_comma(failure: ParseFailure) -> str | None:
     in_options = _seen(failure, "_WITH") or _seen(failure, "_SET")
     fits = "_COMMA" in failure.accepts and _WORD.fullmatch(failure.text)
     if in_options and fits and failure.text.upper() not in {"FROM", "INTO", "WITH", "AS"}:
@@ -335,7 +335,7 @@ def _missing_option_comma(failure: Failure) -> str | None:
     return None
 
 
-def _unquoted_value(failure: Failure) -> str | None:
+def _unquoted_value(failure: ParseFailure) -> str | None:
     value = {"OPTION_WORD", "OPTION_NUMBER", "OPTION_QUANTITY"}
     wanted = failure.last in value or ("OPTION_STRING" in failure.accepts and failure.text)
     if wanted and not _WORD.fullmatch(failure.text) and failure.text not in ",;()":
@@ -343,14 +343,14 @@ def _unquoted_value(failure: Failure) -> str | None:
     return None
 
 
-def _too_many_parts(failure: Failure) -> str | None:
+def _too_many_parts(failure: ParseFailure) -> str | None:
     if failure.text == "." and failure.last == "TABLE_PART":
         return "a name has at most three parts: source.schema.table"
     return None
 
 
 #: Typical mistakes, the most telling first: the first that recognises the failure gives the hint.
-MISTAKES: tuple[Callable[[Failure], str | None], ...] = (
+MISTAKES: tuple[Callable[[ParseFailure], str | None], ...] = (
     _unquoted_uri,
     _query,
     _query_with_for,
@@ -387,7 +387,7 @@ def explain(parser: Lark, source: str) -> SyntaxProblem:
     )
 
 
-def locate(parser: Lark, source: str) -> Failure:
+def locate(parser: Lark, source: str) -> ParseFailure:
     """Parse step by step up to the first token that does not fit."""
     steps = parser.parse_interactive(source)
     before: list[Token] = []
@@ -407,7 +407,7 @@ def locate(parser: Lark, source: str) -> Failure:
     found = _LEXEME.match(source, start)
     text = found[0] if found else ""
     start = start if text else len(source.rstrip())
-    return Failure(source, start, text, tuple(before), accepts)
+    return ParseFailure(source, start, text, tuple(before), accepts)
 
 
 def accepted(steps: InteractiveParser) -> frozenset[str]:
@@ -431,7 +431,7 @@ def _rank(word: str) -> tuple[int, str]:
     return (2 if word.startswith('"') else 1 if word.isupper() else 0), word
 
 
-def _message(failure: Failure) -> str:
+def _message(failure: ParseFailure) -> str:
     if failure.ended:
         return "syntax error at end of statement"
     if failure.text.startswith("'"):
@@ -445,9 +445,12 @@ def _message(failure: Failure) -> str:
 
 
 _UNCLOSED = {
-    Kind.STRING: ("unterminated quoted string", "a quote inside a string is written twice: ''"),
-    Kind.QUOTED: ("unterminated quoted identifier", "close the name with a double quote"),
-    Kind.BLOCK_COMMENT: ("unterminated /* comment", "comments nest: each /* needs its */"),
+    LexemeKind.STRING: (
+        "unterminated quoted string",
+        "a quote inside a string is written twice: ''",
+    ),
+    LexemeKind.QUOTED: ("unterminated quoted identifier", "close the name with a double quote"),
+    LexemeKind.BLOCK_COMMENT: ("unterminated /* comment", "comments nest: each /* needs its */"),
 }
 
 
@@ -461,7 +464,7 @@ def unclosed(text: str, lexeme: Lexeme) -> SyntaxProblem:
 EXCERPT_WIDTH = 100
 
 
-class Stretch(Protocol):
+class TextSpan(Protocol):
     """Any span: of the syntax or of an error."""
 
     @property
@@ -470,7 +473,7 @@ class Stretch(Protocol):
     def end(self) -> int: ...
 
 
-def point(text: str, span: Stretch, *, mask: Callable[[str], str] | None = None) -> str:
+def point(text: str, span: TextSpan, *, mask: Callable[[str], str] | None = None) -> str:
     """The line of ``text`` that ``span`` starts in, with carets under it.
 
     ``mask`` hides secrets and must keep the length: what is shown is ``mask(text)``.

@@ -52,7 +52,7 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lexeme:
+class SparkToken:
     """A token of Spark SQL: what kind it is, its text, and where it stands."""
 
     kind: str
@@ -70,12 +70,12 @@ class Lexeme:
         return self.text.upper() if self.kind == "word" else ""
 
 
-def lexemes_of(text: str) -> list[Lexeme]:
+def lexemes_of(text: str) -> list[SparkToken]:
     """The tokens of an expression in Spark SQL."""
-    return [Lexeme(m.lastgroup or "", m[0], m.start()) for m in _TOKEN.finditer(text)]
+    return [SparkToken(m.lastgroup or "", m[0], m.start()) for m in _TOKEN.finditer(text)]
 
 
-def nested(tokens: Sequence[Lexeme]) -> Iterator[tuple[Lexeme, int]]:
+def nested(tokens: Sequence[SparkToken]) -> Iterator[tuple[SparkToken, int]]:
     """Each token with the number of brackets it stands in; a bracket counts as outside itself."""
     depth = 0
     for token in tokens:
@@ -125,7 +125,7 @@ class _Reader:
 
     # -- parts ------------------------------------------------------------------------------
 
-    def _items(self) -> list[Lexeme]:
+    def _items(self) -> list[SparkToken]:
         first = self._peek()
         if first is not None and first.word == "DISTINCT":
             raise self._refused(first, "DISTINCT", "each change is a message of its own")
@@ -182,7 +182,7 @@ class _Reader:
                 self._word("JOIN")
             join = self._join(tables, left=first.word == "LEFT")
             if join.alias.lower() in taken:
-                token = Lexeme("word", join.alias, join.spans[0].start - self._offset)
+                token = SparkToken("word", join.alias, join.spans[0].start - self._offset)
                 message = f"two tables of the query are named {join.alias}"
                 raise SyntaxProblem(message, self._span(token), (), "give one another alias.")
             taken.add(join.alias.lower())
@@ -269,7 +269,7 @@ class _Reader:
         if not self._skip(word):
             raise self._expected(word, self._peek())
 
-    def _where(self) -> list[Lexeme]:
+    def _where(self) -> list[SparkToken]:
         token = self._peek()
         if token is None or token.word == "GROUP":
             return []
@@ -278,15 +278,15 @@ class _Reader:
         self._place += 1
         return self._until("GROUP", "a condition")
 
-    def _group(self) -> list[Lexeme]:
+    def _group(self) -> list[SparkToken]:
         if not self._skip("GROUP"):
             return []
         self._word("BY")
         return self._until("", "an expression")
 
-    def _until(self, word: str, what: str) -> list[Lexeme]:
+    def _until(self, word: str, what: str) -> list[SparkToken]:
         """The tokens up to a word outside of brackets, or to the end; ``what`` they are."""
-        found: list[Lexeme] = []
+        found: list[SparkToken] = []
         rest = self._tokens[self._place :]
         for place, (each, depth) in enumerate(nested(rest), 1):
             if depth == 0 and word and each.word == word:
@@ -316,7 +316,7 @@ class _Reader:
                 if before.text == ")":
                     raise self._refused(token, "window functions", "a query sees one row")
 
-    def _problem(self, token: Lexeme) -> SyntaxProblem:
+    def _problem(self, token: SparkToken) -> SyntaxProblem:
         if token.text == ",":
             return self._refused(token, "several tables", "make a changefeed for each")
         if token.word in _JOINS:
@@ -328,12 +328,12 @@ class _Reader:
             return self._refused(token, "the pipe operator |>", "")
         return self._expected("WHERE or the end of the statement", token)
 
-    def _ends_table(self, token: Lexeme) -> bool:
+    def _ends_table(self, token: SparkToken) -> bool:
         return token.word == "WHERE" or token.word in _CLAUSES or token.word in _JOINS
 
     # -- tokens -----------------------------------------------------------------------------
 
-    def _peek(self) -> Lexeme | None:
+    def _peek(self) -> SparkToken | None:
         return self._tokens[self._place] if self._place < len(self._tokens) else None
 
     def _next_is(self, text: str) -> bool:
@@ -347,10 +347,10 @@ class _Reader:
         self._place += 1
         return unquoted(token.text)
 
-    def _span(self, token: Lexeme) -> Span:
+    def _span(self, token: SparkToken) -> Span:
         return Span(self._offset + token.start, self._offset + token.end)
 
-    def _expected(self, what: str, token: Lexeme | None) -> SyntaxProblem:
+    def _expected(self, what: str, token: SparkToken | None) -> SyntaxProblem:
         if token is None:
             end = self._offset + len(self._text.rstrip())
             message = f"the query ends where {what} is expected"
@@ -358,7 +358,7 @@ class _Reader:
         found = "a string" if token.kind == "string" else f'"{token.text}"'
         return SyntaxProblem(f"unexpected {found} in the query", self._span(token), (what,), "")
 
-    def _refused(self, token: Lexeme, what: str, why: str) -> SyntaxProblem:
+    def _refused(self, token: SparkToken, what: str, why: str) -> SyntaxProblem:
         verb = "are" if what[0].islower() and what.endswith("s") else "is"
         message = f"{what} {verb} not supported by CDC queries"
         shape = (
@@ -376,7 +376,7 @@ def unquoted(text: str) -> str:
     return text.lower()
 
 
-def _canonical(text: str, tokens: Sequence[Lexeme]) -> str:
+def _canonical(text: str, tokens: Sequence[SparkToken]) -> str:
     """The tokens on one line, with a space wherever there was white space."""
     parts: list[str] = []
     for place, token in enumerate(tokens):

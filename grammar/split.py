@@ -18,7 +18,7 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _NOT_NEWLINE = re.compile(r"[^\n]")
 
 
-class Kind(StrEnum):
+class LexemeKind(StrEnum):
     """What a :class:`Lexeme` is."""
 
     STRING = "string"
@@ -35,7 +35,7 @@ class Lexeme:
     ``closed`` is false when the text ended before the closing quote or ``*/``.
     """
 
-    kind: Kind
+    kind: LexemeKind
     start: int
     end: int
     closed: bool = True
@@ -43,7 +43,7 @@ class Lexeme:
     @property
     def comment(self) -> bool:
         """It is a comment of either kind."""
-        return self.kind in (Kind.LINE_COMMENT, Kind.BLOCK_COMMENT)
+        return self.kind in (LexemeKind.LINE_COMMENT, LexemeKind.BLOCK_COMMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ def lexemes(text: str) -> Iterator[Lexeme]:
 
 def _lexeme(text: str, start: int, opening: str) -> Lexeme:
     if opening == ";":
-        return Lexeme(Kind.SEMICOLON, start, start + 1)
+        return Lexeme(LexemeKind.SEMICOLON, start, start + 1)
     if opening == "--":
         newline = text.find("\n", start)
-        return Lexeme(Kind.LINE_COMMENT, start, len(text) if newline < 0 else newline)
+        return Lexeme(LexemeKind.LINE_COMMENT, start, len(text) if newline < 0 else newline)
     if opening == "/*":
         return _block_comment(text, start)
-    kind, pattern = (Kind.STRING, _STRING) if opening == "'" else (Kind.QUOTED, _QUOTED)
+    kind, pattern = (LexemeKind.STRING, _STRING) if opening == "'" else (LexemeKind.QUOTED, _QUOTED)
     whole = pattern.match(text, start)
     return Lexeme(kind, start, whole.end() if whole else len(text), whole is not None)
 
@@ -88,8 +88,8 @@ def _block_comment(text: str, start: int) -> Lexeme:
     for edge in _COMMENT_EDGE.finditer(text, start):
         depth += 1 if edge[0] == "/*" else -1
         if not depth:
-            return Lexeme(Kind.BLOCK_COMMENT, start, edge.end())
-    return Lexeme(Kind.BLOCK_COMMENT, start, len(text), closed=False)
+            return Lexeme(LexemeKind.BLOCK_COMMENT, start, edge.end())
+    return Lexeme(LexemeKind.BLOCK_COMMENT, start, len(text), closed=False)
 
 
 def blank_comments(text: str) -> str:
@@ -108,7 +108,7 @@ def split(text: str) -> list[StatementText]:
     pieces = []
     start = 0
     for lexeme in lexemes(text):
-        if lexeme.kind is Kind.SEMICOLON:
+        if lexeme.kind is LexemeKind.SEMICOLON:
             pieces.append(_piece(text, start, lexeme.start, complete=True))
             start = lexeme.end
     pieces.append(_piece(text, start, len(text), complete=False))

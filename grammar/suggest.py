@@ -16,7 +16,7 @@ from grammar.build import identifier, string
 from grammar.parser import tables
 from grammar.problems import accepted, keyword
 from grammar.spelling import did_you_mean
-from grammar.split import Kind, Lexeme, blank_comments, lexemes
+from grammar.split import Lexeme, LexemeKind, blank_comments, lexemes
 
 __all__ = ["KINDS", "Suggestions", "complete", "did_you_mean"]
 
@@ -155,13 +155,13 @@ def _current(head: str) -> tuple[str, Lexeme | None]:
     start = 0
     last: Lexeme | None = None
     for lexeme in lexemes(head):
-        if lexeme.kind is Kind.SEMICOLON:
+        if lexeme.kind is LexemeKind.SEMICOLON:
             start = lexeme.end
         last = lexeme
     begun = head[start:]
     if last is None or last.start < start:
         return begun, None
-    open_line = last.kind is Kind.LINE_COMMENT and last.end == len(head)
+    open_line = last.kind is LexemeKind.LINE_COMMENT and last.end == len(head)
     if last.closed and not open_line:
         return begun, None
     return begun, Lexeme(last.kind, last.start - start, last.end - start, closed=False)

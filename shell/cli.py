@@ -16,7 +16,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.loading import loading
 from changefeed.spark.settings import EngineOption, SparkSettings, check_staging, parse_property
 from shell.exits import Exit, exit_status
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 
 if TYPE_CHECKING:
     from shell.diagnostics import Diagnostics
@@ -188,7 +188,7 @@ def _place_options(command: F) -> F:
 @click.option(
     "--format",
     "form",
-    type=click.Choice([form.value for form in Format]),
+    type=click.Choice([form.value for form in OutputFormat]),
     help="How results are written (default: table on a terminal, else csv).",
 )
 @_place_options
@@ -241,7 +241,7 @@ def cli(
             Request(
                 place.directory,
                 inputs=tuple(inputs),
-                format=None if form is None else Format(form),
+                format=None if form is None else OutputFormat(form),
                 source=source,
                 go_on=on_error == "continue",
                 timing=timing,
@@ -347,7 +347,7 @@ def demo(
 
         with trial(port=port, keep=keep, folder=folder) as state:
             form = context.find_root().params.get("form")
-            chosen = None if form is None else Format(form)
+            chosen = None if form is None else OutputFormat(form)
             status = open_shell(Request(state, format=chosen, source="shop"))
         context.exit(status)
     context.exit(run(seconds=seconds, port=port, keep=keep, feeds=feeds))

@@ -21,9 +21,9 @@ from grammar import nodes
 from shell.backend import Backend
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, StatementFailure, exit_status
-from shell.render.formats import Format
-from shell.script import Item, items
-from shell.settings import OnError, Settings, Vertical
+from shell.render.formats import OutputFormat
+from shell.script import ScriptItem, items
+from shell.settings import ScriptOnError, ShellSettings, Vertical
 from shell.signals import one_interrupt, while_read
 from shell.waiting import WaitIndicator
 
@@ -61,7 +61,7 @@ class Client:
     def __init__(
         self,
         backend: Backend,
-        settings: Settings,
+        settings: ShellSettings,
         diagnostics: Diagnostics,
         *,
         local: LocalCommands,
@@ -142,9 +142,9 @@ class Client:
                 self.run(item)
             except ChangefeedError as error:
                 self.report(error, f"{where}:{item.line}" if where else "")
-                if self.settings.on_error is OnError.STOP:
+                if self.settings.on_error is ScriptOnError.STOP:
                     raise StatementFailure from error
-            if self._found_wrong and self.settings.on_error is OnError.STOP:
+            if self._found_wrong and self.settings.on_error is ScriptOnError.STOP:
                 raise StatementFailure
 
     def report(self, error: ChangefeedError, where: str = "") -> None:
@@ -153,7 +153,7 @@ class Client:
             self.status = exit_status(error)
         self.diagnostics.error(error, where)
 
-    def run(self, item: Item) -> None:
+    def run(self, item: ScriptItem) -> None:
         """One statement or local command.
 
         Raises:
@@ -223,19 +223,23 @@ class Client:
 
         form = self.settings.format
         self._results += 1
-        if self._results == 2 and not self.interactive and form in (Format.CSV, Format.JSON):
+        if (
+            self._results == 2
+            and not self.interactive
+            and form in (OutputFormat.CSV, OutputFormat.JSON)
+        ):
             self.diagnostics.note(
                 f"standard output holds more than one {form} result: run each on its own, or use "
                 "--format jsonl"
             )
-        if form is Format.TABLE:
+        if form is OutputFormat.TABLE:
             wanted = self.settings.vertical
             if wanted is Vertical.ON:
-                form = Format.VERTICAL
+                form = OutputFormat.VERTICAL
             elif wanted is Vertical.OFF:
                 result = replace(result, sections=())
             elif result.vertical and not result.sections:
-                form = Format.VERTICAL
+                form = OutputFormat.VERTICAL
         text = io.StringIO()
         render(result, form, text, self.width, colour=self.out.isatty())
         self.page(text.getvalue())

@@ -10,7 +10,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options.docs import OptionHelp, listing
 from grammar.help import HEADINGS, HelpTopic, help_for, topics
 from grammar.spelling import did_you_mean
-from shell.settings import TABLE, Settings
+from shell.settings import TABLE, ShellSettings
 
 #: Topics whose help ends with the options.
 _WITH_OPTIONS = ("CREATE CHANGEFEED", "ALTER CHANGEFEED", "EXPERIMENTAL CHANGEFEED")
@@ -135,7 +135,7 @@ def command_list(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join([*lines, *textwrap.wrap(keys, _PROSE)])
 
 
-def settings_list(settings: Settings) -> str:
+def settings_list(settings: ShellSettings) -> str:
     """``\\set``."""
     rows = [(row.name, row.shown(settings), row) for row in TABLE.values()]
     label = max(len(name) for name, _, _ in rows) + 2

@@ -16,9 +16,9 @@ from shell.backend import Backend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, Leave, StatementFailure, exit_status
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 from shell.script import lines_of
-from shell.settings import OnError, Settings
+from shell.settings import ScriptOnError, ShellSettings
 from shell.signals import end_cleanly, no_interrupt
 from shell.waiting import WaitIndicator
 
@@ -38,7 +38,7 @@ class Request:
 
     state: str
     inputs: tuple[tuple[str, str], ...] = ()
-    format: Format | None = None
+    format: OutputFormat | None = None
     source: str | None = None
     go_on: bool = False
     timing: bool = False
@@ -59,11 +59,11 @@ def open_shell(request: Request) -> Exit:
         max_memory=request.max_memory,
         max_disk=request.max_disk,
     )
-    form = request.format or (Format.TABLE if sys.stdout.isatty() else Format.CSV)
-    settings = Settings(
+    form = request.format or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.CSV)
+    settings = ShellSettings(
         format=form,
         timing=request.timing,
-        on_error=OnError.CONTINUE if request.go_on else OnError.STOP,
+        on_error=ScriptOnError.CONTINUE if request.go_on else ScriptOnError.STOP,
         confirm=interactive and not request.sure,
     )
     diagnostics = Diagnostics(as_json=form.structured and not interactive)

@@ -18,7 +18,7 @@ from grammar.split import is_complete, split
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ScriptItem:
     """One thing to run.
 
     Attributes:
@@ -32,12 +32,12 @@ class Item:
     local: bool = False
 
 
-def items(lines: Iterable[str]) -> Iterator[Item]:
+def items(lines: Iterable[str]) -> Iterator[ScriptItem]:
     """The statements and local commands of a script, each as soon as it is complete."""
     held, first = "", 1
     for number, line in enumerate(lines, 1):
         if not split(held) and line.lstrip().startswith("\\"):
-            yield Item(line.strip(), number, local=True)
+            yield ScriptItem(line.strip(), number, local=True)
             held, first = "", number + 1
             continue
         held += line
@@ -49,9 +49,9 @@ def items(lines: Iterable[str]) -> Iterator[Item]:
     yield from _statements(held, first)
 
 
-def _statements(text: str, first: int) -> Iterator[Item]:
+def _statements(text: str, first: int) -> Iterator[ScriptItem]:
     for piece in split(text):
-        yield Item(piece.text, first + text.count("\n", 0, piece.start))
+        yield ScriptItem(piece.text, first + text.count("\n", 0, piece.start))
 
 
 @contextmanager

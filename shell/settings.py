@@ -9,10 +9,10 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from grammar.spelling import did_you_mean
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 
 
-class OnError(StrEnum):
+class ScriptOnError(StrEnum):
     """What a failed statement of a script does to those after it."""
 
     STOP = "stop"
@@ -35,13 +35,13 @@ class Vertical(StrEnum):
 
 
 @dataclass(slots=True)
-class Settings:
+class ShellSettings:
     """The shell's settings; :data:`TABLE` describes them."""
 
-    format: Format = Format.TABLE
+    format: OutputFormat = OutputFormat.TABLE
     vertical: Vertical = Vertical.AUTO
     timing: bool = False
-    on_error: OnError = OnError.STOP
+    on_error: ScriptOnError = ScriptOnError.STOP
     confirm: bool = True
     progress: bool = True
     watch: float = 2.0
@@ -58,7 +58,7 @@ class Setting:
     values: tuple[str, ...]
     read: Callable[[str], Any]
 
-    def shown(self, settings: Settings) -> str:
+    def shown(self, settings: ShellSettings) -> str:
         """The value it has now, as it is written."""
         value = getattr(settings, self.name)
         if isinstance(value, bool):
@@ -93,8 +93,8 @@ TABLE: dict[str, Setting] = {
         Setting(
             "format",
             "How results are written.",
-            tuple(Format),
-            lambda text: Format(text.lower()),
+            tuple(OutputFormat),
+            lambda text: OutputFormat(text.lower()),
         ),
         Setting(
             "vertical",
@@ -106,8 +106,8 @@ TABLE: dict[str, Setting] = {
         Setting(
             "on_error",
             "Whether a script goes on after a statement failed.",
-            tuple(OnError),
-            lambda text: OnError(text.lower()),
+            tuple(ScriptOnError),
+            lambda text: ScriptOnError(text.lower()),
         ),
         Setting("confirm", "Ask before DROP at the prompt.", _ON_OFF, _switch),
         Setting("progress", "Show the initial scan of a new feed.", _ON_OFF, _switch),
@@ -122,7 +122,7 @@ TABLE: dict[str, Setting] = {
 }
 
 
-def change(settings: Settings, name: str, text: str) -> None:
+def change(settings: ShellSettings, name: str, text: str) -> None:
     """Give a setting a value.
 
     Raises:

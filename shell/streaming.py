@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from changefeed.core.printable import visible
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 
 StreamRow = tuple[str | None, str | None, str | None]
 RowWriter = Callable[[StreamRow], None]
@@ -22,13 +22,13 @@ RowWriter = Callable[[StreamRow], None]
 COLUMNS = ("table", "key", "value")
 
 
-def write_stream(rows: Iterable[StreamRow], form: Format, out: TextIO) -> Iterator[int]:
+def write_stream(rows: Iterable[StreamRow], form: OutputFormat, out: TextIO) -> Iterator[int]:
     """Write rows until the stream ends. Flushes after each: somebody waits.
 
     Yields:
         How many rows were written so far, resolved timestamps left out: after each.
     """
-    write = _people(out) if form is Format.TABLE and out.isatty() else _WRITERS[form](out)
+    write = _people(out) if form is OutputFormat.TABLE and out.isatty() else _WRITERS[form](out)
     count = 0
     for row in rows:
         write(row)
@@ -105,11 +105,11 @@ def _markdown(out: TextIO) -> RowWriter:
     return write
 
 
-_WRITERS: dict[Format, Callable[[TextIO], RowWriter]] = {
-    Format.TABLE: _csv,
-    Format.CSV: _csv,
-    Format.JSON: _json,
-    Format.JSONL: _json,
-    Format.VERTICAL: _vertical,
-    Format.MARKDOWN: _markdown,
+_WRITERS: dict[OutputFormat, Callable[[TextIO], RowWriter]] = {
+    OutputFormat.TABLE: _csv,
+    OutputFormat.CSV: _csv,
+    OutputFormat.JSON: _json,
+    OutputFormat.JSONL: _json,
+    OutputFormat.VERTICAL: _vertical,
+    OutputFormat.MARKDOWN: _markdown,
 }

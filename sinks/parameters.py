@@ -6,24 +6,26 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from changefeed.core.errors import ChangefeedError, Code, raise_all
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 
 T = TypeVar("T")
 
 CA_CERT = Parameter(
-    "ca_cert", "The authority that signed the server's certificate, PEM.", Kind.BASE64
+    "ca_cert", "The authority that signed the server's certificate, PEM.", ParameterKind.BASE64
 )
 
 #: What a client of HTTPS or of a broker with TLS is told.
 TLS = (
     CA_CERT,
-    Parameter("client_cert", "The client's certificate, PEM; needs client_key.", Kind.BASE64),
-    Parameter("client_key", "Its key, PEM.", Kind.BASE64, secret=True),
+    Parameter(
+        "client_cert", "The client's certificate, PEM; needs client_key.", ParameterKind.BASE64
+    ),
+    Parameter("client_key", "Its key, PEM.", ParameterKind.BASE64, secret=True),
     Parameter(
         "insecure_tls_skip_verify",
         "Does not check the server's certificate.",
-        Kind.FLAG,
+        ParameterKind.FLAG,
         default="false",
     ),
 )

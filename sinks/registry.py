@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}/?")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SchemeEntry:
     """One scheme: the class behind it and what has to be installed for it.
 
     Attributes:
@@ -55,64 +55,64 @@ _ELASTICSEARCH = "sinks.elasticsearch.sink:ElasticsearchSink"
 _WEBHOOK = "sinks.webhook.sink:WebhookSink"
 
 #: Scheme -> entry, in the order help shows them.
-BUILT_IN: dict[str, Entry] = {
-    "kafka": Entry(
+BUILT_IN: dict[str, SchemeEntry] = {
+    "kafka": SchemeEntry(
         _KAFKA,
         "Kafka topics: one a table, idempotent producer",
         "kafka://localhost:9092?topic_prefix=shop_",
         ("confluent_kafka",),
     ),
-    "confluent-cloud": Entry(
+    "confluent-cloud": SchemeEntry(
         _KAFKA,
         "Kafka in Confluent Cloud, by API key",
         "confluent-cloud://pkc-1.region.provider.confluent.cloud:9092?api_key=K&api_secret=S",
         ("confluent_kafka",),
     ),
-    "azure-event-hub": Entry(
+    "azure-event-hub": SchemeEntry(
         _KAFKA,
         "Azure Event Hubs through its Kafka protocol",
         "azure-event-hub://ns.servicebus.windows.net:9093"
         "?shared_access_key_name=N&shared_access_key=K",
         ("confluent_kafka",),
     ),
-    "elasticsearch": Entry(
+    "elasticsearch": SchemeEntry(
         _ELASTICSEARCH,
         "Elasticsearch indices: one a table, documents by key",
         "elasticsearch://localhost:9200/?index_prefix=shop_",
         ("elasticsearch",),
         extra="elasticsearch",
     ),
-    "elasticsearch+https": Entry(
+    "elasticsearch+https": SchemeEntry(
         _ELASTICSEARCH,
         "the same over TLS",
         "elasticsearch+https://search.example.com:443/?api_key=KEY",
         ("elasticsearch",),
         extra="elasticsearch",
     ),
-    "file": Entry(
+    "file": SchemeEntry(
         _FILES,
         "files in a directory, sorted by name in time order",
         "file:///var/lib/feeds?partition_format=hourly",
     ),
-    "s3": Entry(
+    "s3": SchemeEntry(
         _FILES,
         "the same in Amazon S3 or a store like it",
         "s3://bucket/prefix?AWS_ACCESS_KEY_ID=K&AWS_SECRET_ACCESS_KEY=S&AWS_REGION=eu-west-1",
     ),
-    "gs": Entry(
+    "gs": SchemeEntry(
         _FILES,
         "the same in Google Cloud Storage",
         "gs://bucket/prefix?AUTH=implicit",
     ),
-    "azure": Entry(
+    "azure": SchemeEntry(
         _FILES,
         "the same in Azure Blob Storage",
         "azure://container/prefix?AZURE_ACCOUNT_NAME=N&AZURE_ACCOUNT_KEY=S0VZ",
     ),
-    "azure-blob": Entry(_FILES, "the same as azure", "", hidden=True),
-    "azure-storage": Entry(_FILES, "the same as azure", "", hidden=True),
-    "hdfs": Entry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds"),
-    "https": Entry(
+    "azure-blob": SchemeEntry(_FILES, "the same as azure", "", hidden=True),
+    "azure-storage": SchemeEntry(_FILES, "the same as azure", "", hidden=True),
+    "hdfs": SchemeEntry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds"),
+    "https": SchemeEntry(
         _FILES,
         "the same on a server that takes files by PUT",
         "https://user:password@example.com/feeds",
@@ -120,7 +120,7 @@ BUILT_IN: dict[str, Entry] = {
         "webhook",
         lists=False,
     ),
-    "http": Entry(
+    "http": SchemeEntry(
         _FILES,
         "the same without TLS",
         "http://localhost:8080/feeds",
@@ -128,105 +128,105 @@ BUILT_IN: dict[str, Entry] = {
         "webhook",
         lists=False,
     ),
-    "file-https": Entry(
+    "file-https": SchemeEntry(
         _FILES, "the same as https", "", ("httpx",), "webhook", hidden=True, lists=False
     ),
-    "file-http": Entry(
+    "file-http": SchemeEntry(
         _FILES, "the same as http", "", ("httpx",), "webhook", hidden=True, lists=False
     ),
-    "webhook-https": Entry(
+    "webhook-https": SchemeEntry(
         _WEBHOOK,
         "batches of messages to an HTTPS endpoint",
         "webhook-https://example.com/changes?parallel=4",
         ("httpx",),
         "webhook",
     ),
-    "webhook-http": Entry(
+    "webhook-http": SchemeEntry(
         _WEBHOOK,
         "the same without TLS, for a server on the same machine",
         "webhook-http://localhost:8080/changes",
         ("httpx",),
         "webhook",
     ),
-    "duckdb": Entry(
+    "duckdb": SchemeEntry(
         "sinks.warehouse.duckdb:DuckDBSink",
         "tables of a DuckDB file, kept equal by staged merge",
         "duckdb:///var/lib/shop.duckdb?schema=shop",
         ("duckdb",),
         "duckdb",
     ),
-    "postgresql": Entry(
+    "postgresql": SchemeEntry(
         "sinks.warehouse.postgresql:PostgreSQLSink",
         "tables of a PostgreSQL database, kept equal by staged merge",
         "postgresql://user:password@host/database?schema=shop",
         ("psycopg",),
     ),
-    "bigquery": Entry(
+    "bigquery": SchemeEntry(
         "sinks.warehouse.bigquery.sink:BigQuerySink",
         "tables of a BigQuery dataset, kept equal by staged merge",
         "bigquery://project/dataset?location=EU",
         ("google.cloud.bigquery",),
         "bigquery",
     ),
-    "snowflake": Entry(
+    "snowflake": SchemeEntry(
         "sinks.warehouse.snowflake.sink:SnowflakeSink",
         "tables of a Snowflake schema, kept equal by staged merge",
         "snowflake://user:password@account/database/schema?warehouse=W&role=R",
         ("snowflake.connector",),
         "snowflake",
     ),
-    "mysql": Entry(
+    "mysql": SchemeEntry(
         "sinks.warehouse.mysql:MySQLSink",
         "tables of a MySQL or MariaDB database, kept equal by staged merge",
         "mysql://user:password@host/database",
         ("pymysql",),
         "mysql",
     ),
-    "clickhouse": Entry(
+    "clickhouse": SchemeEntry(
         "sinks.warehouse.clickhouse.sink:ClickHouseSink",
         "tables of a ClickHouse database: rows with versions, and views of those that are",
         "clickhouse://user:password@host:8123/database",
         ("clickhouse_connect",),
         "clickhouse",
     ),
-    "spanner": Entry(
+    "spanner": SchemeEntry(
         "sinks.warehouse.spanner.sink:SpannerSink",
         "tables of a Spanner database, kept equal by transactions of mutations",
         "spanner://project/instance/database",
         ("google.cloud.spanner_v1",),
         "spanner",
     ),
-    "redshift": Entry(
+    "redshift": SchemeEntry(
         "sinks.warehouse.redshift:RedshiftSink",
         "tables of an Amazon Redshift database (never run against one)",
         "redshift://user:password@cluster:5439/database?schema=shop",
         ("psycopg",),
     ),
-    "experimental-sql": Entry(
+    "experimental-sql": SchemeEntry(
         "sinks.table.sink:MessageTableSink",
         "a table of messages in a SQL database",
         "experimental-sql:///postgresql://user@host/db",
         ("sqlalchemy",),
     ),
-    "delta": Entry(
+    "delta": SchemeEntry(
         "sinks.lake.sink:DeltaSink",
         "Delta tables kept by Spark's MERGE, on any filesystem Spark reaches",
         "delta:///srv/lake",
         ("pyspark",),
     ),
-    "iceberg": Entry(
+    "iceberg": SchemeEntry(
         "sinks.lake.sink:IcebergSink",
         "Iceberg tables kept by Spark's MERGE, in a hadoop, REST or JDBC catalog",
         "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
         ("pyspark",),
     ),
-    "reader": Entry(
+    "reader": SchemeEntry(
         "sinks.reader.sink:ReaderSink",
         "one table for a reader: Spark's changefeed source, or changefeed.subscribe",
         "reader:///var/lib/feeds/orders",
     ),
-    "null": Entry("sinks.null.sink:NullSink", "nothing: for measuring", "null://"),
-    "sinkless": Entry(
+    "null": SchemeEntry("sinks.null.sink:NullSink", "nothing: for measuring", "null://"),
+    "sinkless": SchemeEntry(
         "sinks.terminal:TerminalSink", "rows to the client", "sinkless://", hidden=True
     ),
 }
@@ -252,7 +252,7 @@ def offers() -> list[SinkEntry]:
     return [SinkEntry(name, entry(name).summary, entry(name).example) for name in schemes()]
 
 
-def entry(scheme: str) -> Entry:
+def entry(scheme: str) -> SchemeEntry:
     """What is known of a scheme without importing its sink.
 
     Raises:
@@ -427,7 +427,7 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _needs(scheme: str, found: Entry, package: str) -> ChangefeedError:
+def _needs(scheme: str, found: SchemeEntry, package: str) -> ChangefeedError:
     name = package.partition(".")[0].replace("_", "-")
     wanted = f"changefeed[{found.extra}]" if found.extra else name
     return ChangefeedError(
@@ -438,8 +438,10 @@ def _needs(scheme: str, found: Entry, package: str) -> ChangefeedError:
 
 
 @cache
-def _plugins() -> dict[str, Entry]:
+def _plugins() -> dict[str, SchemeEntry]:
     return {
-        point.name: Entry(point.value, f"from {point.dist.name if point.dist else point.value}")
+        point.name: SchemeEntry(
+            point.value, f"from {point.dist.name if point.dist else point.value}"
+        )
         for point in importlib.metadata.entry_points(group=GROUP)
     }

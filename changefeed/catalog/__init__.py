@@ -14,7 +14,7 @@ from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
 from changefeed.catalog.functions import Functions
 from changefeed.catalog.gaps import Gaps
-from changefeed.catalog.history import History
+from changefeed.catalog.history import Events
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
 from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableProgress, TableState
@@ -26,7 +26,7 @@ from changefeed.catalog.rows import (
     JobEvent,
     Lease,
     LeaseLost,
-    Node,
+    NodeRow,
     SourceState,
 )
 from changefeed.catalog.schemas import Schemas
@@ -46,7 +46,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "NODE_TTL",
-    "Node",
+    "NodeRow",
     "SourceState",
     "Status",
     "TableProgress",
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-class Catalog(Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, History):
+class Catalog(Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, Events):
     """The state database; :meth:`open` it, :meth:`close` it."""
 
     @classmethod

@@ -12,7 +12,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection
-from changefeed.catalog.store import Store
+from changefeed.catalog.store import CatalogPart
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import sink_location
 
@@ -22,7 +22,7 @@ EXTERNAL = "external://"
 _table = tables.connection
 
 
-class Connections(Store):
+class Connections(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     def create_connection(self, name: str, uri: str, if_not_exists: bool = False) -> bool:

@@ -8,13 +8,13 @@ from sqlalchemy import Row, delete, insert, select
 
 from changefeed.catalog import tables
 from changefeed.catalog.rows import Function
-from changefeed.catalog.store import Store, list_of, list_text
+from changefeed.catalog.store import CatalogPart, list_of, list_text
 from changefeed.core.errors import ChangefeedError, Code
 
 _table = tables.function
 
 
-class Functions(Store):
+class Functions(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     def create_function(self, function: Function, if_not_exists: bool = False) -> bool:

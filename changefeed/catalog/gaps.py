@@ -9,13 +9,13 @@ from sqlalchemy import Row, delete, insert, select
 from changefeed.catalog import tables
 from changefeed.catalog.model import TableProgress
 from changefeed.catalog.rows import Gap
-from changefeed.catalog.store import Store
+from changefeed.catalog.store import CatalogPart
 from changefeed.core.schema import TableName
 
 _table = tables.gap
 
 
-class Gaps(Store):
+class Gaps(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     def gaps(self, source: str) -> dict[TableName, Gap]:

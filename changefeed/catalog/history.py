@@ -9,7 +9,7 @@ from sqlalchemy import delete, insert, select
 
 from changefeed.catalog import tables
 from changefeed.catalog.rows import JobEvent
-from changefeed.catalog.store import Store
+from changefeed.catalog.store import CatalogPart
 from changefeed.core.clock import Timestamp
 
 #: Events kept per job, the newest.
@@ -18,7 +18,7 @@ KEPT_EVENTS = 500
 _event = tables.event
 
 
-class History(Store):
+class Events(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     #: How many events of a job :meth:`record_event` leaves.

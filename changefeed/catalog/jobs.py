@@ -22,11 +22,11 @@ from changefeed.catalog.model import (
     check_move,
 )
 from changefeed.catalog.progress import delete_table, insert_tables, rescan_table, set_topic
-from changefeed.catalog.rate import Rate
+from changefeed.catalog.rate import RateWindow
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.sources import begin_source
 from changefeed.catalog.sources import save as save_source
-from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
+from changefeed.catalog.store import CatalogPart, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
@@ -42,7 +42,7 @@ class _Keep:
 KEEP = _Keep()
 
 
-class Jobs(Store):
+class Jobs(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     #: How many dropped jobs stay, for their history.
@@ -80,7 +80,7 @@ class Jobs(Store):
                         end_time=stamp_text(spec.end_time),
                         generation=1,
                         sinkless=spec.sinkless,
-                        rate=Rate().to_text(),
+                        rate=RateWindow().to_text(),
                     )
                     .returning(_job.c.id)
                 ).scalar_one()
@@ -363,7 +363,7 @@ class Jobs(Store):
             )
 
     def _job(self, row: Row[Any]) -> Job:
-        per_second = Rate.from_text(row.rate).per_second(self._now())
+        per_second = RateWindow.from_text(row.rate).per_second(self._now())
         return Job(
             id=row.id,
             name=row.name,

@@ -11,8 +11,8 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, tuple_, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.rows import Lease, LeaseLost, Node
-from changefeed.catalog.store import Store
+from changefeed.catalog.rows import Lease, LeaseLost, NodeRow
+from changefeed.catalog.store import CatalogPart
 
 #: A node not heard of for this long is dead, seconds.
 NODE_TTL = 10.0
@@ -24,7 +24,7 @@ _lease = tables.lease
 _node = tables.node
 
 
-class Leases(Store):
+class Leases(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`.
 
     Time comes from one clock for all nodes: the machine's for a state on SQLite, the server's for
@@ -108,11 +108,11 @@ class Leases(Store):
             ).one_or_none()
             return row.node if row and _lasts(row.expires, self._shared_now(transaction)) else None
 
-    def register_node(self, node_id: str, pid: int, host: str | None = None) -> Node:
+    def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
         """Say that a process runs jobs; forgets nodes long gone."""
         with self._database.write() as transaction:
             now = self._shared_now(transaction)
-            node = Node(node_id, pid, host or socket.gethostname(), now, now)
+            node = NodeRow(node_id, pid, host or socket.gethostname(), now, now)
             transaction.execute(delete(_node).where(_node.c.id == node_id))
             transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
             transaction.execute(
@@ -131,7 +131,7 @@ class Leases(Store):
         with self._database.write() as transaction:
             transaction.execute(delete(_node).where(_node.c.id == node_id))
 
-    def live_nodes(self) -> list[Node]:
+    def live_nodes(self) -> list[NodeRow]:
         """Nodes heard of lately and, on this machine, whose process is there; oldest first."""
         with self._database.read() as transaction:
             now, ttl = self._shared_now(transaction), int(NODE_TTL * 1e9)
@@ -159,16 +159,16 @@ def check_lease(transaction: Transaction, lease: Lease) -> None:
         raise LeaseLost(lease.job_id)
 
 
-def _find_node(transaction: Transaction, node_id: str) -> Node | None:
+def _find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
     row = transaction.execute(select(_node).where(_node.c.id == node_id)).one_or_none()
     return _row_node(row) if row else None
 
 
-def _row_node(row: Row[Any]) -> Node:
-    return Node(row.id, row.pid, row.host, row.started, row.seen)
+def _row_node(row: Row[Any]) -> NodeRow:
+    return NodeRow(row.id, row.pid, row.host, row.started, row.seen)
 
 
-def _dead_here(node: Node) -> bool:
+def _dead_here(node: NodeRow) -> bool:
     """The node's process was on this machine and is gone: no need to wait for the time."""
     if node.host != socket.gethostname():
         return False

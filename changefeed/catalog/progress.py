@@ -12,9 +12,9 @@ from sqlalchemy import Connection as Transaction
 from changefeed.catalog import tables
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import DesiredStatus, Status, TableProgress, TableState
-from changefeed.catalog.rate import Rate
+from changefeed.catalog.rate import RateWindow
 from changefeed.catalog.rows import Lease
-from changefeed.catalog.store import Store, list_of, list_text, stamp_of, stamp_text
+from changefeed.catalog.store import CatalogPart, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition
@@ -43,7 +43,7 @@ def _named(name: TableName) -> ColumnElement[bool]:
     )
 
 
-class Progress(Store):
+class Progress(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     def tables(self, job_id: int) -> list[TableProgress]:
@@ -150,7 +150,7 @@ class Progress(Store):
             if rows or size:
                 values["emitted_rows"] = row.emitted_rows + rows
                 values["emitted_bytes"] = row.emitted_bytes + size
-                values["rate"] = Rate.from_text(row.rate).add(now, rows, size).to_text()
+                values["rate"] = RateWindow.from_text(row.rate).add(now, rows, size).to_text()
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())

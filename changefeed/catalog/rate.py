@@ -14,7 +14,7 @@ WINDOW = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateWindow:
     """Counts of window ``number`` (wall time // :data:`WINDOW`) and of the one before."""
 
     number: int = 0
@@ -23,10 +23,12 @@ class Rate:
     rows_before: int = 0
     bytes_before: int = 0
 
-    def add(self, now: int, rows: int, size: int) -> Rate:
+    def add(self, now: int, rows: int, size: int) -> RateWindow:
         """The counts with ``rows`` and ``size`` bytes more at ``now`` ns."""
         at = self._moved(now)
-        return Rate(at.number, at.rows + rows, at.bytes + size, at.rows_before, at.bytes_before)
+        return RateWindow(
+            at.number, at.rows + rows, at.bytes + size, at.rows_before, at.bytes_before
+        )
 
     def per_second(self, now: int) -> tuple[float, float]:
         """Rows and bytes per second over the last window's length before ``now``."""
@@ -38,19 +40,19 @@ class Rate:
             (at.bytes + at.bytes_before * (1 - passed)) / seconds,
         )
 
-    def _moved(self, now: int) -> Rate:
+    def _moved(self, now: int) -> RateWindow:
         number = now // WINDOW
         if number <= self.number:
             return self
         if number == self.number + 1:
-            return Rate(number, 0, 0, self.rows, self.bytes)
-        return Rate(number)
+            return RateWindow(number, 0, 0, self.rows, self.bytes)
+        return RateWindow(number)
 
     def to_text(self) -> str:
         """The column value."""
         return json.dumps([self.number, self.rows, self.bytes, self.rows_before, self.bytes_before])
 
     @classmethod
-    def from_text(cls, text: str) -> Rate:
+    def from_text(cls, text: str) -> RateWindow:
         """The inverse of :meth:`to_text`."""
         return cls(*json.loads(text))

@@ -114,7 +114,7 @@ class LeaseLost(ChangefeedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeRow:
     """A process that runs jobs. ``started`` and ``seen`` are ns."""
 
     id: str

@@ -10,7 +10,7 @@ from sqlalchemy import Select, func, insert, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.database import Database
 from changefeed.catalog.model import Status, TableState
-from changefeed.catalog.store import Store
+from changefeed.catalog.store import CatalogPart
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
@@ -19,7 +19,7 @@ _table = tables.table_schema
 _progress = tables.job_table
 
 
-class Schemas(Store):
+class Schemas(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`. A version once given never changes."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.rows import SourceState
-from changefeed.catalog.store import Store, stamp_of, stamp_text
+from changefeed.catalog.store import CatalogPart, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
@@ -59,7 +59,7 @@ def _columns(state: SourceState) -> dict[str, Any]:
     }
 
 
-class Sources(Store):
+class Sources(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     def source_state(self, name: str) -> SourceState:

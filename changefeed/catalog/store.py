@@ -11,7 +11,7 @@ from changefeed.catalog.database import Database, server_time
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 
 
-class Store:
+class CatalogPart:
     """Base of the parts of :class:`changefeed.catalog.Catalog`."""
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from changefeed.core.secret_names import is_secret
 
 
-class Kind(StrEnum):
+class ParameterKind(StrEnum):
     """How the value of a parameter is written."""
 
     TEXT = "text"
@@ -35,7 +35,7 @@ class Parameter:
         name: as it is written; ``fs.*`` stands for all parameters that begin with ``fs.``.
         summary: what it does, one sentence.
         kind: how its value is written.
-        values: of a :attr:`Kind.CHOICE`, the default first.
+        values: of a :attr:`ParameterKind.CHOICE`, the default first.
         default: the default in words; empty where the parameter has none.
         secret: its value is never shown. Redaction goes by names alone, so that a listing hides the
             value wherever it is made: the name of a secret has to say that it is one.
@@ -47,7 +47,7 @@ class Parameter:
 
     name: str
     summary: str
-    kind: Kind = Kind.TEXT
+    kind: ParameterKind = ParameterKind.TEXT
     values: tuple[str, ...] = ()
     default: str = ""
     secret: bool = False
@@ -60,7 +60,7 @@ class Parameter:
                 f"parameter {self.name} has secret={self.secret} but {said}: call a secret "
                 "..password, ..token, ..secret or ..key, and nothing else"
             )
-        if (self.kind is Kind.CHOICE) != bool(self.values):
+        if (self.kind is ParameterKind.CHOICE) != bool(self.values):
             raise ValueError(f"parameter {self.name}: a choice, and nothing else, has values")
 
     @property

@@ -35,7 +35,7 @@ def has_order(column: Column) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class KeyInterval:
     """Rows between two bounds, compared column by column as a tuple; none of them NULL.
 
     Attributes:
@@ -69,7 +69,7 @@ class Prefixes:
     patterns: tuple[str, ...]
 
 
-Condition = Interval | Members | Prefixes
+PartitionCondition = KeyInterval | Members | Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Partition:
     """A partition by its name, and what its rows have in common."""
 
     name: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[PartitionCondition, ...]
 
     @property
     def of_messages(self) -> bool:
@@ -95,8 +95,8 @@ class Partition:
         return cls(data["name"], tuple(_condition(found) for found in data["conditions"]))
 
 
-def _condition(found: dict[str, object]) -> Condition:
+def _condition(found: dict[str, object]) -> PartitionCondition:
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
     if "patterns" in fields:
         return Prefixes(**fields)  # type: ignore[arg-type]
-    return Members(**fields) if "values" in fields else Interval(**fields)  # type: ignore[arg-type]
+    return Members(**fields) if "values" in fields else KeyInterval(**fields)  # type: ignore[arg-type]

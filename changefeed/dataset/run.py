@@ -34,7 +34,7 @@ from changefeed.dataset.model import (
     Operation,
     described,
 )
-from changefeed.dataset.store import ExtractMark, Store, Version
+from changefeed.dataset.store import DatasetFolders, ExtractMark, Version
 from changefeed.spark.session import SparkEngine
 from changefeed.spark.settings import SparkSettings
 
@@ -53,7 +53,7 @@ class SparkUse(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a run did.
 
     Attributes:
@@ -79,7 +79,7 @@ def run_dataset(
     date: dt.date,
     *,
     broadcast: int = BROADCAST_BYTES,
-) -> Outcome:
+) -> RunOutcome:
     """Compare an extract with the current dataset and make the result the current dataset.
 
     A run that is repeated with its date replaces what the first run of that date did.
@@ -96,7 +96,7 @@ def run_dataset(
             compared (rows that do not cast, keys that are NULL or appear twice); CF4002 Spark
             failed. Current dataset and history are as before.
     """
-    store = Store(dataset)
+    store = DatasetFolders(dataset)
     with store.locked():
         base = _base(store, dataset, date)
         return _run(spark, store, dataset, extract, date, base, broadcast=broadcast)
@@ -104,7 +104,7 @@ def run_dataset(
 
 def run_next(
     spark: SparkUse, definition: Definition, found: FoundExtract, clock: Clock
-) -> Outcome | None:
+) -> RunOutcome | None:
     """Compare the extract that is due, if it is still the one that was found.
 
     A second run of a date is compared with the first one and adds to its history.
@@ -122,7 +122,7 @@ def run_next(
         ChangefeedError: see :func:`run_dataset`; CF1301 another run is at work.
     """
     dataset, schedule = definition.dataset, definition.schedule
-    store = Store(dataset, clock)
+    store = DatasetFolders(dataset, clock)
     with store.locked():
         latest = store.latest()
         now = clock.now().wall / 1e9
@@ -136,7 +136,7 @@ def run_next(
 
 def _run(
     spark: SparkUse,
-    store: Store,
+    store: DatasetFolders,
     dataset: Dataset,
     extract: str,
     date: dt.date,
@@ -144,7 +144,7 @@ def _run(
     mark: ExtractMark | None = None,
     *,
     broadcast: int = BROADCAST_BYTES,
-) -> Outcome:
+) -> RunOutcome:
     """A run on the locked store."""
     began = time.monotonic()
     with spark.use(f"dataset {dataset.name}") as session:
@@ -154,10 +154,10 @@ def _run(
             store.discard()
             raise
     version = store.publish(date, base, counts, described(dataset)["columns"], mark)
-    return Outcome(dataset, version, time.monotonic() - began)
+    return RunOutcome(dataset, version, time.monotonic() - began)
 
 
-def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -> Outcome:
+def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -> RunOutcome:
     """One run as a command gives it, with a Spark of its own.
 
     Raises:
@@ -169,7 +169,7 @@ def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -
         return run_dataset(spark, dataset, extract, day)
 
 
-def _base(store: Store, dataset: Dataset, date: dt.date) -> Version | None:
+def _base(store: DatasetFolders, dataset: Dataset, date: dt.date) -> Version | None:
     latest = store.latest()
     if latest is None or latest.date < date:
         return latest
@@ -188,7 +188,7 @@ def _too_early(dataset: Dataset, date: dt.date, latest: Version) -> ChangefeedEr
 
 def _stage(
     session: SparkSession,
-    store: Store,
+    store: DatasetFolders,
     dataset: Dataset,
     extract: str,
     base: Version | None,

@@ -27,7 +27,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import definition_of
 from changefeed.dataset.model import IN_CURRENT, OPERATION, SCHEMA, Dataset, Operation
-from changefeed.dataset.store import Run, Store
+from changefeed.dataset.store import ComparisonRun, DatasetFolders
 from changefeed.query.types import log_text, output_column
 from changefeed.sources.base import (
     DEFAULT_PART_BYTES,
@@ -83,9 +83,9 @@ class DatasetSource(Source):
         """As the configuration has it now."""
         return self._defined or read_config(self._path)
 
-    def store(self) -> Store:
+    def store(self) -> DatasetFolders:
         """Its folders."""
-        return Store(self.dataset)
+        return DatasetFolders(self.dataset)
 
     def identity(self) -> str:
         return str(self.dataset.current)
@@ -244,7 +244,7 @@ class DatasetStream:
         self._closed.set()
         self._wake.set()
 
-    def _transaction(self, run: Run, before: Frontier) -> Iterator[Flush]:
+    def _transaction(self, run: ComparisonRun, before: Frontier) -> Iterator[Flush]:
         """The net changes of a comparison: parts without a frontier, then the end."""
         at, seq, ordinal = self._above(before), before.seq, 0
         name = self._source.dataset.name
@@ -267,7 +267,7 @@ class DatasetStream:
         commits = Commits((at.wall,), (at.logical,), (position,), (run.number,))
         yield Flush((), Frontier(at, position, seq), commits)
 
-    def _replaced(self, run: Run) -> ChangefeedError:
+    def _replaced(self, run: ComparisonRun) -> ChangefeedError:
         return ChangefeedError(
             Code.STREAM_BROKE,
             f"version {run.number} of dataset {self._source.dataset.name} was replaced while its "
@@ -278,7 +278,7 @@ class DatasetStream:
 class DatasetSnapshot:
     """The current dataset at one version."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DatasetFolders) -> None:
         self._version = store.latest()
 
     @property

@@ -92,7 +92,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparisonRun:
     """A comparison, as its history partition has it.
 
     Attributes:
@@ -117,7 +117,7 @@ class Run:
         return self.first if later is None else int(later[1]) == self.number
 
 
-class Store:
+class DatasetFolders:
     """The folders of a dataset. Use :meth:`locked` around a run."""
 
     def __init__(self, dataset: Dataset, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -202,7 +202,7 @@ class Store:
             extract=None if extract is None else ExtractMark(**extract),
         )
 
-    def run_after(self, number: int) -> Run | None:
+    def run_after(self, number: int) -> ComparisonRun | None:
         """The comparison with version ``number``; None while that is the current one.
 
         Raises:
@@ -227,7 +227,7 @@ class Store:
             detail="a day was compared again, or history partitions were removed",
         )
 
-    def _runs(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[ComparisonRun]:
         for mark in self._dataset.history.glob(f"EFF_DATE=*/{_MARK}"):
             try:
                 yield from _runs_of(mark)
@@ -384,13 +384,13 @@ class Store:
         fault_point(Point.DATASET_HISTORY_MADE)
 
 
-def _runs_of(mark: Path) -> Iterator[Run]:
+def _runs_of(mark: Path) -> Iterator[ComparisonRun]:
     """The runs of a history partition, the first one first."""
     content = json.loads(mark.read_text())
     # Partitions of earlier versions have one run.
     runs = content.get("runs", [content])
     for place, run in enumerate(runs):
-        yield Run(run["number"], run["base"], mark.parent, first=place == 0)
+        yield ComparisonRun(run["number"], run["base"], mark.parent, first=place == 0)
 
 
 def _data_files(folder: Path) -> list[Path]:

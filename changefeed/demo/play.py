@@ -154,7 +154,7 @@ def _watch(
     """
     display = stage.display
     pump = _Pump(stream)
-    writer = shop.Writer(stage.server.uri(), display.committed, dice=stage.dice)
+    writer = shop.ShopWriter(stage.server.uri(), display.committed, dice=stage.dice)
     try:
         expected = shop.row_count(stage.server.uri(), scanned) if scanned else None
         display.heading(f"initial scan: {expected} rows" if scanned else "initial scan")

@@ -44,7 +44,7 @@ class _Action:
     act: Callable[[psycopg.Cursor[Any], random.Random], str | None]
 
 
-class Writer:
+class ShopWriter:
     """Commits something every ``pause`` seconds, from a thread, until stopped.
 
     ``told`` is called after each commit with one line about it.

@@ -95,7 +95,7 @@ def trial(
             connect(Engine(catalog), found)
         finally:
             catalog.close()
-        writer = shop.Writer(found.server.uri(), lambda line: None)
+        writer = shop.ShopWriter(found.server.uri(), lambda line: None)
         writer.start()
         try:
             display.heading("somebody is buying; try")

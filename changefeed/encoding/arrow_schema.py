@@ -20,26 +20,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes
-from changefeed.encoding.types import Kind, ParametricKind
+from changefeed.encoding.types import ParametricKind, ValueKind
 
 _ARROW = {
-    Kind.BOOL: pa.bool_(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.STRING: pa.string(),
-    Kind.BYTES: pa.binary(),
-    Kind.DATE: pa.date32(),
-    Kind.TIME: pa.time64("us"),
-    Kind.TIMESTAMP: pa.timestamp("us"),
-    Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+    ValueKind.BOOL: pa.bool_(),
+    ValueKind.DOUBLE: pa.float64(),
+    ValueKind.STRING: pa.string(),
+    ValueKind.BYTES: pa.binary(),
+    ValueKind.DATE: pa.date32(),
+    ValueKind.TIME: pa.time64("us"),
+    ValueKind.TIMESTAMP: pa.timestamp("us"),
+    ValueKind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
 }
 _INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 def arrow_type(kind: ParametricKind) -> pa.DataType:
     """The Arrow type of a kind of values."""
-    if kind.kind is Kind.INT:
+    if kind.kind is ValueKind.INT:
         return _INTEGERS[kind.bits]
-    if kind.kind is Kind.DECIMAL:
+    if kind.kind is ValueKind.DECIMAL:
         return pa.decimal128(kind.precision, kind.scale)
     if kind.element is not None:
         return pa.list_(arrow_type(kind.element))

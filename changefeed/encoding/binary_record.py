@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from changefeed.encoding.byte_columns import Piece, joined
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined as joined_text
-from changefeed.encoding.record_shape import Leaf, Origin, Record, Side, key_shape, value_shape
+from changefeed.encoding.record_shape import Leaf, LeafOrigin, Record, Side, key_shape, value_shape
 
 
 class Filler(ABC):
@@ -105,7 +105,7 @@ class Filler(ABC):
         return [pc.if_else(known, whole, pa.scalar(self.ABSENT, pa.binary()))]
 
     def _leaf(self, name: str, leaf: Leaf, of: Side, side: str) -> list[Piece]:
-        if leaf.origin is not Origin.COLUMN:
+        if leaf.origin is not LeafOrigin.COLUMN:
             return self._other(name, leaf, side)
         if of in (Side.AFTER, Side.BEFORE):
             return self._column(leaf, "a" if of is Side.AFTER else "b")
@@ -126,13 +126,13 @@ class Filler(ABC):
 
     def _other(self, name: str, leaf: Leaf, side: str) -> list[Piece]:
         rows = self._rows
-        if leaf.origin is Origin.CONSTANT:
+        if leaf.origin is LeafOrigin.CONSTANT:
             return [self.constant(name, leaf.text)]
-        if leaf.origin is Origin.NOW:
+        if leaf.origin is LeafOrigin.NOW:
             return [self.constant(name, rows.now_ns)]
-        if leaf.origin is Origin.WALL:
+        if leaf.origin is LeafOrigin.WALL:
             return self.numbers(name, rows.column("wall"))
-        if leaf.origin is Origin.OP:
+        if leaf.origin is LeafOrigin.OP:
             return [self.constant(name, "d")] if side == "b" else self.texts(name, rows.operation)
         return self.texts(name, self._stamps)
 

@@ -11,9 +11,9 @@ from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined
 from changefeed.encoding.message_format import MessageFormat
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.record_shape import Leaf, Origin, value_shape
+from changefeed.encoding.record_shape import Leaf, LeafOrigin, value_shape
 from changefeed.encoding.typed_values import not_numbers, typed_values
-from changefeed.encoding.types import Kind
+from changefeed.encoding.types import ValueKind
 
 
 class ParquetFormat(MessageFormat):
@@ -51,7 +51,7 @@ def _column(rows: TokenRows, leaf: Leaf) -> pa.Array:
     wanted = arrow_type(leaf.type)
 
     def side_of(side: str) -> pa.Array:
-        if leaf.origin is not Origin.COLUMN:
+        if leaf.origin is not LeafOrigin.COLUMN:
             return _other(rows, leaf, side)
         i = leaf.ordinal
         # Of a delete only the key is known for sure.
@@ -66,7 +66,7 @@ def _column(rows: TokenRows, leaf: Leaf) -> pa.Array:
 def _typed(rows: TokenRows, leaf: Leaf, name: str) -> pa.Array:
     column = rows.plan.schema.columns[leaf.ordinal].name
     values = rows.column(name)
-    if leaf.type.kind is Kind.DECIMAL and not_numbers(values) is not None:
+    if leaf.type.kind is ValueKind.DECIMAL and not_numbers(values) is not None:
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
             f"column {column} holds NaN, which a decimal of Parquet cannot be",
@@ -75,11 +75,11 @@ def _typed(rows: TokenRows, leaf: Leaf, name: str) -> pa.Array:
 
 
 def _other(rows: TokenRows, leaf: Leaf, side: str) -> pa.Array:
-    if leaf.origin is Origin.OP:
+    if leaf.origin is LeafOrigin.OP:
         if side == "b":
             return pa.repeat(pa.scalar("d"), rows.count)
         return rows.operation
-    if leaf.origin is Origin.STAMP:
+    if leaf.origin is LeafOrigin.STAMP:
         return joined(rows.commit_time, rows.count)
     image = joined(rows.before(side), rows.count)
     return pc.if_else(pc.equal(image, "null"), None, image)

@@ -13,7 +13,7 @@ from functools import cached_property
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS, Format
-from changefeed.core.partition import Condition
+from changefeed.core.partition import PartitionCondition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Deletes, Envelope, Unsent
 
@@ -118,7 +118,7 @@ class MessagePlan:
     projection: tuple[str, ...] | None = None
     key_from: tuple[str, ...] = ()
     key_to: tuple[str, ...] = ()
-    within: tuple[Condition, ...] = ()
+    within: tuple[PartitionCondition, ...] = ()
     deletes: Deletes = Deletes.YES
     collapse: bool = True
     headers_column: str | None = None

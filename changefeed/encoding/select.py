@@ -13,8 +13,8 @@ from changefeed.core.partition import (
     AS_THEY_ARE,
     DATES,
     INTEGERS,
-    Condition,
     Members,
+    PartitionCondition,
     Prefixes,
     is_decimal,
 )
@@ -102,7 +102,7 @@ def _beyond(
 
 
 def _inside(
-    table: pa.Table, plan: MessagePlan, condition: Condition, *, scan: bool
+    table: pa.Table, plan: MessagePlan, condition: PartitionCondition, *, scan: bool
 ) -> pa.ChunkedArray:
     """Which rows a condition of a partition holds for."""
     if isinstance(condition, Prefixes):

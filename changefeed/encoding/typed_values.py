@@ -25,8 +25,8 @@ from changefeed.encoding.types import (
     INFINITE_MICROS,
     MINUS_INFINITE_DAYS,
     MINUS_INFINITE_MICROS,
-    Kind,
     ParametricKind,
+    ValueKind,
 )
 
 _DAY = 86_400_000_000
@@ -202,7 +202,7 @@ def _parts(text: str) -> tuple[int, int]:
 # ------------------------------------------------------------------------------- arrays
 
 #: Elements of these kinds hold no comma and no escape in the log's text.
-_SIMPLE = (Kind.BOOL, Kind.INT, Kind.DOUBLE, Kind.DECIMAL)
+_SIMPLE = (ValueKind.BOOL, ValueKind.INT, ValueKind.DOUBLE, ValueKind.DECIMAL)
 
 
 def _lists(element: ParametricKind, values: pa.Array, column: str) -> pa.Array:
@@ -268,15 +268,15 @@ def _listed(sizes: pa.Array, items: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=mask)
 
 
-_READ: dict[Kind, Callable[[ParametricKind, pa.Array], pa.Array]] = {
-    Kind.BOOL: _boolean,
-    Kind.INT: _integer,
-    Kind.DOUBLE: _double,
-    Kind.DECIMAL: _decimal,
-    Kind.STRING: printed,
-    Kind.BYTES: _bytes,
-    Kind.DATE: _date,
-    Kind.TIME: _time,
-    Kind.TIMESTAMP: _timestamp,
-    Kind.TIMESTAMPTZ: _timestamptz,
+_READ: dict[ValueKind, Callable[[ParametricKind, pa.Array], pa.Array]] = {
+    ValueKind.BOOL: _boolean,
+    ValueKind.INT: _integer,
+    ValueKind.DOUBLE: _double,
+    ValueKind.DECIMAL: _decimal,
+    ValueKind.STRING: printed,
+    ValueKind.BYTES: _bytes,
+    ValueKind.DATE: _date,
+    ValueKind.TIME: _time,
+    ValueKind.TIMESTAMP: _timestamp,
+    ValueKind.TIMESTAMPTZ: _timestamptz,
 }

@@ -40,7 +40,7 @@ MINUS_INFINITE_DAYS = -(2**31)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """The kinds of values a typed format has."""
 
     BOOL = "bool"
@@ -67,7 +67,7 @@ class ParametricKind:
         number: the log's text is a number, which may be quoted (``"NaN"``).
     """
 
-    kind: Kind
+    kind: ValueKind
     bits: int = 0
     precision: int = 0
     scale: int = 0
@@ -75,22 +75,22 @@ class ParametricKind:
     number: bool = False
 
 
-STRING = ParametricKind(Kind.STRING)
-LONG = ParametricKind(Kind.INT, bits=64)
+STRING = ParametricKind(ValueKind.STRING)
+LONG = ParametricKind(ValueKind.INT, bits=64)
 
 _PLAIN = {
-    "bool": ParametricKind(Kind.BOOL),
-    "int16": ParametricKind(Kind.INT, bits=16),
-    "int32": ParametricKind(Kind.INT, bits=32),
+    "bool": ParametricKind(ValueKind.BOOL),
+    "int16": ParametricKind(ValueKind.INT, bits=16),
+    "int32": ParametricKind(ValueKind.INT, bits=32),
     "int64": LONG,
-    "float32": ParametricKind(Kind.DOUBLE, bits=32, number=True),
-    "float64": ParametricKind(Kind.DOUBLE, number=True),
-    "decimal": ParametricKind(Kind.STRING, number=True),
-    "bytes": ParametricKind(Kind.BYTES),
-    "date": ParametricKind(Kind.DATE),
-    "time": ParametricKind(Kind.TIME),
-    "timestamp": ParametricKind(Kind.TIMESTAMP),
-    "timestamptz": ParametricKind(Kind.TIMESTAMPTZ),
+    "float32": ParametricKind(ValueKind.DOUBLE, bits=32, number=True),
+    "float64": ParametricKind(ValueKind.DOUBLE, number=True),
+    "decimal": ParametricKind(ValueKind.STRING, number=True),
+    "bytes": ParametricKind(ValueKind.BYTES),
+    "date": ParametricKind(ValueKind.DATE),
+    "time": ParametricKind(ValueKind.TIME),
+    "timestamp": ParametricKind(ValueKind.TIMESTAMP),
+    "timestamptz": ParametricKind(ValueKind.TIMESTAMPTZ),
 }
 
 
@@ -109,7 +109,7 @@ def typed_logical(logical: str) -> ParametricKind:
         element = logical[len("array<") : -1]
         # An element that is json and one that is a nested array read the same.
         nested = element.startswith("array<") or element == "json"
-        return STRING if nested else ParametricKind(Kind.ARRAY, element=typed_logical(element))
+        return STRING if nested else ParametricKind(ValueKind.ARRAY, element=typed_logical(element))
     match = _DECIMAL.match(logical)
     if match:
         return _decimal(int(match[1]), int(match[2]))
@@ -120,5 +120,5 @@ def _decimal(precision: int, scale: int) -> ParametricKind:
     """PostgreSQL has scales below zero and above the precision; formats have neither."""
     precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
     if precision > MOST_DIGITS:
-        return ParametricKind(Kind.STRING, number=True)
-    return ParametricKind(Kind.DECIMAL, precision=precision, scale=scale, number=True)
+        return ParametricKind(ValueKind.STRING, number=True)
+    return ParametricKind(ValueKind.DECIMAL, precision=precision, scale=scale, number=True)

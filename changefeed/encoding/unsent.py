@@ -23,7 +23,7 @@ from changefeed.core.schema import Column, Form, TableSchema
 from changefeed.core.shapes import Envelope, Unsent
 from changefeed.encoding.debezium.fields import UUID_NAME, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.types import Kind, ParametricKind, typed
+from changefeed.encoding.types import ParametricKind, ValueKind, typed
 
 #: What stands in the place of an unsent value.
 UNSENT = "__changefeed_unsent__"
@@ -132,10 +132,12 @@ def _of_text(column: Column, text: str) -> str:
 def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | None:
     """Of a column that has this type in a typed format; ``decimals`` may be texts there."""
     if kind.element is not None:
-        if kind.element.kind is Kind.BYTES:
+        if kind.element.kind is ValueKind.BYTES:
             return _array([_hex(UNSENT)])
-        return _of_text(column, UNSENT) if kind.element.kind is Kind.STRING else None
-    room = kind.kind in (Kind.STRING, Kind.BYTES) or (kind.kind is Kind.DECIMAL and decimals)
+        return _of_text(column, UNSENT) if kind.element.kind is ValueKind.STRING else None
+    room = kind.kind in (ValueKind.STRING, ValueKind.BYTES) or (
+        kind.kind is ValueKind.DECIMAL and decimals
+    )
     return _of_text(column, UNSENT) if room else None
 
 

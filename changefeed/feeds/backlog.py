@@ -28,7 +28,7 @@ from changefeed.core.table_errors import TableError, about_table
 from changefeed.core.telemetry import log
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, items
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.lanes import DeliveryForm, Lanes
+from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
@@ -68,7 +68,7 @@ class LogRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BacklogResult:
     """What :meth:`Backlog.deliver` did.
 
     Attributes:
@@ -170,7 +170,7 @@ class Backlog:
         upto: Timestamp,
         *,
         interrupted: Callable[[], bool],
-    ) -> Progress:
+    ) -> BacklogResult:
         """Deliver a range of the log by Spark, if that is the better place.
 
         The feed's tables have then come to its end.
@@ -181,23 +181,23 @@ class Backlog:
         """
         asked = feed.asked_engine(self._engine.preferred)
         if asked is EngineOption.DRIVER or hindrance(feed, feed.abilities):
-            return Progress()
+            return BacklogResult()
         state = self._engine.state()
         lanes = min(MOST_LANES, state.cores)
         # The most a job can be: where even that stays here, nobody need look at the log's index.
         if not choose_engine(asked, Work(JOB_ROWS, lanes), state).spark:
-            return Progress()
+            return BacklogResult()
         if min(bounds.values()) < self._refused_upto:
-            return Progress(node_upto=self._refused_upto)
+            return BacklogResult(node_upto=self._refused_upto)
         most = STAGED_BYTES if self._engine.stages else math.inf
         found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._engine.installed:
             self._tell_missing()
-            return Progress()
+            return BacklogResult()
         if not choice.spark or interrupted():
             # Behind the mark there may be a range that is worth a job.
-            return Progress(node_upto=found.mark)
+            return BacklogResult(node_upto=found.mark)
         try:
             return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
         except ChangefeedError as error:
@@ -206,7 +206,7 @@ class Backlog:
             # Of which table a worker cannot say; the node meets the same row, and can.
             log.info("feed %s: a lane stopped, the node goes on: %s", self.name, error.message)
             self._refused_upto = found.upto
-            return Progress(node_upto=found.upto)
+            return BacklogResult(node_upto=found.upto)
 
     def _tell_missing(self) -> None:
         if not self._told_missing:
@@ -223,7 +223,7 @@ class Backlog:
         lanes: int,
         choice: EngineChoice,
         interrupted: Callable[[], bool],
-    ) -> Progress:
+    ) -> BacklogResult:
         number, upto = next(_numbers), found.upto
         group = f"changefeed {self.name} backlog {number}"
         fence = Fence()
@@ -231,7 +231,7 @@ class Backlog:
         log.info("feed %s: %s, up to %s (%s)", self.name, text, upto, choice.reason)
         self._note(text)
         try:
-            work = Lanes(
+            work = LaneDelivery(
                 count=lanes,
                 log=self._folder,
                 bounds=bounds,
@@ -249,16 +249,16 @@ class Backlog:
                     done = self._run_lanes(work, group)
                 except ChangefeedError:
                     if cancelled.is_set():
-                        return Progress()
+                        return BacklogResult()
                     raise
         except ScanStopped as stopped:
             raise AssertionError("the fence of a backlog is closed by its own thread") from stopped
         finally:
             fence.close()
         fault_point(Point.RUNNER_AFTER_COMMIT)
-        return Progress(_settle(feed, bounds, upto, done), moved=True)
+        return BacklogResult(_settle(feed, bounds, upto, done), moved=True)
 
-    def _run_lanes(self, work: Lanes, group: str) -> list[Done]:
+    def _run_lanes(self, work: LaneDelivery, group: str) -> list[Done]:
         def tell(rows: int, size: int) -> None:
             """Nobody is shown how far a backlog's job is."""
 

@@ -125,7 +125,7 @@ class LaneRows:
 
 
 @dataclass
-class Lanes:
+class LaneDelivery:
     """Delivers a range of the log without marks; one lane a call. Pickles with an unopened sink.
 
     Attributes:

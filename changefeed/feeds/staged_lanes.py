@@ -21,11 +21,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.row_parts import parts_of, put_part
 from changefeed.core.schema import TableSchema
 from changefeed.feeds.chunks import Watermark
-from changefeed.feeds.lanes import LaneRows, Lanes
+from changefeed.feeds.lanes import LaneDelivery, LaneRows
 from changefeed.spark.tasks import Done
 
 
-def write_lanes(lanes: Lanes, log: LogAccess, folder: Path) -> list[Path]:
+def write_lanes(lanes: LaneDelivery, log: LogAccess, folder: Path) -> list[Path]:
     """Write the rows of each lane to a file of its own in ``folder``; in the lanes' order.
 
     Raises:
@@ -57,14 +57,14 @@ def write_lanes(lanes: Lanes, log: LogAccess, folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StagedLanes:
-    """Delivers a lane out of the content of its file; pickles with :class:`.lanes.Lanes`."""
+    """Delivers a lane out of the content of its file; pickles with :class:`.lanes.LaneDelivery`."""
 
-    lanes: Lanes
+    lanes: LaneDelivery
 
     def __call__(
         self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
     ) -> list[Done]:
-        """Deliver lane ``number``; see :meth:`.lanes.Lanes.__call__`."""
+        """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`."""
         return self.lanes.deliver(_parts(content, tuple(self.lanes.versions)), tell)
 
 

@@ -52,7 +52,7 @@ replaced files still on disk        removed after their grace (the ledger lists 
 from __future__ import annotations
 
 from changefeed.log.reader import LogReader
-from changefeed.log.retention import Upkeep
+from changefeed.log.retention import UpkeepResult
 from changefeed.log.settings import LogSettings
 from changefeed.log.slice import LogPiece, Slice
 from changefeed.log.writer import LogWriter
@@ -63,5 +63,5 @@ __all__ = [
     "LogWriter",
     "LogPiece",
     "Slice",
-    "Upkeep",
+    "UpkeepResult",
 ]

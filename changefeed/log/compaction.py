@@ -41,7 +41,7 @@ from changefeed.log.live import LiveJournal
 from changefeed.log.rows import Measure
 from changefeed.log.segment import SegmentWriter, group_size
 from changefeed.log.settings import LogSettings
-from changefeed.log.store import Store
+from changefeed.log.store import JournalRows
 
 #: A frame of a merged journal is closed when its body has this many bytes.
 _FRAME_BYTES: Final = 8 * 1024 * 1024
@@ -87,7 +87,7 @@ def _latest(run: tuple[SealedJournal, ...]) -> int | None:
     return max(known) if len(known) == len(run) else None
 
 
-class Merge:
+class JournalMerge:
     """One merge: reads sealed journals, writes one. The ledger is the caller's business."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Merge:
         self._run = run
         self._settings = settings
         self._number = number
-        self._store = Store(root, cache_bytes=0)
+        self._store = JournalRows(root, cache_bytes=0)
         self._shapes: ShapeCache = {}
         self._made: list[str] = []
         self._kept: list[tuple[str, int]] = []

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from changefeed.core.schema import TableName
 from changefeed.log.frame import Entry, Mark, Run, Unit, stamp_of
 from changefeed.log.rows import Stamp, rows_upto, stamps
-from changefeed.log.store import Store
+from changefeed.log.store import JournalRows
 
 #: Exclusive lower bound of each table a feed reads.
 Bounds = Mapping[TableName, Stamp]
@@ -46,7 +46,7 @@ class RunPart:
 
 
 def select(
-    unit: Unit, bounds: Bounds, upto: Stamp, store: Store
+    unit: Unit, bounds: Bounds, upto: Stamp, store: JournalRows
 ) -> Iterator[tuple[TableName, RunPart | Mark]]:
     """Rows and marks of the tables above their bounds and at or below ``upto``.
 
@@ -63,7 +63,7 @@ def select(
                 yield name, taken
 
 
-def _take(entry: Entry, after: Stamp, upto: Stamp, store: Store) -> RunPart | Mark | None:
+def _take(entry: Entry, after: Stamp, upto: Stamp, store: JournalRows) -> RunPart | Mark | None:
     if not isinstance(entry, Run):
         return entry if after < stamp_of(entry.at) <= upto else None
     m = entry.measure
@@ -79,7 +79,7 @@ def _take(entry: Entry, after: Stamp, upto: Stamp, store: Store) -> RunPart | Ma
     return RunPart(entry, start, stop) if start < stop else None
 
 
-def last_fitting(parts: list[RunPart], max_rows: int, max_bytes: int, store: Store) -> Stamp:
+def last_fitting(parts: list[RunPart], max_rows: int, max_bytes: int, store: JournalRows) -> Stamp:
     """The last timestamp at which a slice of ``parts``, which are too many, may end.
 
     Everything up to it fits the limits; or, when already the first transaction does not, it is
@@ -105,7 +105,7 @@ def last_fitting(parts: list[RunPart], max_rows: int, max_bytes: int, store: Sto
     return int(wall[at]), int(logical[at])
 
 
-def _first(part: RunPart, store: Store) -> Stamp:
+def _first(part: RunPart, store: JournalRows) -> Stamp:
     if not part.start:
         return part.run.measure.first
     wall, logical = stamps(store.stamps(part.run))
@@ -113,7 +113,7 @@ def _first(part: RunPart, store: Store) -> Stamp:
 
 
 def _columns(
-    parts: list[RunPart], store: Store
+    parts: list[RunPart], store: JournalRows
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
     """Timestamps and sizes of the rows, in the order of the timestamps."""
     columns: list[tuple[Any, Any, Any]] = []

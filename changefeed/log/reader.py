@@ -29,7 +29,7 @@ from changefeed.log.journal import FIRST_FRAME, damaged
 from changefeed.log.ledger import HEAD_NAME, HEAD_SIZE, Head, Ledger, read_ledger
 from changefeed.log.rows import Stamp
 from changefeed.log.slice import Assembly, LogPiece, Slice, load_parts
-from changefeed.log.store import Store
+from changefeed.log.store import JournalRows
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _Journal:
         self._parsed = FIRST_FRAME
         self._reader = UnitReader(number, after, shapes)
 
-    def read(self, store: Store) -> list[Unit]:
+    def read(self, store: JournalRows) -> list[Unit]:
         """All units up to ``length``.
 
         Raises:
@@ -84,7 +84,7 @@ class LogReader:
             cache_bytes: decoded rows kept in memory for the next feed that asks for them.
         """
         self.root = root
-        self._store = Store(root, cache_bytes)
+        self._store = JournalRows(root, cache_bytes)
         self._lock = threading.RLock()
         self._shapes: ShapeCache = {}
         self._journals: dict[int, _Journal] = {}
@@ -413,7 +413,7 @@ def _overlaps(run: Run, piece: LogPiece) -> bool:
     )
 
 
-def _commit_before(units: list[Unit], position: Position, store: Store) -> Stamp | None:
+def _commit_before(units: list[Unit], position: Position, store: JournalRows) -> Stamp | None:
     """Timestamp of the last commit or frontier in ``units`` at or below ``position``."""
     at = first_reaching(units, position)
     if at < len(units):

@@ -20,7 +20,7 @@ from changefeed.log.settings import LogSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class UpkeepResult:
     """What one call of ``maintain`` did.
 
     Attributes:

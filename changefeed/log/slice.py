@@ -15,7 +15,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.cut import RunPart
 from changefeed.log.frame import Mark, RowGroup
 from changefeed.log.settings import LogSettings
-from changefeed.log.store import Store
+from changefeed.log.store import JournalRows
 
 _LIMITS = LogSettings()
 
@@ -61,7 +61,7 @@ class LogPiece:
     row_group: int | None
     whole: bool
     _parts: tuple[RunPart, ...] = field(repr=False)
-    _store: Store = field(repr=False, compare=False)
+    _store: JournalRows = field(repr=False, compare=False)
     _finder: Finder = field(repr=False, compare=False)
 
     def load(self) -> pa.Table:
@@ -76,8 +76,8 @@ class LogPiece:
             return self._finder.find(self)
 
 
-def load_parts(parts: Iterable[RunPart], store: Store) -> pa.Table:
-    """The rows of parts of one shape, in one chunk; raises as :meth:`Store.rows`."""
+def load_parts(parts: Iterable[RunPart], store: JournalRows) -> pa.Table:
+    """The rows of parts of one shape, in one chunk; raises as :meth:`JournalRows.rows`."""
     tables = [store.rows(p.run).slice(p.start, p.rows) for p in parts]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
 
@@ -120,7 +120,7 @@ class Slice:
 class Assembly:
     """Turns parts into pieces; small neighbours of one table and version become one."""
 
-    def __init__(self, store: Store, finder: Finder) -> None:
+    def __init__(self, store: JournalRows, finder: Finder) -> None:
         self._store = store
         self._finder = finder
         self._tables: dict[TableName, list[RunPart | Mark]] = {}

@@ -54,7 +54,7 @@ class Cache(Generic[V]):
             self._weight = 0
 
 
-class Store:
+class JournalRows:
     """Rows, timestamps and commits by where they lie."""
 
     def __init__(self, root: Path, cache_bytes: int) -> None:

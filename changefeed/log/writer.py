@@ -29,7 +29,7 @@ from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
-from changefeed.log.compaction import Merge, plan
+from changefeed.log.compaction import JournalMerge, plan
 from changefeed.log.draft import FrameBuilder
 from changefeed.log.frame import stamp_of
 from changefeed.log.growth import Growth
@@ -47,7 +47,7 @@ from changefeed.log.ledger import (
     write_ledger,
 )
 from changefeed.log.live import LiveJournal
-from changefeed.log.retention import Upkeep, dated, expendable, swept
+from changefeed.log.retention import UpkeepResult, dated, expendable, swept
 from changefeed.log.rows import Stamp
 from changefeed.log.settings import LogSettings
 
@@ -394,7 +394,7 @@ class LogWriter:
         first = ledger.sealed[0].after if ledger.sealed else self._live.after
         return Timestamp(*first) if first else Timestamp.MAX
 
-    def maintain(self, read: ClockSample, keep_from: Timestamp | None = None) -> Upkeep:
+    def maintain(self, read: ClockSample, keep_from: Timestamp | None = None) -> UpkeepResult:
         """Roll by age, drop old history, merge small files, remove replaced ones.
 
         Call it every few seconds to minutes, from any thread.
@@ -422,7 +422,7 @@ class LogWriter:
             merged = self._compact(now)
             removed += self._sweep(now)
             self._save_time()
-        return Upkeep(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
+        return UpkeepResult(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
 
     def _tell_time(self, read: ClockSample) -> int:
         """The log's time; what was sealed since the last upkeep gets its date."""
@@ -507,7 +507,7 @@ class LogWriter:
 
     def _merge(self, run: tuple[SealedJournal, ...], now: int) -> None:
         faults.fault_point(faults.Point.LOG_COMPACT_BEGIN)
-        merge = Merge(self.root, self._take_number(), run, self.settings)
+        merge = JournalMerge(self.root, self._take_number(), run, self.settings)
         try:
             made = merge.run()
             faults.fault_point(faults.Point.LOG_COMPACT_WRITTEN)

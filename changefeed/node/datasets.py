@@ -18,8 +18,8 @@ from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.dataset.definition import Definition, definition_of, is_definition
 from changefeed.dataset.extracts import FoundExtract, next_extract
-from changefeed.dataset.run import Outcome, run_next
-from changefeed.dataset.store import Store
+from changefeed.dataset.run import RunOutcome, run_next
+from changefeed.dataset.store import DatasetFolders
 from changefeed.spark.session import SparkEngine
 
 #: A comparison that Spark is busy with is not waited for any longer at the end.
@@ -102,7 +102,7 @@ class DatasetThread:
 
     def _look(self) -> None:
         definition = definition_of(self._catalog.connection(self._name).uri)
-        store = Store(definition.dataset)
+        store = DatasetFolders(definition.dataset)
         found = next_extract(definition.schedule, store.latest(), self._clock.now().wall / 1e9)
         before, self._seen = self._seen, found
         if found is None or (definition.schedule.local and found != before):
@@ -129,7 +129,7 @@ class DatasetThread:
             return float("inf")
         return self._clock.monotonic() + every
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: RunOutcome) -> None:
         counts = ", ".join(f"{o} {n:,}" for o, n in outcome.counts.items()) or "no rows"
         log.info(
             "dataset %s: compared, effective %s: %s (%.1f s)",

@@ -11,7 +11,7 @@ from typing import Any
 
 from changefeed.options.meanings import MEANINGS
 from changefeed.options.options import SinkAbilities, Takers, rows_of
-from changefeed.options.relations import RELATIONS, Relation
+from changefeed.options.relations import RELATIONS, OptionRelation
 from changefeed.options.row import OPTIONS, OptionRow
 from changefeed.options.types import Takes
 
@@ -105,7 +105,7 @@ def _value(row: OptionRow[Any]) -> str:
     return f"{shown} ({row.shown_default})"
 
 
-def _rule(relation: Relation) -> str:
+def _rule(relation: OptionRelation) -> str:
     verb = "excludes" if relation.excludes else "needs"
     rule = f"{relation.first.written()} {verb} {relation.second.written()}"
     return f"| {rule} | {relation.because} |\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.secret_names import is_secret
 from changefeed.options.row import OPTIONS
-from grammar.split import Kind, lexemes
+from grammar.split import LexemeKind, lexemes
 
 #: Words and signs outside of quotes. A word holds whatever is not a separator.
 _BARE = re.compile(r"\s+|[,;()=<>!]|[^\s,;()=<>!]+")
@@ -104,14 +104,14 @@ class _Masker:
             if self._done < lexeme.start and not self._bare(lexeme.start):
                 return self._rest_hidden()
             piece = text[lexeme.start : lexeme.end]
-            if lexeme.kind is Kind.SEMICOLON:
+            if lexeme.kind is LexemeKind.SEMICOLON:
                 self._emit(piece)
                 self._before = ("", "")
             elif lexeme.comment:
                 self._emit(piece[:2] + _stars(piece[2:]))
             else:
                 self._emit(self._quoted(piece, lexeme.kind, lexeme.closed))
-                self._note(piece[1:-1] if lexeme.kind is Kind.QUOTED else "'")
+                self._note(piece[1:-1] if lexeme.kind is LexemeKind.QUOTED else "'")
                 if not lexeme.closed or _runs_on(text, lexeme.end):
                     return self._rest_hidden()
         if self._done < len(text) and not self._bare(len(text)):
@@ -160,17 +160,17 @@ class _Masker:
         named = option is not None and not option.secret
         return self._listing or named or self._before[0] in _OTHER_NAMES
 
-    def _quoted(self, piece: str, kind: Kind, closed: bool) -> str:
+    def _quoted(self, piece: str, kind: LexemeKind, closed: bool) -> str:
         inner = piece[1:-1] if closed else piece[1:]
         quote = piece[-1] if closed else ""
         return piece[0] + self._content(inner, kind) + quote
 
-    def _content(self, inner: str, kind: Kind) -> str:
+    def _content(self, inner: str, kind: LexemeKind) -> str:
         if self._is_value() and not self._value_may_be_shown():
             return _stars(inner)
         if "://" in inner:
             return _masked_uri(inner)
-        if kind is Kind.QUOTED:
+        if kind is LexemeKind.QUOTED:
             return inner if _QUOTED_NAME.fullmatch(inner) else _stars(inner)
         plain = self._is_value() or self._listing
         return inner if plain and _PLAIN_VALUE.fullmatch(inner) else _stars(inner)

@@ -79,7 +79,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class OptionRelation:
     """Two conditions, the sentence when they clash, and why they do.
 
     ``excludes``: both hold is wrong. Else: the first without the second is wrong.
@@ -97,7 +97,7 @@ class Relation:
 
 
 #: Every relation, in the order problems are reported.
-RELATIONS: list[Relation] = []
+RELATIONS: list[OptionRelation] = []
 
 
 def _term(side: Term | OptionRow[Any]) -> Term:
@@ -107,7 +107,7 @@ def _term(side: Term | OptionRow[Any]) -> Term:
 def REQUIRES(row: OptionRow[Any], needed: OptionRow[Any], *, because: str) -> None:
     """``row`` can be used only together with ``needed``."""
     RELATIONS.append(
-        Relation(
+        OptionRelation(
             Term(row), Term(needed), False, f"{row.name} requires the {needed.name} option", because
         )
     )
@@ -121,7 +121,7 @@ def EXCLUDES(
     message: str = "cannot specify both {first} and {second}",
 ) -> None:
     """The two do not go together."""
-    RELATIONS.append(Relation(_term(first), _term(second), True, message, because))
+    RELATIONS.append(OptionRelation(_term(first), _term(second), True, message, because))
 
 
 def ONLY_WITH(
@@ -133,7 +133,7 @@ def ONLY_WITH(
 ) -> None:
     """``row`` means something only when ``needed`` has one of ``values``; the first is named."""
     text = message or f"{{first}} is only usable with {needed.name}={values[0]}"
-    RELATIONS.append(Relation(_term(row), Term(needed, values), False, text, because))
+    RELATIONS.append(OptionRelation(_term(row), Term(needed, values), False, text, because))
 
 
 _W, _R, _B, _E = Envelope.WRAPPED, Envelope.ROW, Envelope.BARE, Envelope.ENRICHED

@@ -24,7 +24,7 @@ COMPRESSION_LEVELS = {"GZIP": (-1, 9), "LZ4": (-1, 12), "ZSTD": (-1, 22)}
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class FlushLimits:
     """When a batch is sent; 0 and None leave it to the client.
 
     Attributes:
@@ -43,7 +43,7 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryLimits:
     """How the client tries again. ``max`` None is without end (``'inf'``); backoff in seconds."""
 
     max: int | None = 3
@@ -59,8 +59,8 @@ class KafkaSinkConfig:
         required_acks: ``0``, ``1`` or ``all``, as the Kafka client spells it.
     """
 
-    flush: Flush = Flush()
-    retry: Retry | None = None
+    flush: FlushLimits = FlushLimits()
+    retry: RetryLimits | None = None
     client_id: str | None = None
     compression: str | None = None
     compression_level: int | None = None
@@ -72,8 +72,8 @@ class KafkaSinkConfig:
 class WebhookSinkConfig:
     """What ``webhook_sink_config`` says."""
 
-    flush: Flush = Flush()
-    retry: Retry = Retry()
+    flush: FlushLimits = FlushLimits()
+    retry: RetryLimits = RetryLimits()
 
 
 class _Section:
@@ -105,7 +105,7 @@ def kafka_sink_config(members: Mapping[str, object]) -> KafkaSinkConfig:
     """
     section = _Section("", members)
     config = KafkaSinkConfig(
-        flush=section.take("Flush", _flush, Flush()),
+        flush=section.take("Flush", _flush, FlushLimits()),
         retry=section.take("Retry", _retry, None),
         client_id=section.take("ClientID", _text, None),
         compression=section.take("Compression", _codec, None),
@@ -126,8 +126,8 @@ def webhook_sink_config(members: Mapping[str, object]) -> WebhookSinkConfig:
     """
     section = _Section("", members)
     config = WebhookSinkConfig(
-        flush=section.take("Flush", _flush, Flush()),
-        retry=section.take("Retry", _retry, Retry()),
+        flush=section.take("Flush", _flush, FlushLimits()),
+        retry=section.take("Retry", _retry, RetryLimits()),
     )
     section.finish()
     for name, value in (
@@ -153,9 +153,9 @@ def _check_level(config: KafkaSinkConfig) -> None:
         )
 
 
-def _flush(path: str, value: object) -> Flush:
+def _flush(path: str, value: object) -> FlushLimits:
     section = _Section("Flush.", _object(path, value))
-    flush = Flush(
+    flush = FlushLimits(
         messages=section.take("Messages", _count, 0),
         bytes=section.take("Bytes", _count, 0),
         frequency=section.take("Frequency", _duration, 0.0),
@@ -170,11 +170,11 @@ def _flush(path: str, value: object) -> Flush:
     return flush
 
 
-def _retry(path: str, value: object) -> Retry:
+def _retry(path: str, value: object) -> RetryLimits:
     section = _Section("Retry.", _object(path, value))
-    retry = Retry(
-        max=section.take("Max", _retry_max, Retry().max),
-        backoff=section.take("Backoff", _duration, Retry().backoff),
+    retry = RetryLimits(
+        max=section.take("Max", _retry_max, RetryLimits().max),
+        backoff=section.take("Backoff", _duration, RetryLimits().backoff),
     )
     section.finish()
     return retry

@@ -16,12 +16,12 @@ from changefeed.options.row import OPTIONS, option
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
 from changefeed.options.types import (
     FOREVER,
+    ByteSize,
     Choice,
     Duration,
     Flag,
     Json,
     Moment,
-    Size,
     Some,
     Text,
 )
@@ -338,7 +338,7 @@ GC_TTL = option(
 )
 GC_SIZE = option(
     "gc_size",
-    Size(),
+    ByteSize(),
     cast("int | None", None),
     group="Time and scan",
     summary="The most history that the change log keeps beyond what its feeds still need, even "
@@ -580,7 +580,7 @@ EXPIRE = option(
 
 MAX_MEMORY = option(
     "max_memory",
-    Size(),
+    ByteSize(),
     cast("int | None", None),
     group="Sink and resources",
     summary="The most memory the feed's buffers take.",
@@ -589,7 +589,7 @@ MAX_MEMORY = option(
 )
 MAX_DISK = option(
     "max_disk",
-    Size(),
+    ByteSize(),
     cast("int | None", None),
     group="Sink and resources",
     summary="The most that the feed may have on disk: change log that it has left to deliver, and "

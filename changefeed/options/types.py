@@ -347,7 +347,7 @@ FOREVER = ("forever", inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Size(_Verbatim):
+class ByteSize(_Verbatim):
     """Bytes, more than none."""
 
     kind: str = "size"

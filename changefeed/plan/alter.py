@@ -106,7 +106,7 @@ class _Alteration:
         self.tables: dict[TableName, TableProgress] = {
             table.table: table for table in around.catalog.tables(job.id)
         }
-        self.targets: list[nodes.Target] = list(parse_targets(job.targets))
+        self.targets: list[nodes.FeedTarget] = list(parse_targets(job.targets))
         self.added: list[TableStage] = []
         self.dropped: list[TableName] = []
         self.rescans: dict[TableName, int] = {}
@@ -347,7 +347,7 @@ class _Alteration:
         watches = watches_of(fresh, diff=diff)
         self.problems += attachment(self.around.catalog, self.source).check(watches)
 
-    def _drop(self, target: nodes.Target) -> None:
+    def _drop(self, target: nodes.FeedTarget) -> None:
         if isinstance(target, nodes.MessagesTarget):
             self._drop_messages(target)
             return
@@ -418,7 +418,7 @@ class _Alteration:
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
         """Take the table out of the targets' texts, so that no pattern brings it back."""
-        kept: list[nodes.Target] = []
+        kept: list[nodes.FeedTarget] = []
         for known in self.targets:
             if isinstance(known, nodes.TableTarget):
                 if known.name.parts[-2:] != (table.schema, table.name):

@@ -21,12 +21,12 @@ from grammar import nodes
 _SCHEMES = {"kafka": "kafka", "elasticsearch": "elasticsearch"}
 
 _ENVELOPES = {
-    nodes.Record.AFTER: (nodes.Option("envelope", nodes.Literal("row")),),
-    nodes.Record.ALL: (
+    nodes.CdcRecord.AFTER: (nodes.Option("envelope", nodes.Literal("row")),),
+    nodes.CdcRecord.ALL: (
         nodes.Option("envelope", nodes.Literal("wrapped")),
         nodes.Option("diff"),
     ),
-    nodes.Record.CHANGE: (nodes.Option("envelope", nodes.Literal("changed")),),
+    nodes.CdcRecord.CHANGE: (nodes.Option("envelope", nodes.Literal("changed")),),
 }
 
 
@@ -72,7 +72,7 @@ def _shape(statement: nodes.CreateCdc, own: CdcOptions) -> tuple[nodes.Option, .
     """The envelope of ``record``, unless the list has an envelope of its own."""
     if any(option.name == "envelope" for option in own.others):
         return ()
-    if own.record is nodes.Record.CHANGE and statement.kind.lower() == "elasticsearch":
+    if own.record is nodes.CdcRecord.CHANGE and statement.kind.lower() == "elasticsearch":
         record = _option(statement, "record")
         raise ChangefeedError(
             Code.NOT_SUPPORTED,

@@ -26,7 +26,7 @@ class CdcOptions:
 
     cluster_address: str
     target: str | None
-    record: nodes.Record
+    record: nodes.CdcRecord
     others: tuple[nodes.Option, ...]
 
 
@@ -64,7 +64,7 @@ def parse_cdc_options(kind: str, options: Sequence[nodes.Option], *, text: str =
     return CdcOptions(
         own["cluster_address"].rpartition("://")[2].rstrip("/"),
         own.get(_CDC_TARGET[kind]),
-        nodes.Record(own.get("record", "after").lower()),
+        nodes.CdcRecord(own.get("record", "after").lower()),
         others,
     )
 

@@ -14,7 +14,7 @@ from changefeed.core.schema import Column, Form
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.debezium.fields import Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.record_shape import Leaf, Origin, Record, key_shape, value_shape
+from changefeed.encoding.record_shape import Leaf, LeafOrigin, Record, key_shape, value_shape
 
 #: Made-up values by logical type, as JSON.
 _VALUES = {
@@ -67,24 +67,24 @@ def _members(plan: MessagePlan, record: Record) -> str:
 
 
 def _is_column(member: Leaf | Record) -> bool:
-    return isinstance(member, Leaf) and member.origin is Origin.COLUMN
+    return isinstance(member, Leaf) and member.origin is LeafOrigin.COLUMN
 
 
 def _member(plan: MessagePlan, member: Leaf | Record) -> str:
     if isinstance(member, Record):
         return _members(plan, member)
-    if member.origin is Origin.COLUMN:
+    if member.origin is LeafOrigin.COLUMN:
         return _value(plan.schema.columns[member.ordinal])
     return _ORIGINS.get(member.origin) or json.dumps(member.text)
 
 
 #: Values of members that are no columns.
 _ORIGINS = {
-    Origin.STAMP: _WHEN,
-    Origin.OP: '"u"',
-    Origin.NOW: "1536242855577149065",
-    Origin.WALL: "1536242855577149065",
-    Origin.BEFORE_JSON: '"{...}"',
+    LeafOrigin.STAMP: _WHEN,
+    LeafOrigin.OP: '"u"',
+    LeafOrigin.NOW: "1536242855577149065",
+    LeafOrigin.WALL: "1536242855577149065",
+    LeafOrigin.BEFORE_JSON: '"{...}"',
 }
 
 

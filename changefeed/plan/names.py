@@ -61,7 +61,7 @@ def find_source(catalog: Catalog, name: str, span: nodes.Span | None) -> Connect
 
 def choose_source(
     catalog: Catalog,
-    targets: Sequence[nodes.Target],
+    targets: Sequence[nodes.FeedTarget],
     explicit: str | None,
     explicit_span: nodes.Span | None,
     session: str | None,
@@ -100,14 +100,14 @@ def choose_source(
     raise _no_source(known, targets)
 
 
-def _source_part(target: nodes.Target) -> str | None:
+def _source_part(target: nodes.FeedTarget) -> str | None:
     """The part of the name that can only be a source."""
     parts = target.name.parts
     full = {nodes.TableTarget: 3, nodes.SchemaTarget: 2}.get(type(target), 99)
     return parts[0] if len(parts) >= full else None
 
 
-def _refuse_others(targets: Sequence[nodes.Target], source: str) -> None:
+def _refuse_others(targets: Sequence[nodes.FeedTarget], source: str) -> None:
     for target in targets:
         name = _source_part(target)
         if name is not None and name != source:
@@ -148,7 +148,7 @@ def _of_database(
     )
 
 
-def _no_source(known: Sequence[Connection], targets: Sequence[nodes.Target]) -> ChangefeedError:
+def _no_source(known: Sequence[Connection], targets: Sequence[nodes.FeedTarget]) -> ChangefeedError:
     span = to_span(targets[0].name.span or targets[0].span) if targets else None
     if not known:
         return ChangefeedError(

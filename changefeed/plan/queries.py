@@ -75,7 +75,7 @@ def _envelope(given: Mapping[str, nodes.Option], sink: ResolvedSink | None) -> l
 
 
 def query_problems(
-    compiled: CompiledQuery, target: nodes.Target, options: Options | None
+    compiled: CompiledQuery, target: nodes.FeedTarget, options: Options | None
 ) -> list[ChangefeedError]:
     """What the query and the options need of each other and of the table."""
     problems = []

@@ -34,7 +34,7 @@ from grammar.spelling import did_you_mean
 
 
 def find_tables(
-    targets: Sequence[nodes.Target], source: Source, *, diff: bool
+    targets: Sequence[nodes.FeedTarget], source: Source, *, diff: bool
 ) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
     """The tables that targets mean now, and what is wrong with the targets."""
     asked, problems = wishes(targets, source, diff=diff)
@@ -122,13 +122,13 @@ def table_stages(
     return stages
 
 
-def named_topic(target: nodes.Target) -> str | None:
+def named_topic(target: nodes.FeedTarget) -> str | None:
     """The name that ``AS`` gives the target of a table."""
     return target.topic if isinstance(target, nodes.TableTarget | nodes.MessagesTarget) else None
 
 
 def check_table(
-    schema: TableSchema, target: nodes.Target, options: Options | None
+    schema: TableSchema, target: nodes.FeedTarget, options: Options | None
 ) -> list[ChangefeedError]:
     """What the target's columns and range, and the options, need of the table."""
     if isinstance(target, nodes.MessagesTarget):
@@ -203,8 +203,8 @@ def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedE
 
 
 def definite(
-    targets: Sequence[nodes.Target], found: Sequence[ResolvedTarget], source: Source
-) -> list[nodes.Target]:
+    targets: Sequence[nodes.FeedTarget], found: Sequence[ResolvedTarget], source: Source
+) -> list[nodes.FeedTarget]:
     """The targets with names that mean the same in every session."""
     tables = {id(f.target): f.schema.table for f in found if not f.joined}
     return [qualified(target, source.name, tables.get(id(target))) for target in targets]

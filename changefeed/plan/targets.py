@@ -30,7 +30,7 @@ class TableRequest:
     ``joined``: it came by a pattern. ``fallback``: ``a.t`` may mean table t of source a.
     """
 
-    target: nodes.Target
+    target: nodes.FeedTarget
     watch: Watch
     joined: bool = False
     fallback: Watch | None = None
@@ -40,7 +40,7 @@ class TableRequest:
 class ResolvedTarget:
     """A table that is there, and the query over it if there is one."""
 
-    target: nodes.Target
+    target: nodes.FeedTarget
     schema: TableSchema
     joined: bool
     partition: PartitionInfo | None = None
@@ -57,14 +57,14 @@ class ResolvedTarget:
         return self.schema if self.query is None else self.query.schema
 
 
-def target_text(target: nodes.Target) -> str:
+def target_text(target: nodes.FeedTarget) -> str:
     """The canonical SQL of a target, as the job keeps it."""
     return to_sql(target)
 
 
-def parse_targets(texts: Sequence[str]) -> tuple[nodes.Target, ...]:
+def parse_targets(texts: Sequence[str]) -> tuple[nodes.FeedTarget, ...]:
     """The inverse of :func:`target_text`, for the texts of one job."""
-    targets: list[nodes.Target] = []
+    targets: list[nodes.FeedTarget] = []
     for text in texts:
         # One at a time: a list of patterns would swallow the table after it.
         word = "AS" if text.startswith("SELECT ") else "FOR"
@@ -85,7 +85,9 @@ def query_of(job: Job) -> nodes.Query | None:
     return target.query
 
 
-def qualified(target: nodes.Target, source: str, table: TableName | None = None) -> nodes.Target:
+def qualified(
+    target: nodes.FeedTarget, source: str, table: TableName | None = None
+) -> nodes.FeedTarget:
     """The target with its name made definite, so that it means the same in every session."""
     name = target.name
     if isinstance(target, nodes.TableTarget) and table is not None:
@@ -101,7 +103,7 @@ def qualified(target: nodes.Target, source: str, table: TableName | None = None)
     return _renamed(target, nodes.QualifiedName(parts, span=name.span))
 
 
-def _renamed(target: nodes.Target, name: nodes.QualifiedName) -> nodes.Target:
+def _renamed(target: nodes.FeedTarget, name: nodes.QualifiedName) -> nodes.FeedTarget:
     match target:
         case nodes.TableTarget():
             return replace(target, name=name)
@@ -126,7 +128,7 @@ def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) 
 
 
 def wishes(
-    targets: Sequence[nodes.Target], source: Source, *, diff: bool
+    targets: Sequence[nodes.FeedTarget], source: Source, *, diff: bool
 ) -> tuple[list[TableRequest], list[ChangefeedError]]:
     """What is asked for, table by table; a name given twice is a problem. Logical messages are
     no table (:func:`look_up_messages`).
@@ -203,7 +205,7 @@ def look_up(
 
 
 def look_up_messages(
-    targets: Sequence[nodes.Target], source: Source
+    targets: Sequence[nodes.FeedTarget], source: Source
 ) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
     """The target that asks for logical messages, if one does; a second one is a problem."""
     asked = [target for target in targets if isinstance(target, nodes.MessagesTarget)]

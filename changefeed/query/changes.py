@@ -44,7 +44,7 @@ from changefeed.query.types import input_values, log_text
 from changefeed.query.written import ROW
 
 #: A compiled query and a batch -> the rows that satisfy it; see :meth:`.evaluate.Evaluator.run`.
-Run = Callable[[CompiledQuery, pa.Table], pa.Table]
+Evaluation = Callable[[CompiledQuery, pa.Table], pa.Table]
 
 _NOWHERE = -1
 #: Operations of the log as numbers, and what ``event_op()`` calls them.
@@ -54,7 +54,7 @@ _EVENTS = ("insert", "insert", "update", "delete")
 
 
 def changes_of_result(
-    query: CompiledQuery, rows: pa.Table, run: Run, *, before: bool = False
+    query: CompiledQuery, rows: pa.Table, run: Evaluation, *, before: bool = False
 ) -> pa.Table:
     """Rows of the table's log as rows of the log of the query's result, in their order.
 
@@ -94,7 +94,9 @@ class _Images:
 
 
 class _Changes:
-    def __init__(self, query: CompiledQuery, rows: pa.Table, run: Run | None, before: bool) -> None:
+    def __init__(
+        self, query: CompiledQuery, rows: pa.Table, run: Evaluation | None, before: bool
+    ) -> None:
         self._query = query
         self._rows = rows
         self._run = run

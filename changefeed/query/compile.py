@@ -35,7 +35,7 @@ from changefeed.query.written import (
 )
 from grammar import nodes
 from grammar.printer import to_sql
-from grammar.select import Lexeme
+from grammar.select import SparkToken
 from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class QueryCompiler:
                 )
 
     def _refuse_functions(
-        self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]], *, allowed: str = ""
+        self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]], *, allowed: str = ""
     ) -> None:
         """Refuse the functions that a query cannot have; ``allowed`` is a group that it can."""
         for place, (token, span) in enumerate(tokens[:-1]):

@@ -36,7 +36,7 @@ from changefeed.query.windows import (
 from changefeed.query.written import PREV, ROW, Constants
 from grammar import nodes
 from grammar.printer import to_sql
-from grammar.select import Lexeme, nested
+from grammar.select import SparkToken, nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +98,7 @@ class _GroupedCompiler(QueryCompiler):
             raise
 
     def _refuse_functions(
-        self, tokens: Sequence[tuple[Lexeme, nodes.Span | None]], *, allowed: str = ""
+        self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]], *, allowed: str = ""
     ) -> None:
         for place, (token, span) in enumerate(tokens[:-1]):
             called = token.word == WINDOW.upper() and tokens[place + 1][0].text == "("
@@ -211,7 +211,7 @@ class _GroupedCompiler(QueryCompiler):
 
     def _group_text(self, number: int) -> tuple[str, Span | None]:
         """An expression of the GROUP BY as it was typed, and its place."""
-        parts: list[list[tuple[Lexeme, nodes.Span | None]]] = [[]]
+        parts: list[list[tuple[SparkToken, nodes.Span | None]]] = [[]]
         tokens = [token for token, _ in self._sql.group]
         for (token, depth), (_, span) in zip(nested(tokens), self._sql.group, strict=True):
             if token.text == "," and depth == 0:

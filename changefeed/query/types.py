@@ -33,12 +33,12 @@ from changefeed.encoding.typed_values import printed, single_floats, typed_value
 from changefeed.encoding.types import (
     INFINITE_MICROS,
     MINUS_INFINITE_MICROS,
-    Kind,
     ParametricKind,
+    ValueKind,
     typed_logical,
 )
 
-_UNBOUNDED = ParametricKind(Kind.DECIMAL, precision=38, scale=18, number=True)
+_UNBOUNDED = ParametricKind(ValueKind.DECIMAL, precision=38, scale=18, number=True)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 # ------------------------------------------------------------------------------- into Spark
@@ -56,13 +56,13 @@ def _readable(kind: ParametricKind) -> ParametricKind:
     if kind.element is not None:
         element = _readable(kind.element)
         return replace(kind, element=element)
-    return ParametricKind(Kind.STRING) if kind.kind is Kind.TIME else kind
+    return ParametricKind(ValueKind.STRING) if kind.kind is ValueKind.TIME else kind
 
 
 def input_type(column: Column) -> pa.DataType:
     """The Arrow type of a column of the table in a batch."""
     kind = input_kind(column)
-    if kind.kind is Kind.DOUBLE and kind.bits == 32:
+    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
         return pa.float32()
     return arrow_type(kind)
 
@@ -76,7 +76,7 @@ def input_values(column: Column, values: pa.Array) -> pa.Array:
     kind, wanted = input_kind(column), input_type(column)
     if wanted == pa.float32():
         return single_floats(values, column.name)
-    if kind.kind is Kind.STRING:
+    if kind.kind is ValueKind.STRING:
         return printed(kind, values)
     try:
         return typed_values(kind, values, column.name).cast(wanted)

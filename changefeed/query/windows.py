@@ -18,7 +18,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options.types import parse_nanos
 from grammar import nodes
-from grammar.select import Lexeme, lexemes_of
+from grammar.select import SparkToken, lexemes_of
 
 #: The column of a batch that has the window of each change, and what the query calls it.
 WINDOW: Final = "window"
@@ -44,7 +44,7 @@ _CALL = ("window", "(", "event_timestamp", "(", ")", ",", None, ")")
 HINT = "write GROUP BY window(event_timestamp(), '1 minute'), from '1 second' to '1 day'."
 
 
-def is_window(tokens: Sequence[Lexeme]) -> bool:
+def is_window(tokens: Sequence[SparkToken]) -> bool:
     """Whether tokens begin with ``window(event_timestamp(), '..')``."""
     return len(tokens) >= CALL_LENGTH and all(
         token.kind == "string" if wanted is None else token.text.lower() == wanted

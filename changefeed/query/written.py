@@ -9,7 +9,7 @@ from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.query.windows import CALL_LENGTH, WINDOW, is_window
 from grammar import nodes
-from grammar.select import Lexeme, lexemes_of, nested, unquoted
+from grammar.select import SparkToken, lexemes_of, nested, unquoted
 
 #: Columns of a batch beside those of the table.
 ROW = "__cf_row"
@@ -73,10 +73,10 @@ class SqlDraft:
 
 
 @dataclass(frozen=True)
-class Item:
+class SelectItem:
     """One expression of the SELECT: its tokens with their places, and its name if it has one."""
 
-    tokens: tuple[tuple[Lexeme, nodes.Span | None], ...]
+    tokens: tuple[tuple[SparkToken, nodes.Span | None], ...]
 
     @property
     def span(self) -> Span | None:
@@ -119,8 +119,10 @@ class BatchSql:
         """Not every row satisfies it."""
         return bool(self.where or self._inner)
 
-    def _items(self, tokens: list[Lexeme], spans: Sequence[nodes.Span | None]) -> Iterator[Item]:
-        begun: list[tuple[Lexeme, nodes.Span | None]] = []
+    def _items(
+        self, tokens: list[SparkToken], spans: Sequence[nodes.Span | None]
+    ) -> Iterator[SelectItem]:
+        begun: list[tuple[SparkToken, nodes.Span | None]] = []
         for (token, depth), span in zip(nested(tokens), spans, strict=False):
             if token.text == "," and depth == 0:
                 yield from self._expanded(begun)
@@ -129,12 +131,12 @@ class BatchSql:
                 begun.append((token, span))
         yield from self._expanded(begun)
 
-    def _expanded(self, tokens: list[tuple[Lexeme, nodes.Span | None]]) -> Iterator[Item]:
+    def _expanded(self, tokens: list[tuple[SparkToken, nodes.Span | None]]) -> Iterator[SelectItem]:
         texts = [token.text for token, _ in tokens]
         if not texts:
             raise ChangefeedError(Code.SYNTAX_ERROR, "an expression of the SELECT is empty")
         if texts[-1] != "*" or len(texts) not in (1, 3):
-            yield Item(tuple(tokens))
+            yield SelectItem(tuple(tokens))
             return
         if len(texts) == 3 and unquoted(texts[0]) not in (self.alias, self.schema.table.name):
             span = tokens[0][1]
@@ -145,8 +147,8 @@ class BatchSql:
                 span=None if span is None else Span(span.start, tokens[-1][1].end),  # type: ignore[union-attr]
             )
         for column in self.schema.columns:
-            name = Lexeme("quoted", backticked(column.name), 0)
-            yield Item(((name, tokens[0][1]),))
+            name = SparkToken("quoted", backticked(column.name), 0)
+            yield SelectItem(((name, tokens[0][1]),))
 
     # -- texts ------------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class BatchSql:
         out.add(f" AS `{KEEP}` FROM {view} AS {alias}) AS {alias}")
         return out
 
-    def _unnamed(self, number: int, name: str) -> Sequence[tuple[Lexeme, nodes.Span | None]]:
+    def _unnamed(self, number: int, name: str) -> Sequence[tuple[SparkToken, nodes.Span | None]]:
         """The tokens of an item without the name that is given to it."""
         tokens = self.items[number].tokens
         if len(tokens) < 3 or unquoted(tokens[-1][0].text).lower() != name.lower():
@@ -226,7 +228,7 @@ class BatchSql:
         if self._inner:
             out.add(")")
 
-    def _add(self, out: SqlDraft, tokens: Sequence[tuple[Lexeme, nodes.Span | None]]) -> None:
+    def _add(self, out: SqlDraft, tokens: Sequence[tuple[SparkToken, nodes.Span | None]]) -> None:
         place = 0
         while place < len(tokens):
             token, span = tokens[place]

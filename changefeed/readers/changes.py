@@ -33,7 +33,7 @@ from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
-from changefeed.encoding.types import STRING, Kind, ParametricKind, typed
+from changefeed.encoding.types import STRING, ParametricKind, ValueKind, typed
 from changefeed.encoding.unsent import settle_unsent
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
@@ -56,7 +56,7 @@ _COMMIT_FIELDS = (
 )
 _TYPES = pa.array([INSERT, PREIMAGE, POSTIMAGE, DELETE])
 
-Indices = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 def change_schema(schema: TableSchema) -> pa.Schema:
@@ -85,7 +85,7 @@ def _kind(column: Column) -> ParametricKind:
 
 def _plain(kind: ParametricKind) -> ParametricKind:
     """A time of day is text: not every reader has a type for it."""
-    if kind.kind is Kind.TIME:
+    if kind.kind is ValueKind.TIME:
         return STRING
     return kind if kind.element is None else replace(kind, element=_plain(kind.element))
 
@@ -93,7 +93,7 @@ def _plain(kind: ParametricKind) -> ParametricKind:
 def _arrow(kind: ParametricKind) -> pa.DataType:
     if kind.element is not None:
         return pa.list_(_arrow(kind.element))
-    single = kind.kind is Kind.DOUBLE and kind.bits == 32
+    single = kind.kind is ValueKind.DOUBLE and kind.bits == 32
     return pa.float32() if single else arrow_type(kind)
 
 
@@ -248,11 +248,11 @@ def _text(kind: ParametricKind, values: pa.Array) -> pa.Array:
 
 
 def _typed(kind: ParametricKind, values: pa.Array, column: Column) -> pa.Array:
-    if kind.kind in (Kind.BOOL, Kind.INT):
+    if kind.kind in (ValueKind.BOOL, ValueKind.INT):
         return values
-    if kind.kind is Kind.DOUBLE and kind.bits == 32:
+    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
         return single_floats(values, column.name)
-    if kind.kind is Kind.DECIMAL and not_numbers(values) is not None:
+    if kind.kind is ValueKind.DECIMAL and not_numbers(values) is not None:
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column.name} is NaN or infinite, which no decimal is",

@@ -24,7 +24,7 @@ from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.row_parts import put_part
 from changefeed.core.schema import TableSchema
 from changefeed.readers.presigned import S3Keys
-from changefeed.readers.staged_rows import StagedRows
+from changefeed.readers.staged_rows import RowLocations
 from changefeed.readers.table_log import Range
 from changefeed.spark.staging_place import staging_place
 
@@ -73,7 +73,7 @@ class RangeCopies:
                 names.append(self._name())
                 self._put(names[-1], Path(file))
             found = tuple(self._store.location(name) for name in names[-len(part.files) :])
-            return replace(part, files=(), staged=StagedRows(found))
+            return replace(part, files=(), staged=RowLocations(found))
         versions: dict[TableSchema, int] = {}
         with tempfile.TemporaryDirectory(prefix="changefeed-range-") as folder:
             path = Path(folder) / "rows"
@@ -88,7 +88,9 @@ class RangeCopies:
                         put_part(made, {"version": number}, event.load())
             names.append(self._name())
             self._put(names[-1], path)
-        return replace(part, staged=StagedRows((self._store.location(names[-1]),), tuple(versions)))
+        return replace(
+            part, staged=RowLocations((self._store.location(names[-1]),), tuple(versions))
+        )
 
     def _name(self) -> str:
         self._count += 1

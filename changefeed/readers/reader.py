@@ -21,7 +21,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
-from changefeed.readers.table_log import OnTruncate, Range, Selection, Span, TableLog
+from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, TableRanges
 from sinks.base import ConsumerPlace, LogConsumer, ScanFiles
 from sinks.registry import open_sink
 
@@ -278,7 +278,7 @@ class Reader:
 
     def work(
         self, after: Timestamp | None, upto: Timestamp, schema: TableSchema | None = None
-    ) -> Span:
+    ) -> TableRanges:
         """What is to be read above ``after``, up to ``upto``; ``None`` is the begin, scan and all.
 
         Raises:
@@ -294,7 +294,7 @@ class Reader:
         if scan is None:
             return span
         ranges = (*self._scan_ranges(scan, schema), *span.ranges)
-        return Span(ranges, span.upto, (scan.schema, *span.versions), span.changes)
+        return TableRanges(ranges, span.upto, (scan.schema, *span.versions), span.changes)
 
     def _scan_ranges(self, scan: ScanFiles, schema: TableSchema | None) -> list[Range]:
         log = self.log()

@@ -26,7 +26,7 @@ _FAILED = (OSError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
-class StagedRows:
+class RowLocations:
     """Where the rows of a range are.
 
     Attributes:

@@ -22,7 +22,7 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.log import LogPiece, LogReader
 from changefeed.readers.changes import ChangeRows, place_of
-from changefeed.readers.staged_rows import StagedRows
+from changefeed.readers.staged_rows import RowLocations
 
 #: About so many rows are one range: enough that opening the log does not show.
 RANGE_ROWS = 200_000
@@ -94,7 +94,7 @@ class Range:
     version: TableSchema | None = None
     rows: int = 0
     on_truncate: OnTruncate = OnTruncate.ERROR
-    staged: StagedRows | None = None
+    staged: RowLocations | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The changes in log order.
@@ -193,7 +193,7 @@ def _unseen(message: str) -> ChangefeedError:
 
 
 @dataclass(frozen=True)
-class Span:
+class TableRanges:
     """What a part of the log holds of a table, without its rows.
 
     Attributes:
@@ -237,7 +237,9 @@ class TableLog:
             return after
         return self.log.slice({self.selection.table: after}, upto, rows, RANGE_BYTES * 64).upto
 
-    def span(self, after: Timestamp, upto: Timestamp, schema: TableSchema | None = None) -> Span:
+    def span(
+        self, after: Timestamp, upto: Timestamp, schema: TableSchema | None = None
+    ) -> TableRanges:
         """The ranges of changes above ``after``, up to ``upto``; the rows are not read.
 
         Args:
@@ -271,7 +273,7 @@ class TableLog:
                 )
             after = part.upto
         shapes = tuple(versions[number] for number in sorted(versions))
-        return Span(tuple(ranges), after, shapes, tuple(changes))
+        return TableRanges(tuple(ranges), after, shapes, tuple(changes))
 
     def close(self) -> None:
         """Let go of the log's files."""

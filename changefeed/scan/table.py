@@ -105,7 +105,7 @@ class ScanWork:
         """
         with self.fence.passing():
             sink = self.host.sinks.for_scan(self.unfinished)
-        writer = Writer(self, sink, schema, told)
+        writer = ScanWriter(self, sink, schema, told)
         choice = self._engine(writer, rows, len(parts))
         if choice.spark:
             text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
@@ -125,7 +125,7 @@ class ScanWork:
             writer.abort()
             raise
 
-    def _engine(self, writer: Writer, rows: int, parts: int) -> EngineChoice:
+    def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         """Where a table is read: in this process, or by Spark's workers."""
         host = self.host
         why = ""
@@ -148,7 +148,7 @@ class ScanWork:
 
     # -- typed rows -------------------------------------------------------------------------
 
-    def _typed(self, parts: Sequence[ScanPart], writer: Writer, *, small: bool) -> None:
+    def _typed(self, parts: Sequence[ScanPart], writer: ScanWriter, *, small: bool) -> None:
         plan = self.host.row_plan(writer.schema)
         shape: Callable[[pa.Table], pa.Table] = functools.partial(plan.scanned, at=self.at)
         if self.host.has_query:
@@ -175,7 +175,7 @@ class ScanWork:
 
     # -- messages ---------------------------------------------------------------------------
 
-    def _messages_here(self, parts: Sequence[ScanPart], writer: Writer) -> None:
+    def _messages_here(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
         def messages(batch: pa.Table) -> pa.Table:
             rows = scan_rows(writer.schema, batch, self.at)
             rows = self.host.rows(writer.schema, rows)
@@ -187,7 +187,7 @@ class ScanWork:
     def _here(
         self,
         parts: Sequence[ScanPart],
-        writer: Writer,
+        writer: ScanWriter,
         shape: Callable[[pa.Table], pa.Table],
         rows: int,
     ) -> None:
@@ -196,7 +196,7 @@ class ScanWork:
             writer.write(shape(batch))
             writer.commit_round()
 
-    def _messages_in_workers(self, parts: Sequence[ScanPart], writer: Writer) -> None:
+    def _messages_in_workers(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
         run_scan(
             self.host.engine,
             parts,
@@ -210,7 +210,7 @@ class ScanWork:
         if self.stopping():
             raise ScanStopped
 
-    def _in_worker(self, writer: Writer) -> InWorker:
+    def _in_worker(self, writer: ScanWriter) -> InWorker:
         with self.host.engine.use() as session:
             host = driver_host(session)
         local = self.host.engine.master.startswith("local")
@@ -229,7 +229,7 @@ class ScanWork:
         return Epoch(next(self._epochs), self.at)
 
 
-class Writer:
+class ScanWriter:
     """Writes one table of a scan to the scan's sink object from this process, and ends it."""
 
     def __init__(

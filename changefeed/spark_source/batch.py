@@ -13,8 +13,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
-from changefeed.readers.table_log import Range, Span, TableLog, lost_columns
-from changefeed.spark_source.settings import OnSchemaChange, Settings
+from changefeed.readers.table_log import Range, TableLog, TableRanges, lost_columns
+from changefeed.spark_source.settings import OnSchemaChange, SparkSourceSettings
 
 
 class ChangePartition(InputPartition):
@@ -40,14 +40,16 @@ class LogPart:
 class ChangeBatchReader(DataSourceReader):
     """Plans the ranges of a batch query in the driver, and reads one in an executor."""
 
-    def __init__(self, settings: Settings, shape: TableSchema, part: LogPart | None = None) -> None:
+    def __init__(
+        self, settings: SparkSourceSettings, shape: TableSchema, part: LogPart | None = None
+    ) -> None:
         """
         Args:
             settings: the query's options.
             shape: the shape of all its rows.
             part: the table in the log; None where the settings name a reader.
         """
-        self._settings: Settings | None = settings
+        self._settings: SparkSourceSettings | None = settings
         self._shape = shape
         self._part = part
 
@@ -72,13 +74,13 @@ class ChangeBatchReader(DataSourceReader):
         """The changes of a range."""
         return read_partition(partition)
 
-    def _of_log(self, part: LogPart) -> Span:
+    def _of_log(self, part: LogPart) -> TableRanges:
         settings = self._settings
         if settings is None:
             raise AssertionError("planned in the driver")
         frontier = part.log.frontier()
         if frontier is None:
-            return Span((), Timestamp.ZERO)
+            return TableRanges((), Timestamp.ZERO)
         upto = frontier if settings.upto is None else min(frontier, settings.upto)
         begin = max(part.since, part.log.log.oldest)
         if settings.latest:
@@ -99,7 +101,7 @@ class ChangeBatchReader(DataSourceReader):
         finally:
             part.log.close()
 
-    def _of_reader(self, settings: Settings) -> Span:
+    def _of_reader(self, settings: SparkSourceSettings) -> TableRanges:
         reader = open_reader(settings)
         try:
             frontier = reader.log().frontier()
@@ -117,7 +119,7 @@ class ChangeBatchReader(DataSourceReader):
             reader.close()
 
 
-def open_reader(settings: Settings) -> Reader:
+def open_reader(settings: SparkSourceSettings) -> Reader:
     """The reader that the options name."""
     reader = Reader.open(
         settings.state, settings.reader, settings.table, settings.start, settings.on_truncate
@@ -133,7 +135,7 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     return partition.part.read()
 
 
-def check_shapes(span: Span, shape: TableSchema, policy: OnSchemaChange) -> None:
+def check_shapes(span: TableRanges, shape: TableSchema, policy: OnSchemaChange) -> None:
     """Refuse rows that are newer than the query's shape and do not fit in it.
 
     Raises:

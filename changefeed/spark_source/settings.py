@@ -52,7 +52,7 @@ C = TypeVar("C", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Settings:
+class SparkSourceSettings:
     """Attributes are the options; see docs/spark-source.md.
 
     Attributes:
@@ -84,7 +84,7 @@ class Settings:
         return Start(self.initial_scan, self.after)
 
 
-def settings_of(options: Mapping[str, str]) -> Settings:
+def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
     """Read the options of a query.
 
     Raises:
@@ -107,7 +107,7 @@ def settings_of(options: Mapping[str, str]) -> Settings:
             Code.OPTIONS_CONTRADICT,
             f"initialScan and {starting} contradict each other: give one of them",
         )
-    return Settings(
+    return SparkSourceSettings(
         state=state,
         table=table,
         reader=reader,

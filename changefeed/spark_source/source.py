@@ -16,7 +16,7 @@ from changefeed.readers.changes import change_schema
 from changefeed.readers.reader import Reader, announced_shape, table_name
 from changefeed.readers.table_log import Selection, TableLog
 from changefeed.spark_source.batch import ChangeBatchReader, LogPart
-from changefeed.spark_source.settings import Settings, settings_of
+from changefeed.spark_source.settings import SparkSourceSettings, settings_of
 from changefeed.spark_source.stream import ChangeStreamReader
 
 
@@ -31,7 +31,7 @@ class ChangefeedSource(DataSource):
         return "changefeed"
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> SparkSourceSettings:
         """The options, checked."""
         return settings_of(self.options)
 
@@ -81,7 +81,7 @@ class ChangefeedSource(DataSource):
         return self._shape
 
 
-def _shape(settings: Settings) -> TableSchema:
+def _shape(settings: SparkSourceSettings) -> TableSchema:
     if settings.reader:
         reader = Reader.open(settings.state, settings.reader, settings.table, settings.start)
         try:
@@ -95,7 +95,7 @@ def _shape(settings: Settings) -> TableSchema:
         catalog.close()
 
 
-def _log_part(settings: Settings) -> LogPart:
+def _log_part(settings: SparkSourceSettings) -> LogPart:
     """Where the log has the table that a query without a reader names.
 
     Raises:

@@ -25,7 +25,7 @@ from changefeed.spark_source.batch import (
     open_reader,
     read_partition,
 )
-from changefeed.spark_source.settings import Settings
+from changefeed.spark_source.settings import SparkSourceSettings
 
 #: A query without changes says this often that the log need not be kept for it, seconds.
 IDLE_SECONDS = 1.0
@@ -42,10 +42,12 @@ BEGIN = {"at": ""}
 class ChangeStreamReader(DataSourceStreamReader):
     """Plans batches in a process beside the driver, and reads ranges in executors."""
 
-    def __init__(self, settings: Settings, shape: TableSchema, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: SparkSourceSettings, shape: TableSchema, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
-        self._settings: Settings | None = settings
+        self._settings: SparkSourceSettings | None = settings
         self._shape = shape
         self._opened: Reader | None = None
         self._planned: Timestamp | None = None

@@ -38,7 +38,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FeedSnapshot:
     """A feed as it was when a listing looked at it."""
 
     job: Job
@@ -46,13 +46,13 @@ class Look:
     health: Health
 
 
-def feeds(looks: Iterable[Look], now: int) -> Brief:
+def feeds(looks: Iterable[FeedSnapshot], now: int) -> Brief:
     """SHOW CHANGEFEEDS: state and lag first, then from where to where, and why where it matters."""
     columns = ("name", "status", "lag", "rows/s", "tables", "sink", "why")
     return Brief(columns, [_feed(look, now) for look in looks])
 
 
-def _feed(look: Look, now: int) -> tuple[Cell, ...]:
+def _feed(look: FeedSnapshot, now: int) -> tuple[Cell, ...]:
     job = look.job
     moves = job.status in (Status.RUNNING, Status.SCANNING)
     return (
@@ -66,7 +66,7 @@ def _feed(look: Look, now: int) -> tuple[Cell, ...]:
     )
 
 
-def status(look: Look, now: int) -> str:
+def status(look: FeedSnapshot, now: int) -> str:
     """The status with what belongs to it: since when it failed, how many tables did."""
     shown = look.health.status
     if shown == DEGRADED:
@@ -98,7 +98,7 @@ def sink(job: Job) -> str:
     return job.redacted_sink_uri.partition("?")[0] or "this session"
 
 
-def why(look: Look) -> str | None:
+def why(look: FeedSnapshot) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
@@ -166,7 +166,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def detail(look: Look, columns: Mapping[str, Cell]) -> tuple[Section, ...]:
+def detail(look: FeedSnapshot, columns: Mapping[str, Cell]) -> tuple[Section, ...]:
     """SHOW CHANGEFEED f in groups, without what has no value or says the status again."""
     sections = []
     for title, facts in _SECTIONS.items():
@@ -258,7 +258,7 @@ def _table_note(info: TableInfo) -> str | None:
     return "; ".join(notes) or None
 
 
-def jobs(looks: Iterable[Look], now: int) -> Brief:
+def jobs(looks: Iterable[FeedSnapshot], now: int) -> Brief:
     """SHOW JOBS: the same for every job there was."""
     columns = ("job_id", "name", "status", "created", "sink", "why")
     return Brief(

@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration, parse_size
 from changefeed.statements import brief
-from changefeed.statements.brief import Look
+from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
 from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
@@ -54,15 +54,15 @@ def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Resu
     return Result(columns=COLUMNS, rows=rows, brief=brief.feeds(chosen, now))
 
 
-def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, Look]]:
+def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, FeedSnapshot]]:
     """Each job with its tables and its state."""
     node = context.host.node_running()
     for job in jobs:
         tables = context.catalog.tables(job.id)
-        yield job, Look(job, tables, context.health(job, tables, node))
+        yield job, FeedSnapshot(job, tables, context.health(job, tables, node))
 
 
-def feed_row(look: Look, now: int) -> Row:
+def feed_row(look: FeedSnapshot, now: int) -> Row:
     """One row of the listing; ``now`` is ns since 1970."""
     job, tables, shown = look.job, look.tables, look.health
     return (

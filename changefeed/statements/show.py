@@ -10,7 +10,7 @@ from changefeed.core.errors import Code
 from changefeed.options import Options
 from changefeed.plan.build import feed_sql
 from changefeed.statements import brief, listing
-from changefeed.statements.brief import Look
+from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
 from changefeed.statements.listing import error_text, feed_row, looks_at
 from changefeed.statements.times import instant, moment
@@ -33,7 +33,7 @@ def _detail(job: Job, context: Context) -> Result:
     """Everything about one feed, in one row."""
     tables = context.catalog.tables(job.id)
     now = context.clock.now().wall
-    look = Look(job, tables, context.health(job, tables))
+    look = FeedSnapshot(job, tables, context.health(job, tables))
     row = dict(zip(listing.COLUMNS, feed_row(look, now), strict=True))
     state = context.catalog.source_state(job.source)
     detail: dict[str, Cell] = {

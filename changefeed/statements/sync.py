@@ -11,7 +11,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, next_extract
-from changefeed.dataset.store import Store
+from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
@@ -98,7 +98,7 @@ def _await_extracts(job: Job, context: Context, waiting: _SyncWait) -> None:
     if not is_definition(uri):
         return
     definition = definition_of(uri)
-    store, now = Store(definition.dataset), context.clock.now().wall / 1e9
+    store, now = DatasetFolders(definition.dataset), context.clock.now().wall / 1e9
     last = last_arrived(definition.schedule, store.latest(), now)
     looked = -inf
 

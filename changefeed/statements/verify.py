@@ -15,7 +15,7 @@ from changefeed.statements.values import Cell
 from grammar import nodes
 
 if TYPE_CHECKING:
-    from changefeed.verify.table import Outcome, TableVerifier
+    from changefeed.verify.table import TableOutcome, TableVerifier
 
 COLUMNS = ("table", "key", "difference", "source", "target")
 
@@ -78,7 +78,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
 
 def _verify(
     verifier: TableVerifier, table: TableProgress, notices: list[str], *, named: bool
-) -> Outcome | None:
+) -> TableOutcome | None:
     """The outcome of a table; of one that cannot be compared and was not named, a notice."""
     try:
         return verifier.verify(table)
@@ -111,7 +111,7 @@ def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TablePr
     )
 
 
-def _said(outcome: Outcome) -> Iterator[str]:
+def _said(outcome: TableOutcome) -> Iterator[str]:
     count = len(outcome.differences)
     rows = "1 row differs" if count == 1 else f"{count} rows differ"
     found = f"more than {rows}" if outcome.more else rows
@@ -126,12 +126,12 @@ def _said(outcome: Outcome) -> Iterator[str]:
         )
 
 
-def _after(outcome: Outcome, left: list[Outcome]) -> str:
+def _after(outcome: TableOutcome, left: list[TableOutcome]) -> str:
     still = next((o for o in left if o.table.table == outcome.table.table), None)
     return "equal now" if still is None else f"rows that still differ: {len(still.differences)}"
 
 
-def _failure(job: Job, left: list[Outcome]) -> ChangefeedError:
+def _failure(job: Job, left: list[TableOutcome]) -> ChangefeedError:
     names = ", ".join(_name(o.table) for o in left)
     return ChangefeedError(
         Code.TARGET_DIFFERS,

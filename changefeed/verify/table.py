@@ -45,7 +45,7 @@ PASSES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TableOutcome:
     """What came out for one table.
 
     Attributes:
@@ -114,7 +114,7 @@ class TableVerifier:
         self._query: FeedQuery | None = None
         self._lookups: tuple[str, ...] = ()
 
-    def verify(self, table: TableProgress) -> Outcome:
+    def verify(self, table: TableProgress) -> TableOutcome:
         """Compare a table, as often as it takes.
 
         Raises:
@@ -133,10 +133,10 @@ class TableVerifier:
             more, found = len(found) > LIMIT, found[:LIMIT]
             sure = tuple(d for d in found if before is not None and d in before)
             if len(sure) == len(found):
-                return Outcome(table, sure, more=more, lookups=self._lookups)
+                return TableOutcome(table, sure, more=more, lookups=self._lookups)
             before = frozenset(found)
         changing = len(found) - len(sure)
-        return Outcome(table, sure, changing=changing, more=more, lookups=self._lookups)
+        return TableOutcome(table, sure, changing=changing, more=more, lookups=self._lookups)
 
     def _pass(self, table: TableProgress) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """How results are written: for people, or for programs."""
 
     TABLE = "table"
@@ -18,4 +18,4 @@ class Format(StrEnum):
     @property
     def structured(self) -> bool:
         """Errors come as JSON too."""
-        return self in (Format.JSON, Format.JSONL)
+        return self in (OutputFormat.JSON, OutputFormat.JSONL)

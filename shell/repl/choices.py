@@ -23,7 +23,7 @@ DEFAULT_SCHEMA = "public"
 
 
 class NameSource(Protocol):
-    """Where names come from: :class:`shell.repl.names.Names`."""
+    """Where names come from: :class:`shell.repl.names.NameCache`."""
 
     def connections(self) -> list[str]: ...
 
@@ -43,7 +43,7 @@ class NameSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Candidate:
     """One thing that fits: its text, and a word about it.
 
     Attributes:
@@ -66,7 +66,7 @@ def quoted(name: str) -> str:
     return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
 
 
-def choices(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def choices(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     """Everything that fits, whatever begins to stand there already."""
     for kind in sorted(fits.kinds):
         fill = _FILLERS.get(kind)
@@ -76,14 +76,14 @@ def choices(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
 # ------------------------------------------------------------------------ names
 
 
-def _connections(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _connections(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     schemes = known.schemes()
     for name in known.connections():
-        yield Choice(name, f"{schemes.get(name, '')} connection".strip())
+        yield Candidate(name, f"{schemes.get(name, '')} connection".strip())
 
 
-def _functions(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
-    yield from (Choice(name, signature) for name, signature in known.functions().items())
+def _functions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+    yield from (Candidate(name, signature) for name, signature in known.functions().items())
 
 
 #: Verb -> the statuses of the feeds that it does something for.
@@ -100,15 +100,15 @@ def _fitting(fits: Suggestions, known: NameSource) -> list[FeedFacts]:
     return [feed for feed in left if feed.status in worth] or left if worth else left
 
 
-def _feeds(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
-    yield from (Choice(feed.name, feed.status) for feed in _fitting(fits, known))
+def _feeds(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+    yield from (Candidate(feed.name, feed.status) for feed in _fitting(fits, known))
 
 
-def _job_ids(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _job_ids(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     if "feed" in fits.kinds:
         return  # the names are there already
     for feed in _fitting(fits, known):
-        yield Choice(str(feed.job_id), f"{feed.name}, {feed.status}", literal=True)
+        yield Candidate(str(feed.job_id), f"{feed.name}, {feed.status}", literal=True)
 
 
 def _feed(fits: Suggestions, known: NameSource) -> FeedFacts | None:
@@ -118,19 +118,19 @@ def _feed(fits: Suggestions, known: NameSource) -> FeedFacts | None:
     return next((feed for feed in known.feeds() if feed.name == fits.feed), None)
 
 
-def _table(schema: str, name: str) -> Choice:
+def _table(schema: str, name: str) -> Candidate:
     """A table by its own name where that finds it, else with its schema."""
     if schema == DEFAULT_SCHEMA:
-        return Choice(name, schema)
-    return Choice(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
+        return Candidate(name, schema)
+    return Candidate(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
 
 
-def _tables(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _tables(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     """Tables of the source, schemas, and connections: the parts of a dotted name."""
     feed = _feed(fits, known) if fits.action == "DROP" else None
     if feed is not None:
         watched = [t for t in feed.tables if not fits.path or t[0] == fits.path[-1]]
-        whole = [Choice(name, schema) for schema, name in watched]
+        whole = [Candidate(name, schema) for schema, name in watched]
         yield from whole if fits.path else (_table(*table) for table in watched)
         return
     connections = known.connections()
@@ -140,30 +140,30 @@ def _tables(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
         source = path.pop(0)
     tables = known.tables(source)
     if path:
-        yield from (Choice(name, schema) for schema, name in tables if schema == path[0])
+        yield from (Candidate(name, schema) for schema, name in tables if schema == path[0])
         return
     yield from (_table(schema, name) for schema, name in tables)
-    yield from (Choice(schema, "schema") for schema in sorted({schema for schema, _ in tables}))
+    yield from (Candidate(schema, "schema") for schema in sorted({schema for schema, _ in tables}))
     if not fits.path:
-        yield from (Choice(name, "connection") for name in connections)
+        yield from (Candidate(name, "connection") for name in connections)
 
 
-def _schemas(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _schemas(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     source = fits.path[0] if fits.path else fits.source
     yield from (
-        Choice(name, "schema") for name in sorted({schema for schema, _ in known.tables(source)})
+        Candidate(name, "schema") for name in sorted({schema for schema, _ in known.tables(source)})
     )
 
 
-def _columns(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _columns(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     if fits.table:
-        yield from (Choice(*column) for column in known.columns(fits.table, fits.source))
+        yield from (Candidate(*column) for column in known.columns(fits.table, fits.source))
 
 
-def _partitions(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _partitions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     if fits.table:
         names = known.partitions(fits.table, fits.source)
-        yield from (Choice(name, "partition") for name in names)
+        yield from (Candidate(name, "partition") for name in names)
 
 
 # ------------------------------------------------------------------------ options
@@ -182,7 +182,7 @@ def sink_scheme(fits: Suggestions, known: NameSource) -> str | None:
     return known.schemes().get(rest.partition("?")[0])
 
 
-def _options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     feed = _feed(fits, known)
     for row in listing(_abilities(fits, known)):
         if row.name in fits.given or (feed is not None and not row.alterable):
@@ -190,21 +190,21 @@ def _options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
         if feed is not None and fits.action == "UNSET" and row.name not in feed.options:
             continue
         default = f" [{row.default}]" if row.default else ""
-        yield Choice(row.name, f"{row.summary}{default}")
+        yield Candidate(row.name, f"{row.summary}{default}")
 
 
-def _cdc_options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _cdc_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     for name, meta in _CDC.items():
         if name not in fits.given:
-            yield Choice(name, meta)
+            yield Candidate(name, meta)
 
 
-def _dataset_options(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _dataset_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     from changefeed.api import DATASET_OPTIONS
 
     for name, (_, meta) in DATASET_OPTIONS.items():
         if name not in fits.given:
-            yield Choice(name, meta)
+            yield Candidate(name, meta)
     yield from _options(fits, known)
 
 
@@ -219,13 +219,13 @@ _CDC = {
 _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 
 
-def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
         from changefeed.api import DATASET_OPTIONS
 
         values, _ = DATASET_OPTIONS.get(fits.option or "", ((), ""))
-        yield from (Choice(value, string=True) for value in values)
+        yield from (Candidate(value, string=True) for value in values)
         return
     if row.type.kind in ("column", "columns"):
         yield from _columns_of_all(fits, known)
@@ -236,14 +236,14 @@ def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
         if taken is None or value in taken:
             default = "default" if value == row.shown_default else ""
             said = ", ".join(word for word in (meanings.get(value, ""), default) if word)
-            yield Choice(value, said, string=True)
+            yield Candidate(value, said, string=True)
     example = _EXAMPLE.search(row.example)
     if not row.values and example:
         text = example[1].replace("''", "'") if example[1] is not None else example[2].strip()
-        yield Choice(text, "for example", string=True)
+        yield Candidate(text, "for example", string=True)
 
 
-def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     """The columns of every table that the feed watches."""
     feed = _feed(fits, known)
     tables = fits.tables or (feed.tables if feed is not None else ())
@@ -251,7 +251,7 @@ def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     for table in tables:
         for name, type_name in known.columns(table, fits.source):
             types.setdefault(name, type_name)
-    yield from (Choice(name, type_name, string=True) for name, type_name in types.items())
+    yield from (Candidate(name, type_name, string=True) for name, type_name in types.items())
 
 
 def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
@@ -283,7 +283,7 @@ def _taken(fits: Suggestions, known: NameSource) -> frozenset[str] | None:
 # ------------------------------------------------------------------------ URIs
 
 
-def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     if "?" in fits.prefix:
         yield from _parameters(fits.prefix)
         return
@@ -294,12 +294,12 @@ def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     from changefeed.api import sink_schemes
 
     for sink in sink_schemes():
-        yield Choice(f"{sink.scheme}://", sink.summary, string=True, literal=True)
+        yield Candidate(f"{sink.scheme}://", sink.summary, string=True, literal=True)
     for name, kind in known.schemes().items():
-        yield Choice(f"external://{name}", f"{kind} connection", string=True)
+        yield Candidate(f"external://{name}", f"{kind} connection", string=True)
 
 
-def _connection_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _connection_uris(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     if "://" in fits.prefix and ("?" in fits.prefix or ":///" in fits.prefix):
         yield from _sink_uris(fits, known)
         return
@@ -308,13 +308,15 @@ def _connection_uris(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
     sources = source_schemes()
     for scheme in sources:
         example = f"{scheme}://user:password@host:5432/database"
-        yield Choice(f"{scheme}://", f"a source: {example}", string=True, literal=True)
+        yield Candidate(f"{scheme}://", f"a source: {example}", string=True, literal=True)
     for sink in sink_schemes():
         if sink.scheme not in sources:
-            yield Choice(f"{sink.scheme}://", f"a sink: {sink.summary}", string=True, literal=True)
+            yield Candidate(
+                f"{sink.scheme}://", f"a sink: {sink.summary}", string=True, literal=True
+            )
 
 
-def _parameters(uri: str) -> Iterator[Choice]:
+def _parameters(uri: str) -> Iterator[Candidate]:
     """The parameters of the sink that the URI does not have yet (``fs.*`` are only begun), or the
     values of the last one."""
     from changefeed.api import sink_parameters
@@ -329,17 +331,19 @@ def _parameters(uri: str) -> Iterator[Choice]:
     if equals:
         values = next((one.values for one in declared if one.name == name), ())
         stem = uri[: len(uri) - len(begun)]
-        yield from (Choice(f"{stem}{name}={v}", "value", string=True, literal=True) for v in values)
+        yield from (
+            Candidate(f"{stem}{name}={v}", "value", string=True, literal=True) for v in values
+        )
         return
     have = {part.partition("=")[0] for part in given}
     stem = "&".join([f"{head}?" + "&".join(given), ""]) if given else f"{head}?"
     for one in declared:
         if one.name not in have:
             text = one.name.removesuffix("*") if one.begins else f"{one.name}="
-            yield Choice(stem + text, one.summary, string=True, literal=True)
+            yield Candidate(stem + text, one.summary, string=True, literal=True)
 
 
-def _paths(lead: str, typed: str) -> Iterator[Choice]:
+def _paths(lead: str, typed: str) -> Iterator[Candidate]:
     """Folders under a path, and files where the URI is that of a file."""
     folder = Path(typed[: typed.rfind("/") + 1])
     try:
@@ -348,21 +352,21 @@ def _paths(lead: str, typed: str) -> Iterator[Choice]:
         return
     for path in found:
         if path.is_dir() and not path.name.startswith("."):
-            yield Choice(f"{lead}{path}/", "folder", string=True, literal=True)
+            yield Candidate(f"{lead}{path}/", "folder", string=True, literal=True)
         elif lead.startswith("duckdb") and path.is_file():
-            yield Choice(f"{lead}{path}", "file", string=True, literal=True)
+            yield Candidate(f"{lead}{path}", "file", string=True, literal=True)
 
 
 # ------------------------------------------------------------------------ listings
 
 
-def _result_columns(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _result_columns(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     from changefeed.api import LISTING_COLUMNS
 
-    yield from (Choice(name) for name in LISTING_COLUMNS)
+    yield from (Candidate(name) for name in LISTING_COLUMNS)
 
 
-def _values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
+def _values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     """Values that a column of SHOW CHANGEFEEDS can be compared with."""
     from changefeed.api import STATUSES
 
@@ -377,10 +381,10 @@ def _values(fits: Suggestions, known: NameSource) -> Iterator[Choice]:
         names = list(OPTIONS["format"].values)
     elif column == "lag":
         names = ["1m"]
-    yield from (Choice(name, string=True) for name in names)
+    yield from (Candidate(name, string=True) for name in names)
 
 
-_FILLERS: dict[str, Callable[[Suggestions, NameSource], Iterator[Choice]]] = {
+_FILLERS: dict[str, Callable[[Suggestions, NameSource], Iterator[Candidate]]] = {
     "connection": _connections,
     "database": _connections,
     "feed": _feeds,

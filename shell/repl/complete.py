@@ -10,7 +10,7 @@ from prompt_toolkit.document import Document
 
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import Choice, NameSource, choices, quoted
+from shell.repl.choices import Candidate, NameSource, choices, quoted
 from shell.repl.local_words import WORDS
 
 __all__ = ["NameSource", "ShellCompleter", "ended", "quoted"]
@@ -78,7 +78,7 @@ def _has_letters(text: str, typed: str) -> bool:
 
 
 def _distinct(
-    every: Iterable[Choice], fits: Suggestions, matches: Callable[[str, str], bool]
+    every: Iterable[Candidate], fits: Suggestions, matches: Callable[[str, str], bool]
 ) -> Iterator[Completion]:
     seen: set[str] = set()
     for choice in every:
@@ -89,7 +89,7 @@ def _distinct(
 
 
 def _made(
-    choice: Choice, fits: Suggestions, matches: Callable[[str, str], bool]
+    choice: Candidate, fits: Suggestions, matches: Callable[[str, str], bool]
 ) -> Completion | None:
     """The completion of a choice, quoted as the place needs it; None when it does not fit."""
     folded = fits.prefix if fits.quote else fits.prefix.lower()
@@ -102,7 +102,7 @@ def _made(
     return Completion(inserted, -len(fits.prefix), display=choice.text, display_meta=choice.meta)
 
 
-def _inserted(choice: Choice, quote: str) -> str:
+def _inserted(choice: Candidate, quote: str) -> str:
     # Whole values close their quote; a URI is only begun.
     closing = "" if choice.literal else "'"
     if quote:

@@ -11,14 +11,14 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.lexers import Lexer
 
 from grammar.help import topics
-from grammar.split import Kind, lexemes
+from grammar.split import LexemeKind, lexemes
 
 STYLES = {
-    Kind.STRING: "class:string",
-    Kind.QUOTED: "class:name",
-    Kind.LINE_COMMENT: "class:comment",
-    Kind.BLOCK_COMMENT: "class:comment",
-    Kind.SEMICOLON: "",
+    LexemeKind.STRING: "class:string",
+    LexemeKind.QUOTED: "class:name",
+    LexemeKind.LINE_COMMENT: "class:comment",
+    LexemeKind.BLOCK_COMMENT: "class:comment",
+    LexemeKind.SEMICOLON: "",
 }
 _WORD = re.compile(r"[A-Za-z_]+")
 

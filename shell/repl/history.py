@@ -17,7 +17,7 @@ def holds_secret(text: str) -> bool:
     return bool(_CONNECTION.search(text)) or mask_statement(text) != text
 
 
-class History(FileHistory):
+class PromptHistory(FileHistory):
     """Entries with secrets can be recalled while the prompt lives, and are written nowhere."""
 
     def __init__(self, path: Path) -> None:

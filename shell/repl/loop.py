@@ -15,8 +15,8 @@ from shell.client import Client
 from shell.exits import Exit, Leave, StatementFailure
 from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
-from shell.repl.history import History
-from shell.repl.names import Names
+from shell.repl.history import PromptHistory
+from shell.repl.names import NameCache
 from shell.repl.progress import follow
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.toolbar import Watcher, meant, toolbar
@@ -36,10 +36,10 @@ def run_prompt(client: Client) -> Exit:
         complete_again(prompt)
 
     watcher = Watcher(client.backend, redraw)
-    names = Names(client.backend, changed=offer_again)
+    names = NameCache(client.backend, changed=offer_again)
     prompt = make_prompt(
         ShellCompleter(names),
-        History(history_file()),
+        PromptHistory(history_file()),
         lambda text, room, selected: toolbar(watcher.figures, text, room, selected),
     )
     client.backend.start(watcher.failed)
@@ -79,7 +79,7 @@ def run_rc(client: Client, file: Path | None) -> None:
 class Loop:
     """One prompt at work."""
 
-    def __init__(self, client: Client, prompt: PromptSession[str], names: Names) -> None:
+    def __init__(self, client: Client, prompt: PromptSession[str], names: NameCache) -> None:
         self._client = client
         self._prompt = prompt
         self._names = names

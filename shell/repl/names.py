@@ -35,7 +35,7 @@ class _Entry:
     read: threading.Event = field(default_factory=threading.Event)
 
 
-class Names:
+class NameCache:
     """Connections, feeds, tables and columns of a backend. Thread-safe."""
 
     def __init__(

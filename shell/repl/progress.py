@@ -34,7 +34,7 @@ class ScanProgress:
     error: str = ""
 
 
-class Rate:
+class RateMeter:
     """Rows a second over the last :data:`WINDOW` seconds."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def follow(client: Client, name: str) -> None:
     out = client.diagnostics.stream
     if not client.settings.progress or not out.isatty():
         return
-    rate = Rate()
+    rate = RateMeter()
     clock = client.clock
     begun = clock.monotonic()
     drawn, rows = False, 0
@@ -106,7 +106,7 @@ def going_on(scan: ScanProgress) -> bool:
     return scan.status == "scanning" or (scan.wanted and scan.status in _WAITS)
 
 
-def bar(scan: ScanProgress, rate: Rate) -> str:
+def bar(scan: ScanProgress, rate: RateMeter) -> str:
     """One line: name, bar, share, rows, time left."""
     if scan.status not in ("scanning", "degraded") or not scan.total:
         return f"{scan.name}: {scan.reason or 'preparing the initial scan'}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from changefeed.core.errors import ChangefeedError
-from grammar.split import Kind, is_complete, lexemes
+from grammar.split import LexemeKind, is_complete, lexemes
 from shell.backend import Backend
 from shell.render.widths import clip, width, wrap
 from shell.repl.signature import signature
@@ -26,14 +26,14 @@ _MORE = "Enter: new line, ; ends the statement"
 _EMPTY = "\\? help"
 #: Inside one of these a semicolon ends nothing.
 _OPEN = {
-    Kind.STRING: "Enter: new line; the string is open, ' ends it",
-    Kind.QUOTED: 'Enter: new line; the name is open, " ends it',
-    Kind.BLOCK_COMMENT: "Enter: new line; the comment is open, */ ends it",
+    LexemeKind.STRING: "Enter: new line; the string is open, ' ends it",
+    LexemeKind.QUOTED: 'Enter: new line; the name is open, " ends it',
+    LexemeKind.BLOCK_COMMENT: "Enter: new line; the comment is open, */ ends it",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ToolbarFigures:
     """What the toolbar shows, read a moment ago."""
 
     summary: Summary | None = None
@@ -48,7 +48,7 @@ class Watcher:
 
     def __init__(self, backend: Backend, changed: Callable[[], None]) -> None:
         """``changed`` is called from the thread when there is something new to draw."""
-        self.figures = Figures()
+        self.figures = ToolbarFigures()
         self._took_over = False
         self._backend = backend
         self._changed = changed
@@ -67,7 +67,7 @@ class Watcher:
     def failed(self, error: Exception) -> None:
         """What could not be started, until the next reading succeeds."""
         message = error.message if isinstance(error, ChangefeedError) else str(error)
-        self.figures = Figures(problem=message)
+        self.figures = ToolbarFigures(problem=message)
         self._changed()
 
     def _run(self) -> None:
@@ -78,25 +78,27 @@ class Watcher:
                 if self.figures != before:
                     self._changed()
 
-    def _read(self) -> Figures:
+    def _read(self) -> ToolbarFigures:
         application = self._backend.application
         try:
             self._took_over |= self._backend.take_over()
-            return Figures(
+            return ToolbarFigures(
                 application.engine.summary(),
                 here=application.is_node,
                 running=application.node_running(),
                 took_over=self._took_over,
             )
         except ChangefeedError as error:
-            return Figures(problem=error.message)
+            return ToolbarFigures(problem=error.message)
 
 
 #: How many lines of a description are shown.
 _DESCRIBED = 3
 
 
-def toolbar(figures: Figures, text: str, room: int, selected: str = "") -> StyleAndTextTuples:
+def toolbar(
+    figures: ToolbarFigures, text: str, room: int, selected: str = ""
+) -> StyleAndTextTuples:
     """The lines below the prompt: what the selected completion means, or the form of the
     statement; and how the feeds are.
 
@@ -115,7 +117,7 @@ def toolbar(figures: Figures, text: str, room: int, selected: str = "") -> Style
     return [*above, *line(figures, text, room)]
 
 
-def line(figures: Figures, text: str, room: int) -> StyleAndTextTuples:
+def line(figures: ToolbarFigures, text: str, room: int) -> StyleAndTextTuples:
     """The last line of it, ``room`` columns wide; ``text`` is what is being typed."""
     style, left = _feeds(figures)
     right = _enter(text)
@@ -124,7 +126,7 @@ def line(figures: Figures, text: str, room: int) -> StyleAndTextTuples:
     return [(style, f" {left}"), ("", gap), ("class:enter", f"{right} ")]
 
 
-def _feeds(figures: Figures) -> tuple[str, str]:
+def _feeds(figures: ToolbarFigures) -> tuple[str, str]:
     if figures.problem:
         return "class:trouble", figures.problem
     summary = figures.summary

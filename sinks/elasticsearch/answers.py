@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OperationOutcome:
     """One operation's status, and Elasticsearch's name of the error."""
 
     status: int
@@ -74,7 +74,7 @@ _FIELD = re.compile(
 )
 
 
-def outcomes(answer: Mapping[str, Any]) -> list[Outcome]:
+def outcomes(answer: Mapping[str, Any]) -> list[OperationOutcome]:
     """The outcomes in the order of the request.
 
     Raises:
@@ -84,9 +84,9 @@ def outcomes(answer: Mapping[str, Any]) -> list[Outcome]:
         return [_outcome(item) for item in answer.get("items") or ()]
 
 
-def _outcome(item: Mapping[str, Any]) -> Outcome:
+def _outcome(item: Mapping[str, Any]) -> OperationOutcome:
     [result] = item.values()
     error = result.get("error") or {}
-    return Outcome(
+    return OperationOutcome(
         int(result.get("status") or 0), str(error.get("type") or ""), str(error.get("reason") or "")
     )

@@ -20,9 +20,9 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import Target
 from sinks.elasticsearch import body
-from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
-from sinks.elasticsearch.client import BUSY, RIGHTS_HINT, Answer, Cluster
-from sinks.elasticsearch.options import Settings
+from sinks.elasticsearch.answers import ALL_DONE, FILTER, OperationOutcome, Verdict, outcomes
+from sinks.elasticsearch.client import BUSY, RIGHTS_HINT, Cluster, HttpAnswer
+from sinks.elasticsearch.options import ElasticsearchSettings
 
 PATIENCE_SECONDS = 30.0
 """How long a busy cluster is asked again by the request itself; then the feed backs off.
@@ -50,7 +50,7 @@ class RefusedOperations:
     """Operations the cluster will never take, and why; by place in ``part``."""
 
     part: BulkPart
-    outcomes: dict[int, Outcome]
+    outcomes: dict[int, OperationOutcome]
 
 
 #: Takes what was refused: to an index of dead letters, or raises.
@@ -63,7 +63,7 @@ class Bulk:
     def __init__(
         self,
         cluster: Cluster,
-        settings: Settings,
+        settings: ElasticsearchSettings,
         on_refused: OnRefused,
         patience: float = PATIENCE_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
@@ -169,7 +169,7 @@ class Bulk:
             if parts:
                 pauses.wait(answer, why)
 
-    def _send(self, parts: Sequence[BulkPart]) -> Answer:
+    def _send(self, parts: Sequence[BulkPart]) -> HttpAnswer:
         parameters = {"filter_path": FILTER}
         if self._settings.refresh != "false":
             parameters["refresh"] = self._settings.refresh
@@ -189,7 +189,7 @@ class Bulk:
         lines = (part.lines.slice(0, middle), part.lines.slice(middle))
         return [[BulkPart(part.target, half)] for half in lines]
 
-    def _again(self, parts: Sequence[BulkPart], answer: Answer) -> tuple[list[BulkPart], str]:
+    def _again(self, parts: Sequence[BulkPart], answer: HttpAnswer) -> tuple[list[BulkPart], str]:
         """Sort the outcomes; returns what is to be sent once more, and why."""
         found = outcomes(answer.json() or {})
         if len(found) != sum(len(part.lines) for part in parts):
@@ -207,9 +207,11 @@ class Bulk:
                 rest.append(BulkPart(part.target, part.lines.take(pa.array(repeat, pa.int64()))))
         return rest, counted(o for o in found if o.verdict is Verdict.RETRY)
 
-    def _sorted(self, part: BulkPart, found: Sequence[Outcome]) -> list[int]:
+    def _sorted(self, part: BulkPart, found: Sequence[OperationOutcome]) -> list[int]:
         """Places to send again; what is refused for good is handed on."""
-        by_verdict: dict[Verdict, dict[int, Outcome]] = {verdict: {} for verdict in Verdict}
+        by_verdict: dict[Verdict, dict[int, OperationOutcome]] = {
+            verdict: {} for verdict in Verdict
+        }
         for place, outcome in enumerate(found):
             by_verdict[outcome.verdict][place] = outcome
         if by_verdict[Verdict.FORBIDDEN]:
@@ -245,7 +247,7 @@ class _Pauses:
         self._left = self._patience = patience
         self._next = _FIRST_PAUSE
 
-    def wait(self, answer: Answer, why: str) -> None:
+    def wait(self, answer: HttpAnswer, why: str) -> None:
         """Wait before the next try; ``why`` one is needed.
 
         Raises:
@@ -280,7 +282,7 @@ def _what(parts: Sequence[BulkPart]) -> str:
     return f"write to index {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 
 
-def counted(found: Iterable[Outcome]) -> str:
+def counted(found: Iterable[OperationOutcome]) -> str:
     """``12 documents: 12 x document_parsing_exception (field total of type long)``; no values."""
     kinds = Counter(outcome.shown for outcome in found)
     listed = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(5))

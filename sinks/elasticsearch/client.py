@@ -20,10 +20,10 @@ from urllib.parse import quote
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE
-from sinks.elasticsearch.options import Settings
+from sinks.elasticsearch.options import ElasticsearchSettings
 
 if TYPE_CHECKING:
-    from sinks.elasticsearch.connection import Connection, Response, TransportError
+    from sinks.elasticsearch.connection import ClusterConnection, Response, TransportError
 
 # Without a handler of its own Python would print warnings on the terminal.
 logging.getLogger("elastic_transport").addHandler(logging.NullHandler())
@@ -44,7 +44,7 @@ BUSY = frozenset({429, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """Status and body of a response.
 
     Attributes:
@@ -90,7 +90,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerInfo:
     """What a server says of itself; empty and 0 where it does not."""
 
     version: str = ""
@@ -115,13 +115,13 @@ def readable() -> Iterator[None]:
 class Cluster:
     """Connections to the nodes of one cluster. Safe to use from several threads."""
 
-    def __init__(self, settings: Settings, *, patience: float = PATIENCE) -> None:
+    def __init__(self, settings: ElasticsearchSettings, *, patience: float = PATIENCE) -> None:
         """A request may take ``patience`` times what a node may be silent."""
         self._settings = settings
         self._patience = patience
         self._files: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: ClusterConnection | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -133,13 +133,13 @@ class Cluster:
         if files is not None:
             files.cleanup()
 
-    def _connected(self) -> Connection:
-        from sinks.elasticsearch.connection import Connection
+    def _connected(self) -> ClusterConnection:
+        from sinks.elasticsearch.connection import ClusterConnection
 
         with self._lock:
             if self._connection is None:
                 settings = self._settings
-                self._connection = Connection(
+                self._connection = ClusterConnection(
                     settings.hosts,
                     secure=settings.secure,
                     path_prefix=settings.path_prefix,
@@ -191,7 +191,7 @@ class Cluster:
         *,
         lines: bytes | memoryview | None = None,
         **parameters: str,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request; any status is an answer.
 
         Args:
@@ -215,7 +215,7 @@ class Cluster:
                 body = gzip.compress(body, 1)
         meta, answer = self._perform(method, path, parameters, headers, body)
         wait = str(meta.headers.get("retry-after") or "")
-        return Answer(
+        return HttpAnswer(
             meta.status,
             answer,
             str(meta.headers.get("x-elastic-product") or ""),
@@ -263,7 +263,7 @@ class Cluster:
         where = f"{self._settings.shown}: {detail}" if detail else self._settings.shown
         return ChangefeedError(code, message, detail=where, hint=hint)
 
-    def refusal(self, answer: Answer, what: str, *, rows: bool = False) -> ChangefeedError:
+    def refusal(self, answer: HttpAnswer, what: str, *, rows: bool = False) -> ChangefeedError:
         """The error for a request that was refused as a whole; ``what`` was to be done.
 
         ``rows``: the request held rows, so the server's explanation may repeat their values and
@@ -301,7 +301,7 @@ class Cluster:
             detail = f"{detail}: {answer.reason[:300]}"
         return self._error(Code.SINK_REFUSED_DATA, named, detail)
 
-    def _stranger(self, answer: Answer) -> ChangefeedError:
+    def _stranger(self, answer: HttpAnswer) -> ChangefeedError:
         """The error for a server that is no Elasticsearch; names OpenSearch, the likely one."""
         name = answer.opensearch.partition(" ")[0].replace("/", " ") or self._introduction()
         if name:
@@ -331,7 +331,7 @@ class Cluster:
             return ""
         return f"OpenSearch {version.get('number') or ''}".rstrip()
 
-    def hello(self) -> Server:
+    def hello(self) -> ServerInfo:
         """Ask the server what it is; rights to ask are not needed.
 
         Raises:
@@ -350,7 +350,7 @@ class Cluster:
         if not answer.ok or not isinstance(found, dict) or not found.get("nodes"):
             if answer.error_type == "media_type_header_exception":
                 raise self.refusal(answer, "tell its version")
-            return Server()  # no right to ask, or a server that has no such page (serverless)
+            return ServerInfo()  # no right to ask, or a server that has no such page (serverless)
         with readable():
             node: dict[str, Any] = next(iter(found["nodes"].values()), {})
             version = str(node.get("version") or "")
@@ -362,7 +362,7 @@ class Cluster:
                 "",
                 "versions 8 and 9 are supported.",
             )
-        return Server(version, max(size, 0))
+        return ServerInfo(version, max(size, 0))
 
 
 def path_of(index: str, *rest: str) -> str:

@@ -33,7 +33,7 @@ from elasticsearch import (
 
 from changefeed.core.time_limits import limit_connections, within
 
-__all__ = ["Connection", "ConnectionTimeout", "Response", "SSLError", "TransportError"]
+__all__ = ["ClusterConnection", "ConnectionTimeout", "Response", "SSLError", "TransportError"]
 
 _log = logging.getLogger("changefeed.sinks.elasticsearch")
 
@@ -84,7 +84,7 @@ class Response(NamedTuple):
     body: bytes
 
 
-class Connection:
+class ClusterConnection:
     """A client of one cluster. Safe to use from several threads."""
 
     def __init__(

@@ -11,8 +11,8 @@ from changefeed.core.schema import TableName, TableSchema
 from sinks.base import SinkContext, Target
 from sinks.elasticsearch import mapping
 from sinks.elasticsearch.bulk import Bulk
-from sinks.elasticsearch.client import Answer, Cluster, path_of, readable
-from sinks.elasticsearch.options import Settings
+from sinks.elasticsearch.client import Cluster, HttpAnswer, path_of, readable
+from sinks.elasticsearch.options import ElasticsearchSettings
 from sinks.elasticsearch.sweep import delete_all
 from sinks.ownership import Claim, Owner, claim, living
 
@@ -25,7 +25,7 @@ class Indices:
     def __init__(
         self,
         cluster: Cluster,
-        settings: Settings,
+        settings: ElasticsearchSettings,
         sender: Callable[[], Bulk],
         context: SinkContext | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class Indices:
         with readable():
             return bool(answer.json().get("count"))
 
-    def _make(self, target: Target, wanted: Mapping[str, mapping.Field]) -> None:
+    def _make(self, target: Target, wanted: Mapping[str, mapping.FieldMapping]) -> None:
         """Make the index unless somebody was faster, with room for fields and none of ours yet.
 
         Fields named here would replace those that an index template has for the same columns.
@@ -196,7 +196,7 @@ class Indices:
                 "choose another by FOR table AS name), and CREATE the feed again.",
             )
 
-    def _refused(self, answer: Answer, target: Target, what: str) -> ChangefeedError:
+    def _refused(self, answer: HttpAnswer, target: Target, what: str) -> ChangefeedError:
         return self._cluster.refusal(answer, f"{what} {target.topic} (table {target.table})")
 
 

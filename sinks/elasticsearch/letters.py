@@ -10,7 +10,7 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.elasticsearch import body
-from sinks.elasticsearch.answers import ALL_DONE, FILTER, Outcome, Verdict, outcomes
+from sinks.elasticsearch.answers import ALL_DONE, FILTER, OperationOutcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import BulkPart, RefusedOperations, counted
 from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.marks import make_index
@@ -114,7 +114,7 @@ class DeadLetters:
             "RESUME.",
         )
 
-    def _letter(self, part: BulkPart, place: int, outcome: Outcome) -> bytes:
+    def _letter(self, part: BulkPart, place: int, outcome: OperationOutcome) -> bytes:
         """One document of the index; row by row, because it should be rare."""
         action_line, _, rest = part.lines[place].as_py().partition(b"\n")
         operation, action = next(iter(json.loads(action_line).items()))

@@ -15,17 +15,24 @@ from typing import Any
 
 from changefeed.core.schema import Column, TableSchema
 
-Field = dict[str, Any]
+FieldMapping = dict[str, Any]
 
 #: Integers of all widths are long and floats double: what is stored is as small as the values
 #: are, and a column that becomes wider still fits its field.
-_LONG: Field = {"type": "long"}
-_DOUBLE: Field = {"type": "double", "ignore_malformed": True}
-_KEYWORD: Field = {"type": "keyword", "ignore_above": 8191}
-_TEXT: Field = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 256}}}
-_DATE: Field = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
+_LONG: FieldMapping = {"type": "long"}
+_DOUBLE: FieldMapping = {"type": "double", "ignore_malformed": True}
+_KEYWORD: FieldMapping = {"type": "keyword", "ignore_above": 8191}
+_TEXT: FieldMapping = {
+    "type": "text",
+    "fields": {"keyword": {"type": "keyword", "ignore_above": 256}},
+}
+_DATE: FieldMapping = {
+    "type": "date",
+    "format": "strict_date_optional_time",
+    "ignore_malformed": True,
+}
 #: A ``date`` has milliseconds and every year; the sub-field has nanoseconds, from 1970 to 2262.
-_TIMESTAMP: Field = {
+_TIMESTAMP: FieldMapping = {
     **_DATE,
     "fields": {
         "nanos": {
@@ -35,13 +42,13 @@ _TIMESTAMP: Field = {
         }
     },
 }
-_STORED: Field = {"type": "object", "enabled": False}
-_JSON: dict[str, Field] = {
+_STORED: FieldMapping = {"type": "object", "enabled": False}
+_JSON: dict[str, FieldMapping] = {
     "flattened": {"type": "flattened", "ignore_above": 8191},
     "object": {"type": "object", "dynamic": True},
     "stored": _STORED,
 }
-_FIELDS: dict[str, Field] = {
+_FIELDS: dict[str, FieldMapping] = {
     "bool": {"type": "boolean"},
     "int16": _LONG,
     "int32": _LONG,
@@ -81,12 +88,12 @@ RESERVED = frozenset(
 )
 
 
-def field_of(column: Column, json_mapping: str) -> Field:
+def field_of(column: Column, json_mapping: str) -> FieldMapping:
     """The field of a new column."""
     return _field(column.logical, json_mapping)
 
 
-def _field(logical: str, json_mapping: str) -> Field:
+def _field(logical: str, json_mapping: str) -> FieldMapping:
     if logical.startswith("array<"):
         # Elasticsearch has no arrays: a field holds one value or several of a type.
         return _field(logical[len("array<") : -1], json_mapping)
@@ -97,7 +104,7 @@ def _field(logical: str, json_mapping: str) -> Field:
     return _FIELDS.get(logical, _KEYWORD)
 
 
-def _decimal(logical: str) -> Field:
+def _decimal(logical: str) -> FieldMapping:
     match = _DECIMAL.match(logical)
     digits, scale = (int(match[1]), int(match[2])) if match else (0, 0)
     if match and scale <= 0 and digits - scale <= _EXACT_LONG_DIGITS:
@@ -138,7 +145,7 @@ def shape_of(value: bytes, envelope: str) -> DocumentShape:
 
 META = "__crdb__"
 
-_META_FIELDS: dict[str, Field] = {
+_META_FIELDS: dict[str, FieldMapping] = {
     "updated": _KEYWORD,
     "mvcc_timestamp": _KEYWORD,
     "topic": _KEYWORD,
@@ -146,7 +153,9 @@ _META_FIELDS: dict[str, Field] = {
 }
 
 
-def properties(schema: TableSchema, shape: DocumentShape, json_mapping: str) -> dict[str, Field]:
+def properties(
+    schema: TableSchema, shape: DocumentShape, json_mapping: str
+) -> dict[str, FieldMapping]:
     """The fields of documents of that shape, by name."""
     row = {
         column.name: field_of(column, json_mapping)
@@ -160,9 +169,11 @@ def properties(schema: TableSchema, shape: DocumentShape, json_mapping: str) -> 
     return {**images, **meta} if shape.rows else {**row, **meta}
 
 
-def missing(wanted: Mapping[str, Field], there: Mapping[str, Any]) -> dict[str, Field]:
+def missing(
+    wanted: Mapping[str, FieldMapping], there: Mapping[str, Any]
+) -> dict[str, FieldMapping]:
     """The part of ``wanted`` that an index with the fields ``there`` does not have."""
-    found: dict[str, Field] = {}
+    found: dict[str, FieldMapping] = {}
     for name, field in wanted.items():
         have = lookup(there, name)
         if have is None:
@@ -214,7 +225,7 @@ def _takes(kind: str, logical: str) -> bool:
     return logical in _TAKEN_BY[kind]
 
 
-def settings(fields: Mapping[str, Field]) -> dict[str, Any]:
+def settings(fields: Mapping[str, FieldMapping]) -> dict[str, Any]:
     """Settings of a new index.
 
     Elasticsearch forgets the version of a deleted document after a minute; with five a request
@@ -228,7 +239,7 @@ def settings(fields: Mapping[str, Field]) -> dict[str, Any]:
     return found
 
 
-def _count(fields: Mapping[str, Field]) -> int:
+def _count(fields: Mapping[str, FieldMapping]) -> int:
     inner = ("properties", "fields")
     return len(fields) + sum(
         _count(f[name]) for f in fields.values() for name in inner if name in f

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.options import ExistingTarget
 from changefeed.options.types import parse_duration, parse_size
 from sinks.elasticsearch.names import index_name
@@ -34,18 +34,24 @@ PARAMETERS = (
     Parameter(
         "json",
         "What a json column is in a new index.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         JSON_MAPPINGS,
         JSON_MAPPINGS[0],
     ),
-    Parameter("bulk_size", "The most documents in a request.", Kind.NUMBER, default="5000"),
-    Parameter("bulk_bytes", "The most bytes in a request.", Kind.SIZE, default="8MB"),
-    Parameter("in_flight", "The most requests under way at once.", Kind.NUMBER, default="4"),
-    Parameter("refresh", "Bulk's parameter of that name.", Kind.CHOICE, REFRESHES, REFRESHES[0]),
+    Parameter(
+        "bulk_size", "The most documents in a request.", ParameterKind.NUMBER, default="5000"
+    ),
+    Parameter("bulk_bytes", "The most bytes in a request.", ParameterKind.SIZE, default="8MB"),
+    Parameter(
+        "in_flight", "The most requests under way at once.", ParameterKind.NUMBER, default="4"
+    ),
+    Parameter(
+        "refresh", "Bulk's parameter of that name.", ParameterKind.CHOICE, REFRESHES, REFRESHES[0]
+    ),
     Parameter(
         "timeout",
         "How long the server may be silent; a request may take ten times as long.",
-        Kind.DURATION,
+        ParameterKind.DURATION,
         default="60s",
     ),
 )
@@ -54,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ElasticsearchSettings:
     """A checked sink URI with its options.
 
     Attributes:
@@ -114,7 +120,7 @@ class Settings:
         return f"{'https' if self.secure else 'http'}://{hosts}{self.path_prefix}"
 
 
-def parse(uri: str, options: Mapping[str, object]) -> Settings:
+def parse(uri: str, options: Mapping[str, object]) -> ElasticsearchSettings:
     """Check an Elasticsearch URI and the options that concern it; connects to nothing.
 
     Raises:
@@ -129,7 +135,7 @@ def parse(uri: str, options: Mapping[str, object]) -> Settings:
                 hint="a document's id is the row's key, or rows would overwrite each other.",
             )
         )
-    settings = Settings(
+    settings = ElasticsearchSettings(
         hosts=url.hosts(),
         secure=url.secure,
         path_prefix=url.url.path.rstrip("/"),
@@ -217,7 +223,7 @@ class _Reader(Parameters):
             self.problem(f"param {name} must be {like}, not {text}")
         return found or default
 
-    def check_tls(self, settings: Settings) -> None:
+    def check_tls(self, settings: ElasticsearchSettings) -> None:
         """Certificates need TLS, and come in pairs."""
         given = {
             "ca_cert": settings.ca_cert,

@@ -37,7 +37,7 @@ from sinks.elasticsearch.compare import compare
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
-from sinks.elasticsearch.options import PARAMETERS, Settings, parse
+from sinks.elasticsearch.options import PARAMETERS, ElasticsearchSettings, parse
 from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below
 
 #: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
@@ -63,7 +63,7 @@ class ElasticsearchSink(Sink):
     clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self.settings: Settings = parse(uri, options or {})
+        self.settings: ElasticsearchSettings = parse(uri, options or {})
         self._context: SinkContext | None = None
         self._remote = False
         self._reset()

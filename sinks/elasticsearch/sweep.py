@@ -16,7 +16,7 @@ from sinks.base import Target
 from sinks.copies import exact
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import Bulk
-from sinks.elasticsearch.client import Answer, Cluster, path_of, readable
+from sinks.elasticsearch.client import Cluster, HttpAnswer, path_of, readable
 
 PAGE = 5_000
 #: Documents of a page that brings what they hold.
@@ -126,7 +126,7 @@ def _hit(hit: Mapping[str, Any], source: bool) -> dict[str, Any]:
     return {**found, "_source": dict(hit["_source"])} if source else found
 
 
-def _checked(cluster: Cluster, answer: Answer, target: Target) -> dict[str, Any]:
+def _checked(cluster: Cluster, answer: HttpAnswer, target: Target) -> dict[str, Any]:
     found = answer.json()
     if not answer.ok or not isinstance(found, dict):
         raise cluster.refusal(answer, f"read index {target.topic}")

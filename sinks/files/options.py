@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code, raise_all
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.options.types import parse_duration, parse_size
 from sinks.files.names import PARTITION_FORMATS, Buckets
 from sinks.files.places.spec import LOCAL, PLACE_PARAMETERS, PlaceSpec, place_of
@@ -30,24 +30,27 @@ PARAMETERS = (
     Parameter(
         "partition_format",
         "The folders that files are put into, by time.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         tuple(PARTITION_FORMATS),
         next(iter(PARTITION_FORMATS)),
     ),
     Parameter(
         "manifest",
         "Whether a folder gets a manifest when it is complete.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         MANIFEST,
         "yes with partition_format=minute",
     ),
     Parameter(
-        "file_size", "Bytes before compression at which a file ends.", Kind.SIZE, default="16MB"
+        "file_size",
+        "Bytes before compression at which a file ends.",
+        ParameterKind.SIZE,
+        default="16MB",
     ),
     Parameter(
         "flush_interval",
         "How long changes gather before they become files.",
-        Kind.DURATION,
+        ParameterKind.DURATION,
         default="1s on a disk, 10s elsewhere",
     ),
     TOPIC_PREFIX,

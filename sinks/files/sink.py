@@ -46,8 +46,8 @@ from sinks.files.options import PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import CanLook, FilePlace, Move, explained
 from sinks.files.places.opening import GOOGLE_SECONDS, open_place
 from sinks.files.places.spec import LOCAL, WEB
-from sinks.files.stage import Stage
-from sinks.files.staged import StagedFile
+from sinks.files.stage import OpenFiles
+from sinks.files.staged import UnpublishedFile
 from sinks.files.writers import COMPRESSIONS, FILE_FORMATS, rows_within
 from sinks.naming import kafka_topic_name
 
@@ -81,7 +81,7 @@ class FilesSink(Sink):
         self._reset()
 
     def _reset(self) -> None:
-        self._stage = Stage()
+        self._stage = OpenFiles()
         self._number = itertools.count()
         self._closer: Closer | None = None
 
@@ -216,7 +216,7 @@ class FilesSink(Sink):
             values = values.slice(max(1, count))
         return size
 
-    def _new(self, batch: Batch, stamp: Timestamp, field: pa.Field) -> StagedFile:
+    def _new(self, batch: Batch, stamp: Timestamp, field: pa.Field) -> UnpublishedFile:
         name = self._namer.data(
             stamp,
             job=self._job,
@@ -229,7 +229,7 @@ class FilesSink(Sink):
         )
         temporary = f"{self._job}-{self._namer.session}-{secrets.token_hex(8)}"
         settings = self.settings
-        return StagedFile(
+        return UnpublishedFile(
             self._place.staging, temporary, name, field, settings.format, settings.compression
         )
 

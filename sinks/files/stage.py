@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable
 
-from sinks.files.staged import StagedFile
+from sinks.files.staged import UnpublishedFile
 
 
-class Stage:
+class OpenFiles:
     """Open files by what goes into them, and all unpublished ones by their temporary name.
 
     Several threads may use it as long as each writes into files of its own.
@@ -16,10 +16,10 @@ class Stage:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[Hashable, StagedFile] = {}
-        self._unpublished: dict[str, StagedFile] = {}
+        self._open: dict[Hashable, UnpublishedFile] = {}
+        self._unpublished: dict[str, UnpublishedFile] = {}
 
-    def file(self, key: Hashable, make: Callable[[], StagedFile]) -> StagedFile:
+    def file(self, key: Hashable, make: Callable[[], UnpublishedFile]) -> UnpublishedFile:
         """The open file of ``key``, made when there is none."""
         with self._lock:
             file = self._open.get(key)
@@ -28,7 +28,7 @@ class Stage:
                 self._unpublished[file.temporary] = file
             return file
 
-    def get(self, temporary: str) -> StagedFile | None:
+    def get(self, temporary: str) -> UnpublishedFile | None:
         """The unpublished file of this temporary name, where this process wrote it."""
         with self._lock:
             return self._unpublished.get(temporary)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sinks.files.writers import FILE_FORMATS, Writer
+from sinks.files.writers import FILE_FORMATS, ValueWriter
 
 SPOOL_BYTES = 1_000_000
 """Above it a file without a folder goes to disk: many small ones need no file handles."""
 
 
-class StagedFile:
+class UnpublishedFile:
     """Rows of one schema version of one table.
 
     Attributes:
@@ -46,7 +46,7 @@ class StagedFile:
             if self._path is None
             else pa.OSFile(str(self._path), "wb")
         )
-        self._writer: Writer = FILE_FORMATS[format].writer(self._raw, field, compression)
+        self._writer: ValueWriter = FILE_FORMATS[format].writer(self._raw, field, compression)
         self._closed = False
 
     def write(self, values: pa.Array) -> None:

@@ -22,7 +22,7 @@ ROW_GROUP_BYTES = 64_000_000
 """Arrow bytes after which a Parquet row group is written."""
 
 
-class Writer(Protocol):
+class ValueWriter(Protocol):
     """Writes values into one open file."""
 
     def write(self, values: pa.Array) -> int:
@@ -122,7 +122,7 @@ class FileFormat:
 
     extension: str
     packings: Mapping[str, str]
-    writer: Callable[[Any, pa.Field, str], Writer]
+    writer: Callable[[Any, pa.Field, str], ValueWriter]
     marks: bool = False
 
 

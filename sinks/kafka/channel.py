@@ -33,7 +33,7 @@ UNASSIGNED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DeliveryFailure:
     """One message that was not delivered. ``name`` is librdkafka's error name."""
 
     topic: str
@@ -67,7 +67,7 @@ class Channel(Protocol):
         """Queue one message, behind all earlier ones."""
         ...
 
-    def settle(self) -> list[Failure]:
+    def settle(self) -> list[DeliveryFailure]:
         """Wait until no message is outstanding; return (and forget) those that failed.
 
         Raises:
@@ -121,7 +121,7 @@ INTERRUPTED_SECONDS = 1.0
 """How long an interrupted sink waits for brokers of which nothing comes."""
 
 
-class Patience:
+class BrokerPatience:
     """How long to wait for the brokers: as long as something moves, else ``stall`` seconds."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Patience:
         raise explain_name("_TIMED_OUT", quiet, self._reasons, topic=self._topic)
 
 
-def failure_error(failures: Sequence[Failure], reasons: Reasons) -> ChangefeedError:
+def failure_error(failures: Sequence[DeliveryFailure], reasons: Reasons) -> ChangefeedError:
     """One error for the messages that were not delivered: the gravest, with the count."""
     first = failures[0]
     errors = {f.name: explain_name(f.name, f.text, reasons, topic=f.topic) for f in failures}

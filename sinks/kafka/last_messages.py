@@ -21,7 +21,7 @@ ENVELOPES = ("wrapped", "row", "bare", "enriched", "debezium")
 #: Reads a record from its bytes.
 Read = Callable[[bytes], Any]
 #: Key and value of a message.
-Message = tuple[bytes | None, bytes | None]
+KeyAndValue = tuple[bytes | None, bytes | None]
 
 
 def require_comparable(envelope: str) -> None:
@@ -38,7 +38,7 @@ def require_comparable(envelope: str) -> None:
         )
 
 
-class Reader(Protocol):
+class MessageReader(Protocol):
     """Reads keys and values of messages."""
 
     def key(self, key: bytes) -> str:
@@ -78,7 +78,7 @@ class RecordReader:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordFormat:
+class SchemaReaders:
     """How messages of such a format are read.
 
     Attributes:
@@ -100,8 +100,8 @@ class RecordFormat:
 
 
 RECORD_FORMATS = {
-    "avro": RecordFormat(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names),
-    "protobuf": RecordFormat(
+    "avro": SchemaReaders(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names),
+    "protobuf": SchemaReaders(
         protobuf.PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
     ),
 }
@@ -115,7 +115,7 @@ class Comparison:
         self._copy = copy
         self._envelope = envelope
         self._format = RECORD_FORMATS.get(format_name)
-        self._source: Reader = JsonReader()
+        self._source: MessageReader = JsonReader()
 
     def expect(self, messages: Iterable[pa.Table]) -> None:
         """Take the messages of the rows that the source has; at least one batch, maybe empty."""
@@ -127,7 +127,7 @@ class Comparison:
                 self._copy.call_key(self._format.names(key))
             self._copy.expect_messages(table, self._envelope, self._source.key, self._source.value)
 
-    def reader(self, registry: Callable[[], SchemaRegistry] | None, topic: str) -> Reader:
+    def reader(self, registry: Callable[[], SchemaRegistry] | None, topic: str) -> MessageReader:
         """What reads the topic; without a registry the messages are bare, of the schema that
         those of the source have."""
         if self._format is None or registry is None:
@@ -139,10 +139,10 @@ class Comparison:
 
 def hold(
     copy: CopyComparison,
-    messages: Iterable[Message],
+    messages: Iterable[KeyAndValue],
     envelope: str,
     partition: int,
-    reader: Reader,
+    reader: MessageReader,
 ) -> None:
     """Take the messages of a partition, in its order."""
     read = (

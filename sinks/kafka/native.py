@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.kafka.channel import UNASSIGNED, Failure, Headers, Patience
+from sinks.kafka.channel import UNASSIGNED, BrokerPatience, DeliveryFailure, Headers
 from sinks.kafka.errors import Reasons, explain_name
 
 _PRODUCER = 0
@@ -159,7 +159,7 @@ class NativeChannel:
         self._stall = stall
         self._lock = threading.Lock()
         self._topics: dict[str, int] = {}
-        self._failures: list[Failure] = []
+        self._failures: list[DeliveryFailure] = []
         self._sent = 0
         self._handle: int | None = self._create(config)
         self._events = lib.rd_kafka_queue_get_main(self._handle)
@@ -196,7 +196,7 @@ class NativeChannel:
         rows = np.zeros(len(values), _MESSAGE)
         rows["key"], rows["key_size"] = _pointers(keys)
         rows["payload"], rows["size"] = _pointers(values)
-        patience = Patience(self._stall, self.reasons, topic)
+        patience = BrokerPatience(self._stall, self.reasons, topic)
         done = 0
         while done < len(rows):
             part = rows[done:]
@@ -230,7 +230,7 @@ class NativeChannel:
         partition: int = UNASSIGNED,
         headers: Headers = (),
     ) -> None:
-        patience = Patience(self._stall, self.reasons, topic)
+        patience = BrokerPatience(self._stall, self.reasons, topic)
         handle = self._topic(topic)
         while True:
             code = self._produce(handle, key, value, partition, headers)
@@ -284,8 +284,8 @@ class NativeChannel:
 
     # --------------------------------------------------------------- settling
 
-    def settle(self) -> list[Failure]:
-        patience = Patience(self._stall, self.reasons)
+    def settle(self) -> list[DeliveryFailure]:
+        patience = BrokerPatience(self._stall, self.reasons)
         before = self._acknowledged()
         # The flush wakes the batches that still linger; failures count as outstanding until
         # their events are taken, so the loop cannot end with one unseen.
@@ -335,7 +335,7 @@ class NativeChannel:
 
     def _transact(self, call: Callable[[int], int | None]) -> None:
         """One step of a transaction, called again as long as the library allows it."""
-        patience = Patience(self._stall, self.reasons)
+        patience = BrokerPatience(self._stall, self.reasons)
         with self._lock:
             handle = self._handle
         if handle is None:
@@ -376,7 +376,7 @@ class NativeChannel:
             name, text = self._name(message.err), self._text(message.err)
             with self._lock:
                 size = message.size + message.key_size
-                self._failures.append(Failure(topic, name, text, size))
+                self._failures.append(DeliveryFailure(topic, name, text, size))
 
     def _noted(self, event: int) -> None:
         name = self._name(self._lib.rd_kafka_event_error(event))
@@ -385,7 +385,7 @@ class NativeChannel:
             self.reasons.record(name, text)
             return
         with self._lock:  # the producer cannot go on without a gap; it must be replaced
-            self._failures.append(Failure("", name, text))
+            self._failures.append(DeliveryFailure("", name, text))
 
     def _log(self, event: int) -> None:
         facility, text, level = c_char_p(), c_char_p(), c_int()

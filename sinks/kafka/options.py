@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import formats_with, traits_of
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.encoding.registry import RegistrySettings, parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
 from changefeed.options.types import parse_duration
@@ -27,7 +27,12 @@ _KAFKA, _CONFLUENT, _HUB = ("kafka",), ("confluent-cloud",), ("azure-event-hub",
 
 
 def _of_kafka(
-    name: str, summary: str, kind: Kind = Kind.TEXT, *, default: str = "", secret: bool = False
+    name: str,
+    summary: str,
+    kind: ParameterKind = ParameterKind.TEXT,
+    *,
+    default: str = "",
+    secret: bool = False,
 ) -> Parameter:
     return Parameter(name, summary, kind, default=default, secret=secret, schemes=_KAFKA)
 
@@ -45,7 +50,7 @@ PARAMETERS = (
     Parameter(
         "transaction_timeout",
         "How long the broker lets a transaction of delivery = 'exactly_once' stay open.",
-        Kind.DURATION,
+        ParameterKind.DURATION,
         default="the client's",
     ),
     Parameter(
@@ -56,19 +61,22 @@ PARAMETERS = (
     Parameter(
         "confluent_schema_registry",
         "The schema registry for format = 'avro' and 'protobuf'; also an option.",
-        Kind.URL,
+        ParameterKind.URL,
     ),
     Parameter("avro_schema_prefix", "Prefix of the registry's subjects; also an option."),
-    _of_kafka("tls_enabled", "Connects by TLS.", Kind.FLAG, default="false"),
+    _of_kafka("tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="false"),
     *(replace(one, schemes=_KAFKA) for one in TLS),
-    _of_kafka("sasl_enabled", "Logs in by SASL.", Kind.FLAG, default="false"),
+    _of_kafka("sasl_enabled", "Logs in by SASL.", ParameterKind.FLAG, default="false"),
     _of_kafka(
-        "sasl_handshake", "Has to be true: this client always does it.", Kind.FLAG, default="true"
+        "sasl_handshake",
+        "Has to be true: this client always does it.",
+        ParameterKind.FLAG,
+        default="true",
     ),
     Parameter(
         "sasl_mechanism",
         "How SASL logs in.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         MECHANISMS,
         MECHANISMS[0],
         schemes=_KAFKA,
@@ -76,7 +84,7 @@ PARAMETERS = (
     Parameter(
         "sasl_grant_type",
         "How OAUTHBEARER gets its token.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         ("client_credentials",),
         "client_credentials",
         schemes=_KAFKA,
@@ -85,7 +93,7 @@ PARAMETERS = (
     _of_kafka("sasl_password", "The user's password.", secret=True),
     _of_kafka("sasl_client_id", "The client, of OAUTHBEARER."),
     _of_kafka("sasl_client_secret", "The client's secret.", secret=True),
-    _of_kafka("sasl_token_url", "Where OAUTHBEARER gets its token.", Kind.URL),
+    _of_kafka("sasl_token_url", "Where OAUTHBEARER gets its token.", ParameterKind.URL),
     _of_kafka("sasl_scopes", "Scopes of the token.", default="none"),
     Parameter("api_key", "The API key.", secret=True, schemes=_CONFLUENT),
     Parameter("api_secret", "The API key's secret.", secret=True, schemes=_CONFLUENT),

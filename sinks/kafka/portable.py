@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sinks.kafka.channel import UNASSIGNED, Failure, Headers, Patience
+from sinks.kafka.channel import UNASSIGNED, BrokerPatience, DeliveryFailure, Headers
 from sinks.kafka.errors import Reasons, explain
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PortableChannel:
         self.reasons = reasons
         self._stall = stall
         self._lock = threading.Lock()
-        self._failures: list[Failure] = []
+        self._failures: list[DeliveryFailure] = []
         settings: dict[str, Any] = {
             **config,
             "delivery.report.only.error": True,
@@ -46,7 +46,9 @@ class PortableChannel:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            failure = Failure(message.topic() or "", error.name(), error.str(), len(message))
+            failure = DeliveryFailure(
+                message.topic() or "", error.name(), error.str(), len(message)
+            )
             with self._lock:
                 self._failures.append(failure)
 
@@ -59,7 +61,7 @@ class PortableChannel:
     def _died(self, error: KafkaError) -> None:
         """The producer cannot go on without a gap; it must be replaced."""
         with self._lock:
-            self._failures.append(Failure("", error.name(), error.str()))
+            self._failures.append(DeliveryFailure("", error.name(), error.str()))
 
     def send(self, topic: str, keys: pa.Array, values: pa.Array) -> None:
         from confluent_kafka import KafkaException
@@ -91,7 +93,7 @@ class PortableChannel:
     ) -> None:
         from confluent_kafka import KafkaException
 
-        patience = Patience(self._stall, self.reasons, topic)
+        patience = BrokerPatience(self._stall, self.reasons, topic)
         while True:
             try:
                 self._producer.produce(
@@ -108,8 +110,8 @@ class PortableChannel:
                 self._producer.list_topics(topic, timeout=5)
                 patience.check()
 
-    def settle(self) -> list[Failure]:
-        patience = Patience(self._stall, self.reasons)
+    def settle(self) -> list[DeliveryFailure]:
+        patience = BrokerPatience(self._stall, self.reasons)
         before = self.outstanding()
         while (left := self._flush(0.1)) and not self._failures:
             if left < before:
@@ -151,7 +153,7 @@ class PortableChannel:
         """One step of a transaction, called again as long as the library allows it."""
         from confluent_kafka import KafkaException
 
-        patience = Patience(self._stall, self.reasons)
+        patience = BrokerPatience(self._stall, self.reasons)
         while True:
             try:
                 return call()

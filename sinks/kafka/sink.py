@@ -49,7 +49,7 @@ from sinks.kafka import last_messages
 from sinks.kafka.channel import (
     STALL_SECONDS,
     Channel,
-    Failure,
+    DeliveryFailure,
     failure_error,
     parse_headers,
 )
@@ -62,7 +62,7 @@ from sinks.kafka.transactions import (
     PROGRESS_TOPIC_SETTINGS,
     ROUND_TIMEOUT,
     SCAN_TIMEOUT,
-    Transaction,
+    ChannelTransaction,
     read_progress,
     records,
     transactional,
@@ -118,7 +118,7 @@ class KafkaSink(Sink):
         self._reasons = Reasons()
         self._topics: Topics | None = None
         self._channel: Channel | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: ChannelTransaction | None = None
         self._progress: dict[str, Timestamp] = {}
         self._schemas = Announcements()
         self._lock = threading.Lock()
@@ -203,7 +203,7 @@ class KafkaSink(Sink):
 
     def _transactional(
         self, config: Mapping[str, str], *, scan: bool = False
-    ) -> tuple[Channel, Transaction]:
+    ) -> tuple[Channel, ChannelTransaction]:
         """A producer that has ended whatever an earlier one of this feed left open."""
         context = self._opened()
         context = replace(context, scan=context.scan or scan)
@@ -217,7 +217,7 @@ class KafkaSink(Sink):
         except ChangefeedError:
             channel.close()
             raise
-        return channel, Transaction(channel)
+        return channel, ChannelTransaction(channel)
 
     def _opened(self) -> SinkContext:
         if self._context is None:
@@ -389,7 +389,7 @@ class KafkaSink(Sink):
                 last_messages.hold(copy, messages, envelope, partition, reader)
             return copy.differences(limit)
 
-    def _messages(self, topic: str, partition: int) -> Iterator[last_messages.Message]:
+    def _messages(self, topic: str, partition: int) -> Iterator[last_messages.KeyAndValue]:
         """What a partition holds now."""
         if self._admin().begin(topic, partition):
             raise ChangefeedError(
@@ -432,7 +432,7 @@ class KafkaSink(Sink):
             raise self._failed(failures, channel.reasons)
         channel.reasons.clear()
 
-    def _failed(self, failures: Sequence[Failure], reasons: Reasons) -> ChangefeedError:
+    def _failed(self, failures: Sequence[DeliveryFailure], reasons: Reasons) -> ChangefeedError:
         over = next((f for f in failures if f.name == "MSG_SIZE_TOO_LARGE"), None)
         if over is None:
             return failure_error(failures, reasons)

@@ -21,7 +21,7 @@ from typing import Any
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import SinkContext
-from sinks.kafka.channel import Channel, Patience
+from sinks.kafka.channel import BrokerPatience, Channel
 from sinks.kafka.errors import Reasons, explain
 
 #: Topic settings: only the newest record of a key counts, so the topic stays small.
@@ -60,7 +60,7 @@ def transactional(
     }
 
 
-class Transaction:
+class ChannelTransaction:
     """The transaction of one channel: begun by the first message, ended by the commit."""
 
     def __init__(self, channel: Channel) -> None:
@@ -148,7 +148,7 @@ def records(
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-    patience = Patience(stall, reasons, topic)
+    patience = BrokerPatience(stall, reasons, topic)
     try:
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
         reached = -1  # until the end of what is committed was seen

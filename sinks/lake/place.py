@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
@@ -73,12 +73,14 @@ PARAMETERS = (
     Parameter(
         "type",
         "The kind of catalog; always needed.",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         _CATALOGS,
         schemes=_ICEBERG,
     ),
-    Parameter("uri", "The catalog's address, of type rest and jdbc.", Kind.URL, schemes=_ICEBERG),
-    Parameter("warehouse", "Where the tables' files are.", Kind.PATH, schemes=_ICEBERG),
+    Parameter(
+        "uri", "The catalog's address, of type rest and jdbc.", ParameterKind.URL, schemes=_ICEBERG
+    ),
+    Parameter("warehouse", "Where the tables' files are.", ParameterKind.PATH, schemes=_ICEBERG),
     *(
         Parameter(f"{name}*", "Settings of Iceberg's catalog.", schemes=_ICEBERG)
         for name in _CATALOG_SETTINGS

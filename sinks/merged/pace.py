@@ -62,7 +62,7 @@ class SlowToFall:
         self.seconds = wanted if wanted > self.seconds else (self.seconds + wanted) / 2
 
 
-class Interval:
+class IntervalPace:
     """At an interval; a round that takes longer makes it as long."""
 
     def __init__(self, seconds: float) -> None:

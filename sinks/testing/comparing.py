@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from sinks.base import Difference
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, Source, delete, insert, scanned_row, table_of, update
+from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, scanned_row, table_of, update
 
 
-def _feed(harness: MergeHarness, source: Source, options: Mapping[str, object]) -> RowFeed:
+def _feed(harness: MergeHarness, source: SourceDouble, options: Mapping[str, object]) -> RowFeed:
     return RowFeed(
         source,
         harness.topic,
@@ -23,7 +23,7 @@ def _feed(harness: MergeHarness, source: Source, options: Mapping[str, object]) 
 
 def differences(
     harness: MergeHarness,
-    truth: Source,
+    truth: SourceDouble,
     feed: RowFeed,
     limit: int = 100,
     options: Mapping[str, object] | None = None,
@@ -49,7 +49,7 @@ def _kinds(found: list[Difference]) -> list[tuple[str, str]]:
 def _apart(harness: MergeHarness, options: Mapping[str, object]) -> None:
     """A feed writes one source, and its target is compared with another one."""
     schema = table_of("t", key=("a",), a="int32", b="text", n="int64")
-    written, truth = Source(schema), Source(schema)
+    written, truth = SourceDouble(schema), SourceDouble(schema)
     for source in (written, truth):
         source.commit(insert("t", a=1, b="same ", n=1), insert("t", a=2, b=None, n=None))
         source.commit(insert("t", a=3, b="x", n=3), insert("t", a=4, b="goes", n=4))
@@ -94,7 +94,7 @@ def compares_versions(harness: MergeHarness) -> None:
 def compares_equal_rows(harness: MergeHarness) -> None:
     """Of a table without a key, equal rows are counted on both sides."""
     schema = table_of("t", a="int32", b="text")
-    written, truth = Source(schema), Source(schema)
+    written, truth = SourceDouble(schema), SourceDouble(schema)
     for source in (written, truth):
         source.commit(insert("t", a=1, b="x"), insert("t", a=1, b="x"), insert("t", a=2, b=None))
     feed = _feed(harness, written, {})

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from sinks.base import Sink
-from sinks.testing.feed import Feed, Write, at, delete, put
+from sinks.testing.feed import FeedDouble, Write, at, delete, put
 from sinks.testing.messages import Message
 from sinks.testing.validators import (
     BeforeAfterValidator,
@@ -105,17 +105,17 @@ def _keeps_latest(harness: Harness) -> bool:
     return bool(getattr(harness, "keeps_latest", False))
 
 
-def _feed(harness: Harness, *tables: str) -> Feed:
+def _feed(harness: Harness, *tables: str) -> FeedDouble:
     capabilities = harness.sink().capabilities
     topics = {table: harness.topic(table) for table in tables or ("t",)}
-    return Feed(
+    return FeedDouble(
         topics,
         key_in_value=capabilities.key_in_value,
         topic_in_value=capabilities.topic_in_value,
     )
 
 
-def _check(harness: Harness, feed: Feed, *, repeats: bool = True) -> Sequence[Message]:
+def _check(harness: Harness, feed: FeedDouble, *, repeats: bool = True) -> Sequence[Message]:
     """Every guarantee holds for what a reader sees now, and the feed ended with a mark."""
     messages = harness.read()
     partitions = harness.partitions()

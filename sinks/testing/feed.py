@@ -1,7 +1,7 @@
 """A feed without an engine: makes batches of JSON messages and delivers epochs in the right order.
 
 What it does is what the engine does to a sink, and nothing else: write, commit, then the mark.
-It keeps the truth of what it delivered in a :class:`sinks.testing.history.History`.
+It keeps the truth of what it delivered in a :class:`sinks.testing.history.RowHistory`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
-from sinks.testing.history import History
+from sinks.testing.history import RowHistory
 from sinks.testing.messages import Row
 
 START = Timestamp(1_585_800_000_000_000_000)
@@ -92,7 +92,7 @@ def message_rows(
     return pa.Table.from_pylist(rows, schema=MESSAGE_SCHEMA)
 
 
-class Feed:
+class FeedDouble:
     """Delivers to one sink after another, as a job does across restarts.
 
     Attributes:
@@ -114,7 +114,7 @@ class Feed:
             table: Target(TableName("shop", "public", table), topic)
             for table, topic in topics.items()
         }
-        self.history = History()
+        self.history = RowHistory()
         self.frontier = Timestamp.ZERO
         self.versions = dict.fromkeys(topics, 1)
         self._key_in_value = key_in_value

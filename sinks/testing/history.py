@@ -9,7 +9,7 @@ from changefeed.core.clock import Timestamp
 from sinks.testing.messages import Row
 
 
-class History:
+class RowHistory:
     """Every version of every row of some tables, by topic and key (the key's JSON text).
 
     ``since`` is the instant from which it is complete: nothing is known of earlier versions.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import feed_of, keyed, visible
 from sinks.testing.rows import (
-    Source,
+    SourceDouble,
     delete,
     insert,
     table_of,
@@ -20,7 +20,7 @@ from sinks.testing.rows import (
 def deletes_softly(harness: MergeHarness) -> None:
     """``deletes = 'soft'``: a deleted row stays, marked; it can come back."""
     options = {"deletes": "soft"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"), insert("t", a=3, b="z"))
@@ -38,7 +38,7 @@ def deletes_softly(harness: MergeHarness) -> None:
 def keeps_versions(harness: MergeHarness) -> None:
     """``history = 'scd2'``: every version with its time; the current ones are the source's."""
     options = {"history": "scd2"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.load("t", [{"a": 1, "b": "scanned"}, {"a": 2, "b": "scanned"}])
     feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
@@ -67,7 +67,7 @@ def marks_versions(harness: MergeHarness) -> None:
     has ended is marked, in however many rounds the changes come; one that another followed is not.
     """
     options = {"history": "scd2", "deletes": "soft"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
     source.commit(*(insert("t", a=i, b="first") for i in range(5)))
@@ -96,7 +96,7 @@ def scans_versions(harness: MergeHarness) -> None:
     """``history = 'scd2'``: a scan of a row that is as it was makes no version; of one that differs
     it ends the current version and begins another; one that it does not find ends."""
     options = {"history": "scd2"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": None if i == 4 else "old"} for i in range(5)])
     feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))
@@ -134,7 +134,7 @@ def carries_unsent_values(harness: MergeHarness) -> None:
     schema = table_of("t", key=("a",), a="int32", b="text", c="text", d="int32")
     for options in ({"history": "append", "deletes": "soft"}, {"history": "scd2"}):
         name = str(options["history"])
-        source = Source(replace(schema, table=replace(schema.table, name=name)))
+        source = SourceDouble(replace(schema, table=replace(schema.table, name=name)))
         source.load(name, [{"a": 1, "b": "scanned", "c": "large", "d": 7}])
         feed = feed_of(harness, source, options)
         sink = feed.open(harness.sink(options))
@@ -183,7 +183,7 @@ def appends_changes(harness: MergeHarness) -> None:
     (:mod:`sinks.merged.history`); what a scan that broke off left goes with the next whole one."""
     options = {"history": "append"}
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(schema, table_of("v", key=("a",), a="int32", b="text"))
+    source = SourceDouble(schema, table_of("v", key=("a",), a="int32", b="text"))
     source.load("t", [{"a": i, "b": "old", "c": "large"} for i in (7, 8)])
     feed = feed_of(harness, source, options)
     broken = feed.open(harness.sink(options))
@@ -234,7 +234,7 @@ def appends_scans_once(harness: MergeHarness) -> None:
     is of the same instant or finds no row. Whole ones stay, and one that comes again, at the same
     instant, adds nothing."""
     options = {"history": "append"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": "old"} for i in range(3)])
     feed = feed_of(harness, source, options)
     broken = feed.open(harness.sink(options))
@@ -262,7 +262,7 @@ def appends_scans_whose_end_was_not_saved(harness: MergeHarness) -> None:
     """``history = 'append'``: the run died before it had saved that a scan was whole, and the next
     one before its first row, and another one after it. Of all of them nothing is left."""
     options = {"history": "append"}
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": "old"} for i in range(3)])
     feed = feed_of(harness, source, options)
     sink = feed.open(harness.sink(options))

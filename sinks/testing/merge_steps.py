@@ -9,7 +9,7 @@ from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.rows import (
     Row,
     RowFeed,
-    Source,
+    SourceDouble,
     ordered,
     table_of,
 )
@@ -24,7 +24,7 @@ def keyless(name: str = "t") -> TableSchema:
 
 
 def feed_of(
-    harness: MergeHarness, source: Source, options: Mapping[str, object] | None = None
+    harness: MergeHarness, source: SourceDouble, options: Mapping[str, object] | None = None
 ) -> RowFeed:
     """Delivers ``source`` to sinks of the harness."""
     return RowFeed(
@@ -41,7 +41,7 @@ def visible(rows: Sequence[Mapping[str, object]]) -> list[Row]:
     return ordered({n: v for n, v in row.items() if not n.startswith("_")} for row in rows)
 
 
-def check(harness: MergeHarness, source: Source, *tables: str) -> None:
+def check(harness: MergeHarness, source: SourceDouble, *tables: str) -> None:
     for table in tables or tuple(source.schemas):
         found, truth = visible(harness.rows(harness.topic(table))), source.rows(table)
         assert found == truth, f"{table} is {found}, the source has {truth}"

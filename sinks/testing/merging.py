@@ -11,8 +11,8 @@ As :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with tables o
         if reason := run_merge_case(case, my_harness):
             pytest.skip(reason)
 
-The truth is the table of a :class:`sinks.testing.rows.Source`. Columns that a sink adds begin with
-an underscore; all others must be the source's, with its values.
+The truth is the table of a :class:`sinks.testing.rows.SourceDouble`. Columns that a sink adds
+begin with an underscore; all others must be the source's, with its values.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import check, feed_of, keyed, keyless, visible
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
-    Change,
-    Source,
+    RowChange,
+    SourceDouble,
     column_of,
     delete,
     insert,
@@ -69,7 +69,7 @@ def run_merge_case(case: MergeCase, harness: MergeHarness) -> str:
 
 def merges(harness: MergeHarness) -> None:
     """Inserts, updates and deletes over many rounds, several of a key in one round."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(1, 7):
@@ -83,7 +83,7 @@ def merges(harness: MergeHarness) -> None:
 
 def merges_changed_keys(harness: MergeHarness) -> None:
     """A key that changes, again and again (0 to 1 to 2), in one transaction and over several."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.commit(insert("t", a=0, b="alice"), insert("t", a=7, b="other"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -101,7 +101,7 @@ def merges_changed_keys(harness: MergeHarness) -> None:
 
 def merges_swapped_keys(harness: MergeHarness) -> None:
     """Two rows change keys with each other in one transaction."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.commit(insert("t", a=1, b="one"), insert("t", a=2, b="two"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -117,7 +117,7 @@ def merges_swapped_keys(harness: MergeHarness) -> None:
 
 def merges_reused_keys(harness: MergeHarness) -> None:
     """A row is deleted and its key inserted again: in one transaction, one round, over rounds."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="first"), insert("t", a=2, b="kept"))
@@ -141,7 +141,7 @@ def merges_reused_keys(harness: MergeHarness) -> None:
 def merges_wide_keys(harness: MergeHarness) -> None:
     """A key of several columns that are not the first ones."""
     schema = table_of("t", key=("c", "a"), a="text", b="text", c="int64")
-    source = Source(schema)
+    source = SourceDouble(schema)
     source.commit(insert("t", a="x", b="1", c=1), insert("t", a="y", b="2", c=1))
     source.commit(insert("t", a="x", b="3", c=2), update("t", {"b": "2"}, b="4"))
     source.commit(update("t", {"b": "1"}, a="z"), delete("t", a="x", c=2))
@@ -154,7 +154,7 @@ def merges_wide_keys(harness: MergeHarness) -> None:
 
 def merges_awkward_text(harness: MergeHarness) -> None:
     """NULL is not the empty text; quotes, separators, line breaks and emoji come through."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     texts = [None, "", '"', "'", "\\", "a,b", "line\nbreak", "\ttab", "\U0001f600 ☃", "NULL", "\\N"]
     source.commit(*(insert("t", a=i, b=text) for i, text in enumerate(texts)))
     source.commit(insert("t", a=99, b="x" * 100_000))
@@ -168,7 +168,7 @@ def merges_awkward_text(harness: MergeHarness) -> None:
 def merges_large_values(harness: MergeHarness) -> None:
     """A value of five megabytes arrives whole, or stops its table and names the column; never a
     part of it."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.commit(insert("t", a=1, b="small"), insert("t", a=2, b=LARGE_TEXT))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -187,7 +187,7 @@ def merges_large_values(harness: MergeHarness) -> None:
 
 def merges_several_tables(harness: MergeHarness) -> None:
     """Tables of one round do not mix."""
-    source = Source(keyed("t"), keyed("u"), keyless("v"))
+    source = SourceDouble(keyed("t"), keyed("u"), keyless("v"))
     source.commit(insert("t", a=1, b="t"), insert("u", a=1, b="u"), insert("v", a=1, b="v"))
     source.commit(update("t", {"a": 1}, b="t2"), delete("u", a=1), insert("v", a=1, b="v"))
     feed = feed_of(harness, source)
@@ -199,7 +199,7 @@ def merges_several_tables(harness: MergeHarness) -> None:
 
 def commits_nothing(harness: MergeHarness) -> None:
     """A round without rows is legal, and a resolved timestamp may follow it."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.deliver(sink)
@@ -216,9 +216,9 @@ def commits_nothing(harness: MergeHarness) -> None:
 
 def replays_a_round(harness: MergeHarness) -> None:
     """Every round comes twice, the second time from another run: nothing changes."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     feed = feed_of(harness, source)
-    rounds: list[tuple[Change, ...]] = [
+    rounds: list[tuple[RowChange, ...]] = [
         (insert("t", a=0, b="alice"), insert("v", a=1, b="x"), insert("v", a=1, b="x")),
         (update("t", {"a": 0}, a=1), update("v", {"a": 1}, b="y")),
         (update("t", {"a": 1}, a=2), insert("v", a=1, b="x")),
@@ -238,7 +238,7 @@ def replays_a_round(harness: MergeHarness) -> None:
 
 def replays_old_rounds(harness: MergeHarness) -> None:
     """The whole log comes again after everything was applied, in one piece and in small ones."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     for step in range(4):
@@ -259,7 +259,7 @@ def replays_old_rounds(harness: MergeHarness) -> None:
 
 def never_resurrects(harness: MergeHarness) -> None:
     """The insert of a row that was deleted since comes again: it stays deleted."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -278,7 +278,7 @@ def never_resurrects(harness: MergeHarness) -> None:
 
 def survives_crash_before_commit(harness: MergeHarness) -> None:
     """A run dies between write and commit; the next one begins the round again, longer."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
     first = feed.open(harness.sink())
@@ -293,7 +293,7 @@ def survives_crash_before_commit(harness: MergeHarness) -> None:
 
 def aborts(harness: MergeHarness) -> None:
     """After ``abort`` the round comes again, longer, to the same sink object."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -307,7 +307,7 @@ def aborts(harness: MergeHarness) -> None:
 
 def opens_again(harness: MergeHarness) -> None:
     """``open`` is idempotent, and takes tables that joined later."""
-    source = Source(keyed(), keyed("u"))
+    source = SourceDouble(keyed(), keyed("u"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     feed.open(sink)
@@ -322,7 +322,7 @@ def opens_again(harness: MergeHarness) -> None:
 
 def checks(harness: MergeHarness) -> None:
     """A look at the target finds nothing wrong and makes nothing; a feed can follow it."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     for _ in range(2):
         looking = harness.sink()
         assert looking.check(SinkContext("validate", 0, ())) == []
@@ -341,7 +341,7 @@ def checks(harness: MergeHarness) -> None:
 
 def truncates(harness: MergeHarness) -> None:
     """A TRUNCATE between transactions and inside one; replayed, it removes nothing newer."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"), insert("v", a=1, b="x"))
@@ -364,7 +364,7 @@ def truncates(harness: MergeHarness) -> None:
 
 def scans(harness: MergeHarness) -> None:
     """A scan, then changes; ``end_scan`` may come twice, and takes nothing that is there."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(5)])
     source.load("v", [{"a": i // 2, "b": None} for i in range(5)])
     feed = feed_of(harness, source)
@@ -383,7 +383,7 @@ def scans(harness: MergeHarness) -> None:
 
 def scans_anew(harness: MergeHarness) -> None:
     """A scan breaks off. The changes since come, then a whole scan: rows that are gone go."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(6)])
     source.load("v", [{"a": 1, "b": "x"} for _ in range(3)] + [{"a": 2, "b": "y"}])
     feed = feed_of(harness, source)
@@ -407,7 +407,7 @@ def scans_anew(harness: MergeHarness) -> None:
 
 def scans_over_leftovers(harness: MergeHarness) -> None:
     """The target has rows of earlier, deleted at the source while nobody watched."""
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="gone"), insert("v", a=1, b="gone"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -426,7 +426,7 @@ def scans_over_leftovers(harness: MergeHarness) -> None:
 
 def counts_duplicates(harness: MergeHarness) -> None:
     """A table without a key: as many copies of each row as the source has."""
-    source = Source(keyless())
+    source = SourceDouble(keyless())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(*(insert("t", a=1, b="x") for _ in range(4)), insert("t", a=None, b=None))
@@ -446,7 +446,7 @@ def counts_duplicates(harness: MergeHarness) -> None:
 def keeps_unsent_values(harness: MergeHarness) -> None:
     """A column whose value the source did not send keeps what it has."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(schema)
+    source = SourceDouble(schema)
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x", c="large"), insert("t", a=2, b="x", c="large"))
@@ -464,7 +464,7 @@ def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
     get that one's: in the round of the delete, in its transaction, and in a later round."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     for name, options in (("hard", {}), ("soft", {"deletes": "soft"})):
-        source = Source(replace(schema, table=replace(schema.table, name=name)))
+        source = SourceDouble(replace(schema, table=replace(schema.table, name=name)))
         feed = feed_of(harness, source, options)
         sink = feed.open(harness.sink(options))
         source.commit(*(insert(name, a=a, b="x", c=f"of {a}") for a in range(1, 9)))
@@ -497,7 +497,7 @@ def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
 
 def evolves(harness: MergeHarness) -> None:
     """Columns are added, renamed, widened and dropped in order with the rows; and all again."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -524,7 +524,7 @@ def evolves(harness: MergeHarness) -> None:
 def keeps_dropped_columns(harness: MergeHarness) -> None:
     """A dropped column stays, new rows have no value in it; one of its name may come again."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(schema)
+    source = SourceDouble(schema)
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x", c="old"))
@@ -544,7 +544,7 @@ def keeps_dropped_columns(harness: MergeHarness) -> None:
 
 def refuses_other_shapes(harness: MergeHarness) -> None:
     """A change of shape it cannot follow stops the table, with the reason; the rows stay."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -566,7 +566,7 @@ def refuses_other_shapes(harness: MergeHarness) -> None:
 def leaves_dropped_tables(harness: MergeHarness) -> None:
     """A table dropped at the source stays, and goes with ``on_drop = 'drop'``."""
     for options, left in (({}, 1), ({"on_drop": "drop"}, 0)):
-        source = Source(keyed())
+        source = SourceDouble(keyed())
         feed = feed_of(harness, source, options)
         source.commit(insert("t", a=1, b="x"))
         sink = feed.open(harness.sink(options))
@@ -580,7 +580,7 @@ def leaves_dropped_tables(harness: MergeHarness) -> None:
 def keeps_sequence_beside(harness: MergeHarness) -> None:
     """``sequence_column = 'none'``: the target has the source's columns and no other."""
     options = {"sequence_column": "none"}
-    source = Source(keyed(), keyless("v"))
+    source = SourceDouble(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": "old"} for i in range(4)])
     source.load("v", [{"a": 1, "b": "old"}, {"a": 1, "b": "old"}])
     feed = feed_of(harness, source, options)
@@ -603,7 +603,7 @@ def keeps_sequence_beside(harness: MergeHarness) -> None:
 
 def hides_secrets(harness: MergeHarness) -> None:
     """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
-    source = Source(keyed())
+    source = SourceDouble(keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())

@@ -13,7 +13,7 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Sink, SinkContext
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, Source, delete, insert, ordered, table_of, truncate
+from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, ordered, table_of, truncate
 
 #: The row of a foreign table.
 THEIRS: Mapping[str, object] = {"a": 9, "b": "theirs"}
@@ -25,7 +25,7 @@ def _keyed(name: str = "t") -> TableSchema:
 
 def _feed(
     harness: MergeHarness,
-    source: Source,
+    source: SourceDouble,
     options: Mapping[str, object] | None = None,
     changed: Mapping[str, object] | None = None,
 ) -> RowFeed:
@@ -53,7 +53,7 @@ def _refused(feed: RowFeed, sink: Sink, what: str) -> ChangefeedError:
 def refuses_foreign_rows(harness: MergeHarness) -> None:
     """A table that has rows and no mark stays as it is; VALIDATE says so before."""
     harness.make_foreign(harness.topic("t"))
-    source = Source(_keyed())
+    source = SourceDouble(_keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = _feed(harness, source)
     asked = harness.sink()
@@ -73,7 +73,7 @@ def keeps_foreign_rows(harness: MergeHarness) -> None:
     """``existing_target = 'merge'``: rows of other keys outlive a scan and a TRUNCATE."""
     options = {"existing_target": "merge"}
     harness.make_foreign(harness.topic("t"))
-    source = Source(_keyed())
+    source = SourceDouble(_keyed())
     source.load("t", [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}])
     feed = _feed(harness, source, options)
     sink = feed.open(harness.sink(options))
@@ -94,7 +94,7 @@ def replaces_foreign_rows(harness: MergeHarness) -> None:
     """``existing_target = 'replace'``: they go once, and nothing of the feed's goes later."""
     options = {"existing_target": "replace"}
     harness.make_foreign(harness.topic("t"))
-    source = Source(_keyed())
+    source = SourceDouble(_keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = _feed(harness, source, options)
     sink = feed.open(harness.sink(options))
@@ -109,14 +109,14 @@ def replaces_foreign_rows(harness: MergeHarness) -> None:
 
 def refuses_targets_of_other_feeds(harness: MergeHarness) -> None:
     """The target of a feed that is there is refused; that of a dropped one is taken back."""
-    source = Source(_keyed())
+    source = SourceDouble(_keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = _feed(harness, source)
     first = feed.open(harness.sink())
     feed.deliver(first)
     first.close()
     table = str(source.schemas["t"].table)
-    later = Source(_keyed())
+    later = SourceDouble(_keyed())
     later.commit(insert("t", a=2, b="y"))
     for changed in (
         {"job_id": 18, "feeds": frozenset({(17, table)})},
@@ -137,7 +137,7 @@ def refuses_targets_of_other_feeds(harness: MergeHarness) -> None:
 
 def leaves_names_beside_alone(harness: MergeHarness) -> None:
     """What has the name of a table that the sink keeps beside a target is not dropped."""
-    source = Source(_keyed(), table_of("v", a="int32", b="text"))
+    source = SourceDouble(_keyed(), table_of("v", a="int32", b="text"))
     sink = harness.sink()
     assert sink.capabilities.owns_targets
     beside = [name for table in ("t", "v") for name in sink.claims(harness.topic(table))[1:]]

@@ -64,7 +64,7 @@ class Attempt:
     failing_for: float
 
 
-class Retry:
+class RetryLoop:
     """Runs an action until it succeeds, is hopeless, or the time is spent."""
 
     def __init__(

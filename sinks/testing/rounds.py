@@ -12,11 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from sinks.base import Sink
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import feed_of, visible
-from sinks.testing.rows import Change, RowFeed, Source, delete, insert, table_of, truncate, update
+from sinks.testing.rows import (
+    RowChange,
+    RowFeed,
+    SourceDouble,
+    delete,
+    insert,
+    table_of,
+    truncate,
+    update,
+)
 
 #: Deliver the log from a place to its end through a sink, and end the sink's process after some
 #: steps of its own; ends quietly, where there are fewer steps with the whole round committed.
-Cut = Callable[[RowFeed, Sink, int, int], object]
+BreakOff = Callable[[RowFeed, Sink, int, int], object]
 #: More steps than most rounds have.
 MOST_STEPS = 8
 
@@ -33,7 +42,7 @@ def run_random_rounds(
     harness: MergeHarness,
     seed: int,
     options: Mapping[str, object] | None = None,
-    cut: Cut = written_only,
+    cut: BreakOff = written_only,
     *,
     rounds: int = 8,
 ) -> None:
@@ -48,7 +57,7 @@ def run_random_rounds(
     options = dict(options or {})
     rng = random.Random(seed)
     keyless = [] if options else [table_of("v", a="int32", b="text")]
-    source = Source(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text", c="text"), *keyless)
     feed = feed_of(harness, source, options)
     for number in range(rounds):
         for _ in range(rng.randint(1, 6)):
@@ -94,11 +103,11 @@ _UPDATES: Sequence[tuple[Sequence[str], Mapping[str, object]]] = (
 )
 
 
-def keyed_changes(rng: random.Random, source: Source, *, sends_all: bool) -> list[Change]:
+def keyed_changes(rng: random.Random, source: SourceDouble, *, sends_all: bool) -> list[RowChange]:
     """Some changes of ``t`` in one transaction; with ``sends_all`` no value is left unsent, as
     tables with history need."""
     keys = {row["a"] for row in source.rows("t")}
-    found: list[Change] = []
+    found: list[RowChange] = []
     for _ in range(rng.randint(1, 5)):
         new, kind = rng.randrange(16), rng.random()
         old = rng.choice(sorted(keys, key=repr)) if keys else None
@@ -122,7 +131,7 @@ def keyed_changes(rng: random.Random, source: Source, *, sends_all: bool) -> lis
     return found
 
 
-def keyless_changes(rng: random.Random, source: Source) -> list[Change]:
+def keyless_changes(rng: random.Random, source: SourceDouble) -> list[RowChange]:
     """Some changes of ``v`` in one transaction: rows that are equal come and go one by one."""
     rows, found = source.rows("v"), []
     for _ in range(rng.randint(0, 4)):

@@ -1,6 +1,6 @@
 """A source without a database, for sinks of typed rows: transactions in, rows of the log out.
 
-:class:`Source` keeps tables, takes transactions, and writes the log rows that capture would
+:class:`SourceDouble` keeps tables, takes transactions, and writes the log rows that capture would
 write (``changefeed/core/schema.py``): a changed key is a delete and an insert, ``last`` is false
 where a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its
 log to a sink in the engine's order of calls, from any place, as often as a test likes; the tables
@@ -80,7 +80,7 @@ def table_of(name: str, /, *, key: Sequence[str] = (), **columns: str) -> TableS
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """One statement of a transaction: ``c``, ``u``, ``d`` or ``t`` (truncate)."""
 
     op: str
@@ -90,29 +90,29 @@ class Change:
     missing: tuple[str, ...] = ()
 
 
-def insert(table: str, /, **row: object) -> Change:
+def insert(table: str, /, **row: object) -> RowChange:
     """A new row."""
-    return Change("c", table, {}, row)
+    return RowChange("c", table, {}, row)
 
 
-def update(table: str, where: Row, missing: Sequence[str] = (), /, **row: object) -> Change:
+def update(table: str, where: Row, missing: Sequence[str] = (), /, **row: object) -> RowChange:
     """The first row that has the values ``where`` gets those of ``row``. Of the columns
     ``missing`` the source sends no value: they are unchanged."""
-    return Change("u", table, where, row, tuple(missing))
+    return RowChange("u", table, where, row, tuple(missing))
 
 
-def delete(table: str, /, **where: object) -> Change:
+def delete(table: str, /, **where: object) -> RowChange:
     """The first row that has these values goes."""
-    return Change("d", table, where, {})
+    return RowChange("d", table, where, {})
 
 
-def truncate(table: str) -> Change:
+def truncate(table: str) -> RowChange:
     """All rows go."""
-    return Change("t", table, {}, {})
+    return RowChange("t", table, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One place in the log: a row of :meth:`TableSchema.log_schema`, or a mark."""
 
     at: Timestamp
@@ -121,7 +121,7 @@ class Entry:
     mark: Truncate | SchemaChange | None = None
 
 
-class Source:
+class SourceDouble:
     """Tables and the log of their changes.
 
     Attributes:
@@ -131,7 +131,7 @@ class Source:
 
     def __init__(self, *tables: TableSchema) -> None:
         self.schemas = {schema.table.name: schema for schema in tables}
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self._rows: dict[str, list[Row]] = {name: [] for name in self.schemas}
         self._step = 0
         self._seq = 0
@@ -148,7 +148,7 @@ class Source:
         """Rows from before the log began: only a scan tells them."""
         self._rows[table] += [dict(row) for row in rows]
 
-    def commit(self, *changes: Change) -> Timestamp:
+    def commit(self, *changes: RowChange) -> Timestamp:
         """One transaction."""
         self._step += 1
         began = len(self.log)
@@ -169,19 +169,19 @@ class Source:
         ]
         self.schemas[table] = new
         event = SchemaChange(old, new, self.now(), self._next(), rewritten)
-        self.log.append(Entry(self.now(), new, mark=event))
+        self.log.append(LogEntry(self.now(), new, mark=event))
         return self.now()
 
     def _next(self) -> int:
         self._seq += 1
         return self._seq
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: RowChange) -> None:
         schema, rows = self.schemas[change.table], self._rows[change.table]
         if change.op == "t":
             rows.clear()
             event = Truncate(schema, self.now(), self._next())
-            self.log.append(Entry(self.now(), schema, mark=event))
+            self.log.append(LogEntry(self.now(), schema, mark=event))
             return
         if change.op == "c":
             after: Row = {c.name: change.row.get(c.name) for c in schema.columns}
@@ -227,7 +227,7 @@ class Source:
             row[f"a{i}"] = after[column.name] if after is not None and sent else None
         for i in schema.before_ordinals:
             row[f"b{i}"] = before[schema.columns[i].name] if before is not None else None
-        self.log.append(Entry(self.now(), schema, row=row))
+        self.log.append(LogEntry(self.now(), schema, row=row))
 
     def _supersede(self, began: int) -> None:
         """Of several changes of a key in a transaction the final one is ``last`` and says what the
@@ -269,7 +269,7 @@ class RowFeed:
 
     def __init__(
         self,
-        source: Source,
+        source: SourceDouble,
         topic: Callable[[str], str] = str,
         *,
         options: Mapping[str, object] | None = None,
@@ -327,7 +327,7 @@ class RowFeed:
         log = self.source.log[start:stop]
         epoch = self._next(log[-1].at if log else self.source.now())
         receipts: list[Receipt] = []
-        run: list[Entry] = []
+        run: list[LogEntry] = []
         for entry in log:
             same = run and entry.mark is None and entry.schema == run[0].schema
             if run and not same:
@@ -353,7 +353,7 @@ class RowFeed:
         self._epoch += 1
         return Epoch(self._epoch, upto)
 
-    def _batch(self, epoch: Epoch, run: Sequence[Entry], number: int) -> Batch:
+    def _batch(self, epoch: Epoch, run: Sequence[LogEntry], number: int) -> Batch:
         schema = run[0].schema
         rows = [entry.row for entry in run]
         return Batch(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.history import History
+from sinks.testing.history import RowHistory
 from sinks.testing.messages import Message, Row
 
 Place = tuple[str, int]
@@ -130,7 +130,7 @@ class BeforeAfterValidator:
     Rows of an initial scan (at or below ``history.since``) have no before image.
     """
 
-    def __init__(self, history: History, *, diff: bool = False) -> None:
+    def __init__(self, history: RowHistory, *, diff: bool = False) -> None:
         self.failures: list[str] = []
         self._history = history
         self._diff = diff
@@ -161,7 +161,7 @@ class FingerprintValidator:
     """The table rebuilt from the messages equals the source at each resolved timestamp.
 
     Rows are applied in timestamp order once every partition of the topic has passed them.
-    With a :class:`History` it also finds versions that were never delivered, even where a
+    With a :class:`RowHistory` it also finds versions that were never delivered, even where a
     later one covers them up.
 
     Args:
@@ -174,7 +174,7 @@ class FingerprintValidator:
         self,
         truth: TableAt,
         partitions: Mapping[str, int] | None = None,
-        history: History | None = None,
+        history: RowHistory | None = None,
     ) -> None:
         self.failures: list[str] = []
         self.tables: dict[str, dict[str, Row]] = defaultdict(dict)

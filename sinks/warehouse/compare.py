@@ -19,10 +19,10 @@ from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
 from sinks.merged.history import IS_CURRENT
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.staging import TargetShape, check_values
 from sinks.warehouse.strategy import is_deleted, ours
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 #: How long another program may hold the target (a file) before the comparison gives up, seconds.
 PATIENCE = 60.0
@@ -62,7 +62,7 @@ class Comparison:
     def __init__(
         self,
         warehouse: Warehouse,
-        table: Table,
+        table: TargetTable,
         shape: TargetShape,
         readable: str,
         clock: Clock = SYSTEM_CLOCK,
@@ -102,11 +102,11 @@ class Comparison:
         d = self._warehouse.dialect
         name = self._warehouse.name(self._name)
         create = d.create_staging(name, self._shape.staging_columns(d))
-        self._warehouse.run([Statement(create, self._shape.topic)])
+        self._warehouse.run([SqlStatement(create, self._shape.topic)])
 
     def _drop(self) -> None:
         gone = self._warehouse.dialect.drop_table(self._warehouse.name(self._name))
-        self._warehouse.run([Statement(gone, self._shape.topic)])
+        self._warehouse.run([SqlStatement(gone, self._shape.topic)])
 
     def _load(self, batch: pa.Table) -> None:
         staged = self._shape.staged(batch, _BATCH)

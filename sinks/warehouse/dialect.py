@@ -69,7 +69,7 @@ class TypeRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class SqlStatement:
     """One SQL statement and the topic (target table) it is about, for blame."""
 
     sql: str
@@ -387,7 +387,7 @@ class Warehouse(ABC):
         """
 
     @abstractmethod
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         """Run them in order, all or nothing (where a target cannot, its strategy sees to it that
         each may be repeated), durable on return. DDL is among them only where
         ``dialect.transactional_ddl``, else it comes alone.

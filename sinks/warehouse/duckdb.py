@@ -22,7 +22,7 @@ from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
     Dialect,
-    Statement,
+    SqlStatement,
     TypeRule,
     Warehouse,
     decimal_pattern,
@@ -153,7 +153,7 @@ class DuckDB(Warehouse):
         if not self._catalog:
             self._catalog = str(self.query("SELECT current_database()")[0][0])
         if make and self.schema and not self._has_schema():
-            self.run([Statement(f"CREATE SCHEMA IF NOT EXISTS {self._prefix}")])
+            self.run([SqlStatement(f"CREATE SCHEMA IF NOT EXISTS {self._prefix}")])
 
     @property
     def _prefix(self) -> str:
@@ -176,7 +176,7 @@ class DuckDB(Warehouse):
             )
         )
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         cursor = self._opened()
         topic = ""
         with self._writing():

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 _DROPPED = "_dropped_"
 
@@ -42,7 +42,7 @@ _DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class EvolutionStep:
     """One step at the target. ``old`` is the name that a renamed column had."""
 
     kind: str
@@ -51,7 +51,9 @@ class Change:
     old: str = ""
 
 
-def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[Change]:
+def changes(
+    table: TargetTable, event: SchemaChange, present: Mapping[str, str]
+) -> list[EvolutionStep]:
     """What the target needs to have the new shape; ``present`` are its columns now.
 
     Raises:
@@ -62,7 +64,7 @@ def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> li
     table.check(new)
     before = {_identity(c): c for c in old.columns}
     live = set(present)
-    found: list[Change] = []
+    found: list[EvolutionStep] = []
     renames, adds, types = [], [], []
     for i, column in enumerate(new.columns):
         was = before.get(_identity(column))
@@ -79,7 +81,7 @@ def changes(table: Table, event: SchemaChange, present: Mapping[str, str]) -> li
     for column in adds:
         if column.name not in live:
             sql = d.add_column(table.name, column.name, d.rule(column).sql)
-            found.append(Change("add", column.name, sql))
+            found.append(EvolutionStep("add", column.name, sql))
     for was, column, key in types:
         found += _retype(table, was, column, key)
     return found
@@ -94,7 +96,7 @@ def _dropped(old: TableSchema, new: TableSchema) -> set[str]:
     return {c.name for c in old.columns if _identity(c) not in left}
 
 
-def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
+def _same_key(table: TargetTable, old: TableSchema, new: TableSchema) -> None:
     if old.keyless != new.keyless:
         what = "the table lost its key" if new.keyless else "the table got a key"
         raise refused(table, new, what)
@@ -104,12 +106,14 @@ def _same_key(table: Table, old: TableSchema, new: TableSchema) -> None:
         raise refused(table, new, "the key of the table changed")
 
 
-def aside_name(table: Table, column: Column) -> str:
+def aside_name(table: TargetTable, column: Column) -> str:
     """What a column is called that made room for this one."""
     return table.d.fit(f"{_DROPPED}{column.column_id}_{column.name}")
 
 
-def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -> list[Change]:
+def _aside(
+    table: TargetTable, kept: set[str], wanted: list[Column], live: set[str]
+) -> list[EvolutionStep]:
     """Columns that stayed after a drop make room for new ones of their name.
 
     The name they get holds the number of the new column: when a broken run is repeated, it
@@ -120,13 +124,15 @@ def _aside(table: Table, kept: set[str], wanted: list[Column], live: set[str]) -
         aside = aside_name(table, column)
         if column.name in kept and column.name in live and aside not in live:
             sql = d.rename_column(table.name, column.name, aside)
-            found.append(Change("aside", aside, sql, column.name))
+            found.append(EvolutionStep("aside", aside, sql, column.name))
             live.discard(column.name)
             live.add(aside)
     return found
 
 
-def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) -> list[Change]:
+def _rename(
+    table: TargetTable, renames: list[tuple[Column, Column]], live: set[str]
+) -> list[EvolutionStep]:
     """Renames in an order in which no two columns have one name at a time; a swap goes by a
     third name. A name blocks while another rename still holds it, and not when a broken run left
     it: that would never become free."""
@@ -138,7 +144,7 @@ def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) 
             was, column = left[0]
             middle = d.fit(f"_renamed_{was.name}")
             sql = d.rename_column(table.name, was.name, middle)
-            found.append(Change("rename", middle, sql, was.name))
+            found.append(EvolutionStep("rename", middle, sql, was.name))
             live.discard(was.name)
             live.add(middle)
             left[0] = (replace(was, name=middle), column)
@@ -146,13 +152,13 @@ def _rename(table: Table, renames: list[tuple[Column, Column]], live: set[str]) 
         was, column = free
         left.remove(free)
         sql = d.rename_column(table.name, was.name, column.name)
-        found.append(Change("rename", column.name, sql, was.name))
+        found.append(EvolutionStep("rename", column.name, sql, was.name))
         live.discard(was.name)
         live.add(column.name)
     return found
 
 
-def _retype(table: Table, was: Column, column: Column, key: bool) -> list[Change]:
+def _retype(table: TargetTable, was: Column, column: Column, key: bool) -> list[EvolutionStep]:
     d = table.d
     old, new = d.rule(was, key=key).sql, d.rule(column, key=key).sql
     if old == new:
@@ -161,7 +167,7 @@ def _retype(table: Table, was: Column, column: Column, key: bool) -> list[Change
         why = f"column {column.name} changed from {was.type_name} to {column.type_name}"
         raise refused(table, None, f"{why}, which is not wider")
     sql = d.widen_column(table.name, column.name, new)
-    return [Change("widen", column.name, sql)]
+    return [EvolutionStep("widen", column.name, sql)]
 
 
 def widens(old: str, new: str) -> bool:
@@ -177,7 +183,7 @@ def widens(old: str, new: str) -> bool:
     return whole[0] <= whole[1] and int(a[2]) <= int(b[2])
 
 
-def refused(table: Table, schema: TableSchema | None, why: str) -> ChangefeedError:
+def refused(table: TargetTable, schema: TableSchema | None, why: str) -> ChangefeedError:
     """The target cannot follow."""
     name = f"{schema.table}: " if schema else ""
     return ChangefeedError(

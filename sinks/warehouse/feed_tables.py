@@ -18,11 +18,11 @@ from sinks.base import SinkContext, Target
 from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
 from sinks.merged.policy import TablePolicy
 from sinks.ownership import no_bookkeeping
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.owning import NUMBERED_COLUMNS, TargetContent, Targets
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 
 @dataclass
@@ -37,7 +37,7 @@ class KnownTable:
         staging: names of the staging tables, by shape.
     """
 
-    table: Table
+    table: TargetTable
     applied: AppliedVersion
     scanned: int
     ready: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class FeedTables(ABC):
 
     @abstractmethod
     def take(
-        self, table: Table, target: Target, schema: TableSchema, content: TargetContent
+        self, table: TargetTable, target: Target, schema: TableSchema, content: TargetContent
     ) -> None:
         """The target gets the feed's mark; what it may not keep goes."""
 
@@ -84,7 +84,7 @@ class FeedTables(ABC):
         self.strategy.check(table, target.schema)
         self.targets.look(table, target, target.schema, context)
 
-    def inspect(self, table: Table, shape: TargetShape) -> None:
+    def inspect(self, table: TargetTable, shape: TargetShape) -> None:
         """What has to be seen before a target is made or filled.
 
         Raises:
@@ -181,7 +181,7 @@ class FeedTables(ABC):
 
     # ------------------------------------------------------------- tables
 
-    def names(self, target: Target, context: SinkContext | None = None) -> Table:
+    def names(self, target: Target, context: SinkContext | None = None) -> TargetTable:
         """The names of a target and of what belongs to it."""
         opened = context or self.context
         job = f"{opened.state}/{opened.job_id}"
@@ -252,7 +252,7 @@ class FeedTables(ABC):
         known.ready.add(mark)
 
     def beside(
-        self, table: Table, shape: TargetShape, name: str, known: Sequence[str]
+        self, table: TargetTable, shape: TargetShape, name: str, known: Sequence[str]
     ) -> dict[str, str]:
         """The columns of a table beside the target; none where it is not there.
 
@@ -266,14 +266,14 @@ class FeedTables(ABC):
 
     def define(self, statements: Sequence[str], topic: str) -> None:
         """Run definitions: together where they are transactional."""
-        made = [Statement(sql, topic) for sql in statements]
+        made = [SqlStatement(sql, topic) for sql in statements]
         if self.warehouse.dialect.transactional_ddl:
             self.run(made)
         else:
             for one in made:
                 self.run([one])
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         """Run statements, in one transaction where the database has such."""
         with self.errors():
             self.warehouse.run(statements)

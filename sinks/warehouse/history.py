@@ -21,13 +21,13 @@ from sinks.merged.policy import DELETED
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import numbered, typed, unapplied, unsent
 from sinks.warehouse.staging import MISSING, SEQUENCE, before_name
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 #: Column of a batch's versions: the operation of the next one (a name that the sink keeps anyway).
 _THEN = "_change"
 
 
-def append(table: Table, staged: StagedRows) -> list[str]:
+def append(table: TargetTable, staged: StagedRows) -> list[str]:
     """Every change becomes a row."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -52,7 +52,7 @@ def append(table: Table, staged: StagedRows) -> list[str]:
     ]
 
 
-def carried(table: Table, staged: StagedRows) -> str:
+def carried(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of a batch as :func:`~sinks.warehouse.merge.typed` has it, but a value that the source
     did not send is that of the version before: of the batch, else of the target.
 
@@ -86,7 +86,7 @@ def carried(table: Table, staged: StagedRows) -> str:
     )
 
 
-def _before(table: Table, staged: StagedRows) -> str:
+def _before(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of what the target has last of the keys of which the batch lacks values, unless that
     is a delete."""
     d, shape = table.d, staged.shape
@@ -111,7 +111,7 @@ def _before(table: Table, staged: StagedRows) -> str:
     )
 
 
-def forget_scans(table: Table, after: int) -> list[str]:
+def forget_scans(table: TargetTable, after: int) -> list[str]:
     """Rows of scans of later versions go."""
     q = table.d.quote
     return [
@@ -120,7 +120,7 @@ def forget_scans(table: Table, after: int) -> list[str]:
     ]
 
 
-def versions(table: Table, staged: StagedRows) -> list[str]:
+def versions(table: TargetTable, staged: StagedRows) -> list[str]:
     """Every change ends a version and, unless it is a delete, begins one."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -158,7 +158,7 @@ def _is(d: Dialect, condition: str) -> str:
     return f"CASE WHEN {condition} THEN {d.true} ELSE {d.false} END"
 
 
-def _firsts(table: Table, staged: StagedRows, made: str) -> str:
+def _firsts(table: TargetTable, staged: StagedRows, made: str) -> str:
     """SELECT of the first version of each key; with what it is where that matters."""
     q = table.d.quote
     key = ", ".join(map(q, staged.shape.key))
@@ -172,7 +172,7 @@ def _firsts(table: Table, staged: StagedRows, made: str) -> str:
     )
 
 
-def _versions(table: Table, staged: StagedRows) -> str:
+def _versions(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of one row per key and version, with the version that follows; with deletes that mark,
     also with what that does."""
     d, shape = table.d, staged.shape
@@ -200,7 +200,7 @@ def _versions(table: Table, staged: StagedRows) -> str:
     return f"SELECT x.* FROM ({sql}) AS x WHERE NOT EXISTS ({known})"
 
 
-def _seen(table: Table, staged: StagedRows) -> str:
+def _seen(table: TargetTable, staged: StagedRows) -> str:
     """Current rows that the scan found as they are: they are of its version now."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -212,7 +212,7 @@ def _seen(table: Table, staged: StagedRows) -> str:
     )
 
 
-def end_older(table: Table, at: Timestamp) -> list[str]:
+def end_older(table: TargetTable, at: Timestamp) -> list[str]:
     """Versions that the scan of that instant did not find have ended."""
     d = table.d
     q = d.quote
@@ -223,7 +223,7 @@ def end_older(table: Table, at: Timestamp) -> list[str]:
     ]
 
 
-def record_truncation(table: Table, at: Timestamp, seq: int) -> list[str]:
+def record_truncation(table: TargetTable, at: Timestamp, seq: int) -> list[str]:
     """The row that says of a table that keeps all changes that the source's was emptied."""
     names = ", ".join(map(table.d.quote, (table.sequence, ORDER, OPERATION, COMMITTED_AT)))
     return [
@@ -232,7 +232,7 @@ def record_truncation(table: Table, at: Timestamp, seq: int) -> list[str]:
     ]
 
 
-def end_all(table: Table, at: Timestamp) -> list[str]:
+def end_all(table: TargetTable, at: Timestamp) -> list[str]:
     """All versions have ended."""
     d = table.d
     q = d.quote
@@ -242,6 +242,6 @@ def end_all(table: Table, at: Timestamp) -> list[str]:
     ]
 
 
-def _marked(table: Table) -> str:
+def _marked(table: TargetTable) -> str:
     """What an UPDATE sets besides where a version ends because its row is gone."""
     return f", {table.d.quote(DELETED)} = {table.d.true}" if table.policy.soft else ""

@@ -16,10 +16,10 @@ from sinks.merged.history import OPERATION
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import unapplied
 from sinks.warehouse.staging import BEFORE, SEQUENCE, TargetShape, staged_name
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 
-def count_merge(table: Table, staged: StagedRows) -> list[str]:
+def count_merge(table: TargetTable, staged: StagedRows) -> list[str]:
     """Statements that apply a staged batch of changes."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -47,7 +47,7 @@ def count_merge(table: Table, staged: StagedRows) -> list[str]:
     ]
 
 
-def _net(table: Table, staged: StagedRows) -> str:
+def _net(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of each distinct row with ``_change``, copies that came less those that went."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -66,7 +66,7 @@ def _net(table: Table, staged: StagedRows) -> str:
 
 
 def _side(
-    table: Table, staged: StagedRows, prefix: str, one: int, operations: tuple[str, ...]
+    table: TargetTable, staged: StagedRows, prefix: str, one: int, operations: tuple[str, ...]
 ) -> str:
     d = table.d
     q = d.quote
@@ -91,7 +91,7 @@ def scan_columns(d: Dialect, shape: TargetShape) -> dict[str, str]:
     return found | {SEQUENCE: d.staging_types["int64"]}
 
 
-def gather(table: Table, staged: StagedRows) -> list[str]:
+def gather(table: TargetTable, staged: StagedRows) -> list[str]:
     """A batch of a scan joins those before it."""
     d = table.d
     names = ", ".join(map(d.quote, scan_columns(d, staged.shape)))
@@ -101,7 +101,7 @@ def gather(table: Table, staged: StagedRows) -> list[str]:
     ]
 
 
-def take_place(table: Table, shape: TargetShape) -> list[str]:
+def take_place(table: TargetTable, shape: TargetShape) -> list[str]:
     """The gathered scan becomes the table."""
     d = table.d
     q = d.quote

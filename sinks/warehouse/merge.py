@@ -13,13 +13,13 @@ from sinks.merged.history import OPERATION, ORDER
 from sinks.merged.policy import DELETED
 from sinks.warehouse.dialect import Dialect, Merge
 from sinks.warehouse.staging import MISSING, SEQUENCE
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 _KEEP = "_keep_"
 _NTH = "_keep_nth"
 
 
-def merge(table: Table, staged: StagedRows) -> list[str]:
+def merge(table: TargetTable, staged: StagedRows) -> list[str]:
     """Statements that apply a staged batch to a target that has one row per key."""
     policy, shape, d = table.policy, staged.shape, table.d
     number = f"d.{d.quote(SEQUENCE)}"
@@ -52,7 +52,7 @@ def merge(table: Table, staged: StagedRows) -> list[str]:
     return statements
 
 
-def diff(table: Table, staged: StagedRows) -> str:
+def diff(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of the latest change of each key that was not applied yet, in the target's types."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -79,7 +79,7 @@ def diff(table: Table, staged: StagedRows) -> str:
     return sql
 
 
-def typed(table: Table, staged: StagedRows) -> str:
+def typed(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of the batch's rows that were not applied yet, in the target's types."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -94,7 +94,7 @@ def typed(table: Table, staged: StagedRows) -> str:
     )
 
 
-def unapplied(table: Table, staged: StagedRows, alias: str = "s") -> str:
+def unapplied(table: TargetTable, staged: StagedRows, alias: str = "s") -> str:
     """SQL: the row was not applied. Rows of a scan are, once changes above the scan were."""
     q = table.d.quote
     number = f"{alias}.{q(SEQUENCE)}"
@@ -117,7 +117,7 @@ def unsent(d: Dialect, staged: StagedRows) -> dict[int, str]:
     return {i: f"{goes_on} AND coalesce({q(MISSING)}, '') LIKE '%,{i},%'" for i in _missing(staged)}
 
 
-def numbered(table: Table, staged: StagedRows, rows: str) -> str:
+def numbered(table: TargetTable, staged: StagedRows, rows: str) -> str:
     """SELECT of ``rows`` (as of :func:`typed`), those of a key and transaction counted from 1. The
     last one of them has the operation of the whole transaction."""
     q = table.d.quote

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
     Merge,
-    Statement,
+    SqlStatement,
     TypeRule,
     Warehouse,
     decimal_pattern,
@@ -200,7 +200,7 @@ class MySQL(Warehouse):
         where = f"WHERE schema_name = {name}"
         return bool(self.query(f"SELECT 1 FROM information_schema.schemata {where}"))
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         topic = ""
         connection = self._opened()
         try:
@@ -295,8 +295,14 @@ class MySQLSink(WarehouseSink):
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("schema", "Another database than the path names."),
-        Parameter("ca_cert_file", "The authority that signed the server's certificate.", Kind.PATH),
-        Parameter("tls_enabled", "Connects by TLS.", Kind.FLAG, default="true with ca_cert_file"),
+        Parameter(
+            "ca_cert_file",
+            "The authority that signed the server's certificate.",
+            ParameterKind.PATH,
+        ),
+        Parameter(
+            "tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="true with ca_cert_file"
+        ),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -19,7 +19,7 @@ from sinks.ownership import Claim, Owner
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.staging import META, SEQUENCE
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Targets:
         self.booked = False
 
     def look(
-        self, table: Table, target: Target, schema: TableSchema, context: SinkContext
+        self, table: TargetTable, target: Target, schema: TableSchema, context: SinkContext
     ) -> TargetContent:
         """What the feed may do with its target.
 
@@ -96,7 +96,7 @@ class Targets:
         return f"table {prefix}{name} of {self._warehouse.place}"
 
     def beside(
-        self, table: Table, name: str, known: Collection[str], source: str
+        self, table: TargetTable, name: str, known: Collection[str], source: str
     ) -> dict[str, str]:
         """The columns of a table beside a target, which is made, emptied or dropped next; none
         where it is not there.
@@ -116,14 +116,14 @@ class Targets:
             raise ownership.occupied(source, self.words(fitted), f"target {table.topic}")
         return present
 
-    def is_ours(self, table: Table, name: str, known: Collection[str]) -> bool:
+    def is_ours(self, table: TargetTable, name: str, known: Collection[str]) -> bool:
         """A table beside a target is there, and was made by this sink."""
         fitted = self._warehouse.dialect.fit(name)
         present = self._warehouse.columns(fitted)
         return bool(present) and self._like_ours(table, fitted, present, known)
 
     def _like_ours(
-        self, table: Table, name: str, present: Collection[str], known: Collection[str]
+        self, table: TargetTable, name: str, present: Collection[str], known: Collection[str]
     ) -> bool:
         names = {column.casefold() for column in present}
         marks = self._marks(table, name)
@@ -133,7 +133,7 @@ class Targets:
 
     # ------------------------------------------------------------------ parts
 
-    def _marks(self, table: Table, topic: str) -> list[tuple[object, ...]]:
+    def _marks(self, table: TargetTable, topic: str) -> list[tuple[object, ...]]:
         if not self.booked:
             return []
         return self._warehouse.query(table.applied.marks([topic, *self._strategy.bases(topic)]))
@@ -168,7 +168,9 @@ class Targets:
             if any(self._same(name, topic) for name in self._strategy.beside(other)):
                 raise ownership.taken(own, mark, what)
 
-    def _kept_alike(self, table: Table, schema: TableSchema, present: Collection[str]) -> bool:
+    def _kept_alike(
+        self, table: TargetTable, schema: TableSchema, present: Collection[str]
+    ) -> bool:
         """The target was kept in the way that this feed keeps it."""
         if not present:
             return True
@@ -178,7 +180,7 @@ class Targets:
         number = self._strategy.number(table, schema)
         return not number or number.casefold() in {name.casefold() for name in present}
 
-    def _can_merge(self, table: Table, schema: TableSchema) -> None:
+    def _can_merge(self, table: TargetTable, schema: TableSchema) -> None:
         if not self._strategy.merges:
             raise ChangefeedError(
                 ownership.NOT_OURS,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from changefeed.core.events import Resolved
 from changefeed.core.uri import SinkURL
-from sinks.merged.pace import Interval
+from sinks.merged.pace import IntervalPace
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.sink import WarehouseSink
 
@@ -29,7 +29,7 @@ class PacedSink(WarehouseSink):
         self, warehouse: Warehouse, options: Mapping[str, object] | None, interval: float
     ) -> None:
         super().__init__(warehouse, options)
-        self.pace = Interval(interval)
+        self.pace = IntervalPace(interval)
         self._interval = interval
         self._stated: float | None = None
 

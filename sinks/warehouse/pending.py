@@ -13,7 +13,7 @@ from sinks.merged.history import ORDER
 from sinks.merged.rows import last_of
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.staging import SEQUENCE, TargetShape, check_values
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 
 @dataclass
@@ -29,7 +29,7 @@ class PendingRows:
         buffer: those that are not loaded yet, and their size ``buffered``.
     """
 
-    table: Table
+    table: TargetTable
     shape: TargetShape
     scan: bool
     batch: int

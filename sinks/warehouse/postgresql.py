@@ -13,10 +13,17 @@ import pyarrow as pa
 from pyarrow import csv
 
 from changefeed.core.errors import Action, ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL
-from sinks.warehouse.dialect import Dialect, Merge, Statement, TypeRule, Warehouse, merge_statement
+from sinks.warehouse.dialect import (
+    Dialect,
+    Merge,
+    SqlStatement,
+    TypeRule,
+    Warehouse,
+    merge_statement,
+)
 from sinks.warehouse.explained import explained
 from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.sink import WarehouseSink
@@ -132,7 +139,7 @@ class PostgreSQL(Warehouse):
             raise self._refused(error) from None
         self._look(self._connection.info.server_version)
         if make and not self._has_schema():
-            self.run([Statement(self.dialect.create_schema(self.schema))])
+            self.run([SqlStatement(self.dialect.create_schema(self.schema))])
 
     def _look(self, version: int) -> None:
         self.dialect.merges = version >= 150000
@@ -164,7 +171,7 @@ class PostgreSQL(Warehouse):
             Code.SINK_REFUSED_LOGIN, f"{self.place}: role {role} may not make {what}", hint=grant
         )
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         topic = ""
         connection = self._opened()
         try:
@@ -282,19 +289,23 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
 
 #: Parameters of libpq that a URI may have: name, how its value is written, what it is.
 _LIBPQ = (
-    ("host", Kind.TEXT, "libpq's parameter: the host, or the folder of a socket."),
-    ("port", Kind.TEXT, "libpq's parameter."),
-    ("sslmode", Kind.TEXT, "libpq's parameter: how TLS is used."),
-    ("sslrootcert", Kind.PATH, "libpq's parameter: the authority of the server's certificate."),
-    ("sslcert", Kind.PATH, "libpq's parameter: the client's certificate."),
-    ("sslkey", Kind.PATH, "libpq's parameter: the certificate's key."),
-    ("sslpassword", Kind.TEXT, "libpq's parameter: what the key is encrypted with."),
-    ("passfile", Kind.PATH, "libpq's parameter: where the password is."),
-    ("target_session_attrs", Kind.TEXT, "libpq's parameter: which of several hosts."),
-    ("connect_timeout", Kind.TEXT, "libpq's parameter, in seconds."),
-    ("keepalives", Kind.TEXT, "libpq's parameter."),
-    ("gssencmode", Kind.TEXT, "libpq's parameter."),
-    ("channel_binding", Kind.TEXT, "libpq's parameter."),
+    ("host", ParameterKind.TEXT, "libpq's parameter: the host, or the folder of a socket."),
+    ("port", ParameterKind.TEXT, "libpq's parameter."),
+    ("sslmode", ParameterKind.TEXT, "libpq's parameter: how TLS is used."),
+    (
+        "sslrootcert",
+        ParameterKind.PATH,
+        "libpq's parameter: the authority of the server's certificate.",
+    ),
+    ("sslcert", ParameterKind.PATH, "libpq's parameter: the client's certificate."),
+    ("sslkey", ParameterKind.PATH, "libpq's parameter: the certificate's key."),
+    ("sslpassword", ParameterKind.TEXT, "libpq's parameter: what the key is encrypted with."),
+    ("passfile", ParameterKind.PATH, "libpq's parameter: where the password is."),
+    ("target_session_attrs", ParameterKind.TEXT, "libpq's parameter: which of several hosts."),
+    ("connect_timeout", ParameterKind.TEXT, "libpq's parameter, in seconds."),
+    ("keepalives", ParameterKind.TEXT, "libpq's parameter."),
+    ("gssencmode", ParameterKind.TEXT, "libpq's parameter."),
+    ("channel_binding", ParameterKind.TEXT, "libpq's parameter."),
 )
 
 

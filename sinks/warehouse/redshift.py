@@ -18,13 +18,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
     Merge,
-    Statement,
+    SqlStatement,
     TypeRule,
     decimal_pattern,
 )
@@ -125,7 +125,7 @@ class Redshift(PostgreSQL):
         names = ", ".join(map(self.dialect.quote, rows.column_names))
         head = f"INSERT INTO {self.name(table)} ({names}) VALUES "
         # Backslashes in a literal stand for themselves, as in standard_conforming_strings.
-        self.run([Statement(head + values, table) for values in packets(rows)])
+        self.run([SqlStatement(head + values, table) for values in packets(rows)])
 
 
 _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
@@ -136,8 +136,8 @@ class RedshiftSink(WarehouseSink):
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("schema", "The schema of the tables.", default="public"),
-        Parameter("sslmode", "libpq's parameter.", Kind.CHOICE, _SSL_MODES, "libpq's"),
-        Parameter("sslrootcert", "libpq's parameter.", Kind.PATH),
+        Parameter("sslmode", "libpq's parameter.", ParameterKind.CHOICE, _SSL_MODES, "libpq's"),
+        Parameter("sslrootcert", "libpq's parameter.", ParameterKind.PATH),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -32,7 +32,7 @@ from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.compare import Comparison, held
 from sinks.warehouse.database_sink import DatabaseSink
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.feed_tables import FeedTables, KnownTable
 from sinks.warehouse.owning import (
     NUMBERED_COLUMNS,
@@ -42,7 +42,7 @@ from sinks.warehouse.owning import (
 from sinks.warehouse.pending import PendingRows, new_batch
 from sinks.warehouse.staging import BATCH, TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Table, scan_name, staging_name
+from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 
 log = logging.getLogger("changefeed.sinks.warehouse")
 
@@ -54,7 +54,7 @@ class SQLTables(FeedTables):
     """Tables of a warehouse whose bookkeeping is kept by statements."""
 
     def take(
-        self, table: Table, target: Target, schema: TableSchema, content: TargetContent
+        self, table: TargetTable, target: Target, schema: TableSchema, content: TargetContent
     ) -> None:
         statements = []
         if content.stale:
@@ -63,7 +63,7 @@ class SQLTables(FeedTables):
             log.warning("existing_target = 'replace': the rows of %s go", target.topic)
             statements += self.strategy.empty(table)
         statements.append(table.applied.insert(self.context.feed, target.topic))
-        self.run([Statement(sql, target.topic) for sql in statements])
+        self.run([SqlStatement(sql, target.topic) for sql in statements])
 
     def make(self, known: KnownTable, shape: TargetShape) -> None:
         table = known.table
@@ -117,7 +117,7 @@ class WarehouseSink(DatabaseSink):
         try:
             self._tables.connect()
             gone = [self._tables.strategy.unstage(d, name(p.staging), p.batch) for p in loaded]
-            self._tables.run([Statement(sql) for sql in gone])
+            self._tables.run([SqlStatement(sql) for sql in gone])
             self._tables.warehouse.rest()
         except ChangefeedError as error:
             # They carry a batch number nobody asks for, and are removed when they are old.
@@ -129,7 +129,7 @@ class WarehouseSink(DatabaseSink):
         ids = [self._tables.names(target).applied.id for target in self._opened.targets]
         if ids:
             sql = self._tables.strategy.resolved(self._tables.warehouse, ids, str(mark.at))
-            self._tables.run([Statement(sql)])
+            self._tables.run([SqlStatement(sql)])
         self._tables.warehouse.rest()
 
     def truncate_table(self, known: KnownTable, shape: TargetShape, event: Truncate) -> None:
@@ -138,7 +138,7 @@ class WarehouseSink(DatabaseSink):
         statements = self._tables.strategy.begin(table, self._opened.node)
         statements += self._tables.strategy.truncate(table, shape, event.at, event.seq)
         statements.append(table.applied.advance(event.at.version, event.seq))
-        self._tables.run([Statement(sql, table.topic) for sql in statements])
+        self._tables.run([SqlStatement(sql, table.topic) for sql in statements])
         self._tables.warehouse.rest()
 
     def change_shape(self, known: KnownTable, event: SchemaChange) -> None:
@@ -162,7 +162,7 @@ class WarehouseSink(DatabaseSink):
             statements += self._tables.strategy.end_scan(table, shape, at)
         statements.append(table.applied.advance(at.version, bookkeeping.LAST))
         statements.append(table.applied.scanned(at.version))
-        self._tables.run([Statement(sql, table.topic) for sql in statements])
+        self._tables.run([SqlStatement(sql, table.topic) for sql in statements])
         self._tables.forget_table(target.topic)
         self._tables.warehouse.rest()
 
@@ -203,7 +203,7 @@ class WarehouseSink(DatabaseSink):
             gone += self._tables.strategy.drop(table)
         self._tables.define(gone, target.topic)
         if self._policy.drop:
-            self._tables.run([Statement(table.applied.forget(), target.topic)])
+            self._tables.run([SqlStatement(table.applied.forget(), target.topic)])
         self._tables.warehouse.rest()
 
     def begin_scan(
@@ -214,7 +214,7 @@ class WarehouseSink(DatabaseSink):
         table = known.table
         if after is not None:
             gone = self._tables.strategy.forget_scans(table, after)
-            self._tables.run([Statement(sql, shape.topic) for sql in gone])
+            self._tables.run([SqlStatement(sql, shape.topic) for sql in gone])
         gathering = self._tables.strategy.gathers(table, shape)
         if gathering:
             self._tables.beside(table, shape, scan_name(shape.topic), NUMBERED_COLUMNS)
@@ -245,7 +245,7 @@ class WarehouseSink(DatabaseSink):
             self._tables.define([d.drop_table(warehouse.name(name)), create], shape.topic)
         else:
             sql = f"DELETE FROM {warehouse.name(name)} WHERE {d.quote(BATCH)} < {stale}"
-            self._tables.run([Statement(sql, shape.topic)])
+            self._tables.run([SqlStatement(sql, shape.topic)])
         return name
 
     # ------------------------------------------------------------------ rows
@@ -260,7 +260,7 @@ class WarehouseSink(DatabaseSink):
         pending.clear()
         pending.loads += 1
 
-    def _applying(self, pending: PendingRows) -> list[Statement]:
+    def _applying(self, pending: PendingRows) -> list[SqlStatement]:
         table, d = pending.table, self._tables.warehouse.dialect
         staged = pending.staged(self._tables.warehouse)
         where = f"{d.quote(BATCH)} = {staged.batch}"
@@ -276,4 +276,4 @@ class WarehouseSink(DatabaseSink):
         if not staged.scan:
             statements.append(table.applied.advance(staged.top.version, staged.top.seq or 0))
         statements.append(self._tables.strategy.unstage(d, staged.staging, staged.batch))
-        return [Statement(sql, table.topic) for sql in statements]
+        return [SqlStatement(sql, table.topic) for sql in statements]

@@ -22,7 +22,7 @@ from sinks.warehouse.merge import merge
 from sinks.warehouse.staging import BATCH, SEQUENCE, TargetShape
 from sinks.warehouse.tables import (
     StagedRows,
-    Table,
+    TargetTable,
     scan_name,
     side_name,
     staging_name,
@@ -39,9 +39,9 @@ class Strategy:
 
     def table(
         self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
-    ) -> Table:
+    ) -> TargetTable:
         """A target table and what belongs to it."""
-        return Table.of(warehouse, topic, policy, applied)
+        return TargetTable.of(warehouse, topic, policy, applied)
 
     def place(self, topic: str) -> str:
         """The table that holds the rows of a topic, unquoted: its columns are looked at."""
@@ -51,11 +51,11 @@ class Strategy:
         """The table of a target's sequence numbers, unquoted."""
         return side_name(topic)
 
-    def has_side(self, table: Table, schema: TableSchema) -> bool:
+    def has_side(self, table: TargetTable, schema: TableSchema) -> bool:
         """Sequence numbers are in a table beside the target."""
         return table.has_side(schema)
 
-    def number(self, table: Table, schema: TableSchema) -> str:
+    def number(self, table: TargetTable, schema: TableSchema) -> str:
         """The column by which a target of ours is known; empty where it has none."""
         return table.policy.sequence if schema.keyless else table.sequence
 
@@ -76,11 +76,11 @@ class Strategy:
         """The tables of the bookkeeping, unquoted."""
         return (bookkeeping.TABLE,)
 
-    def empty(self, table: Table) -> list[str]:
+    def empty(self, table: TargetTable) -> list[str]:
         """All rows of a target go."""
         return [f"DELETE FROM {table.name} WHERE 1 = 1"]
 
-    def readable(self, table: Table) -> str:
+    def readable(self, table: TargetTable) -> str:
         """The finished name of what shows the target's rows to its readers."""
         return table.name
 
@@ -100,7 +100,7 @@ class Strategy:
 
     # ------------------------------------------------------------------ definitions
 
-    def check(self, table: Table, schema: TableSchema) -> None:
+    def check(self, table: TargetTable, schema: TableSchema) -> None:
         """The table can be kept as the options say.
 
         Raises:
@@ -108,24 +108,26 @@ class Strategy:
         """
         table.check(schema)
 
-    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+    def columns(self, table: TargetTable, schema: TableSchema) -> dict[str, str]:
         """Columns of the table that holds the rows, and their SQL types."""
         return table.columns(schema)
 
-    def create(self, table: Table, schema: TableSchema) -> list[str]:
+    def create(self, table: TargetTable, schema: TableSchema) -> list[str]:
         """Definitions of a target that is not there."""
         columns, key = self.columns(table, schema), table.declared_key(schema)
         made = [table.d.create_table(table.name, columns, key)]
         return [table.d.drop_table(table.side), *made] if table.has_side(schema) else made
 
-    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+    def settle(self, table: TargetTable, schema: TableSchema) -> list[str]:
         """Definitions of what stands beside a target that is there and has all its columns."""
         if not table.has_side(schema):
             return []
         key = tuple(c.name for c in schema.key_columns)
         return [table.d.create_table(table.side, table.side_columns(schema), key)]
 
-    def evolve(self, table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[str]:
+    def evolve(
+        self, table: TargetTable, event: SchemaChange, present: Mapping[str, str]
+    ) -> list[str]:
         """Definitions that give the target the new shape; ``present`` are its columns now.
 
         Raises:
@@ -136,17 +138,17 @@ class Strategy:
             steps += _evolve_side(table, event)
         return steps
 
-    def drop(self, table: Table) -> list[str]:
+    def drop(self, table: TargetTable) -> list[str]:
         """Definitions that leave nothing of the target."""
         return [table.d.drop_table(table.name), table.d.drop_table(table.side)]
 
     # ------------------------------------------------------------------ rows
 
-    def begin(self, table: Table, node: str) -> list[str]:
+    def begin(self, table: TargetTable, node: str) -> list[str]:
         """First of a run that changes the table."""
         return [table.applied.lock(node)]
 
-    def apply(self, table: Table, staged: StagedRows) -> list[str]:
+    def apply(self, table: TargetTable, staged: StagedRows) -> list[str]:
         """A staged batch becomes part of the target."""
         mode = table.policy.mode(staged.shape.schema)
         if mode is MergeMode.APPEND:
@@ -161,7 +163,9 @@ class Strategy:
         """A batch leaves its staging table (a finished name)."""
         return f"DELETE FROM {staging} WHERE {d.quote(BATCH)} = {batch}"
 
-    def truncate(self, table: Table, shape: TargetShape, at: Timestamp, seq: int) -> list[str]:
+    def truncate(
+        self, table: TargetTable, shape: TargetShape, at: Timestamp, seq: int
+    ) -> list[str]:
         """All rows of the table went at the source."""
         d, removal = table.d, table.policy.removal
         if removal is Removal.RECORD:
@@ -184,18 +188,18 @@ class Strategy:
 
     # ------------------------------------------------------------------ scans
 
-    def gathers(self, table: Table, shape: TargetShape) -> list[str]:
+    def gathers(self, table: TargetTable, shape: TargetShape) -> list[str]:
         """Definitions of where a scan gathers that cannot go to the target row by row."""
         if table.policy.mode(shape.schema) is not MergeMode.COUNT:
             return []
         columns = keyless.scan_columns(table.d, shape)
         return [table.d.drop_table(table.scan), table.d.create_table(table.scan, columns)]
 
-    def forget_scans(self, table: Table, after: int) -> list[str]:
+    def forget_scans(self, table: TargetTable, after: int) -> list[str]:
         """Of a table that keeps all changes the rows of scans of later versions go."""
         return history.forget_scans(table, after)
 
-    def end_scan(self, table: Table, shape: TargetShape, at: Timestamp) -> list[str]:
+    def end_scan(self, table: TargetTable, shape: TargetShape, at: Timestamp) -> list[str]:
         """The whole scan was applied: what it did not find goes."""
         if table.policy.removal is Removal.RECORD:
             return []
@@ -206,7 +210,7 @@ class Strategy:
         return sweep(table, shape, at.version)
 
 
-def ours(table: Table, shape: TargetShape) -> str:
+def ours(table: TargetTable, shape: TargetShape) -> str:
     """SQL: the row is the feed's; one that was there before has no sequence number."""
     d = table.d
     if not table.policy.shared:
@@ -217,7 +221,7 @@ def ours(table: Table, shape: TargetShape) -> str:
     return f"EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE {same})"
 
 
-def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
+def _evolve_side(table: TargetTable, event: SchemaChange) -> list[str]:
     """Key columns of the side table follow those of the target."""
     d, pairs = table.d, zip(event.old.key_columns, event.new.key_columns, strict=True)
     found = []
@@ -229,7 +233,7 @@ def _evolve_side(table: Table, event: SchemaChange) -> list[str]:
     return found
 
 
-def sweep(table: Table, shape: TargetShape, version: int) -> list[str]:
+def sweep(table: TargetTable, shape: TargetShape, version: int) -> list[str]:
     """Rows of an older version than a scan no longer exist at the source.
 
     A row without a number was not written by the feed: in a shared target it stays, in one of the
@@ -256,12 +260,12 @@ def sweep(table: Table, shape: TargetShape, version: int) -> list[str]:
     return statements
 
 
-def is_deleted(table: Table) -> str:
+def is_deleted(table: TargetTable) -> str:
     """SQL: the row is marked as deleted."""
     return f"coalesce({table.d.quote(DELETED)}, {table.d.false})"
 
 
-def soft_delete_all(table: Table, version: int, where: str = "1 = 1") -> str:
+def soft_delete_all(table: TargetTable, version: int, where: str = "1 = 1") -> str:
     """Mark rows as deleted."""
     d = table.d
     sets = f"{d.quote(DELETED)} = {d.true}"

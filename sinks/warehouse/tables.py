@@ -18,7 +18,7 @@ _INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
 
 
 @dataclass(frozen=True)
-class Table:
+class TargetTable:
     """A target table of one feed and all that belongs to it.
 
     ``view`` is what readers ask where ``name`` holds more than the rows that are; else empty.
@@ -42,7 +42,7 @@ class Table:
     @classmethod
     def of(
         cls, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
-    ) -> Table:
+    ) -> TargetTable:
         """The table of a topic."""
         return cls(
             d=warehouse.dialect,

@@ -49,7 +49,7 @@ class RefusedContent(Exception):
         self.status = status
 
 
-class Client:
+class WebhookClient:
     """POSTs bodies to one endpoint; used by several threads."""
 
     def __init__(

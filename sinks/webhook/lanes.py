@@ -16,7 +16,7 @@ BUFFER_BYTES = 32_000_000
 """Messages that wait in memory; ``put`` waits above it."""
 
 
-class Lanes:
+class OrderedQueues:
     """Queues with a sender each. ``put``, ``settle`` and ``drop`` are one thread's."""
 
     def __init__(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code, raise_all
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
-from changefeed.options.sink_config import Retry, WebhookSinkConfig
+from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
 from sinks.parameters import TLS, TOPIC_PREFIX, Parameters
 
 MAX_MESSAGES = 1_000
@@ -29,7 +29,7 @@ PARAMETERS = (
     Parameter(
         "parallel",
         "The most requests under way at once; rows of one key are never in two.",
-        Kind.NUMBER,
+        ParameterKind.NUMBER,
         default=str(DEFAULT_PARALLEL),
     ),
     TOPIC_PREFIX,
@@ -73,7 +73,7 @@ class WebhookSettings:
     messages: int
     bytes: int
     frequency: float
-    retry: Retry
+    retry: RetryLimits
     timeout: float
     parallel: int
     compression: str

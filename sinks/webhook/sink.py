@@ -29,11 +29,11 @@ from sinks.base import (
 )
 from sinks.naming import kafka_topic_name
 from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves
-from sinks.webhook.lanes import Lanes
+from sinks.webhook.lanes import OrderedQueues
 from sinks.webhook.options import PARAMETERS, WebhookSettings, parse
 
 if TYPE_CHECKING:
-    from sinks.webhook.client import Client
+    from sinks.webhook.client import WebhookClient
 
 
 class WebhookSink(Sink):
@@ -57,8 +57,8 @@ class WebhookSink(Sink):
         self._reset()
 
     def _reset(self) -> None:
-        self._client: Client | None = None
-        self._lanes: Lanes | None = None
+        self._client: WebhookClient | None = None
+        self._lanes: OrderedQueues | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("settings", "_feed", "_job")
@@ -99,13 +99,13 @@ class WebhookSink(Sink):
             "shows when the feed runs"
         )
 
-    def _connected(self) -> tuple[Client, Lanes]:
+    def _connected(self) -> tuple[WebhookClient, OrderedQueues]:
         if self._client is None or self._lanes is None:
-            from sinks.webhook.client import Client
+            from sinks.webhook.client import WebhookClient
 
             settings = self.settings
-            lanes = Lanes(settings.parallel, settings.messages, settings.bytes, self._send)
-            self._client = Client(settings, self._feed, lanes.halt)
+            lanes = OrderedQueues(settings.parallel, settings.messages, settings.bytes, self._send)
+            self._client = WebhookClient(settings, self._feed, lanes.halt)
             self._lanes = lanes
         return self._client, self._lanes
 

@@ -15,7 +15,7 @@ from sinks.registry import open_sink
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.warehouse.bigquery.client import BigQueryWarehouse
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from tests.services.bigquery import BigQueryEmulator
 
 
@@ -69,7 +69,7 @@ def warehouse(bigquery: BigQueryEmulator, harness: BigQueryHarness) -> Iterator[
     made = BigQueryWarehouse("local", harness.dataset, endpoint=bigquery.endpoint)
     made.connect()
     made.run(
-        [Statement(made.dialect.create_table(made.name("s"), {"a": "INT64", "b.c": "STRING"}))]
+        [SqlStatement(made.dialect.create_table(made.name("s"), {"a": "INT64", "b.c": "STRING"}))]
     )
     yield made
     made.close()
@@ -117,9 +117,9 @@ def test_loads_through_a_bucket(
 
 @pytest.mark.bigquery
 def test_a_script_is_all_or_nothing(warehouse: BigQueryWarehouse) -> None:
-    insert = Statement(f"INSERT INTO {warehouse.name('s')} (`a`) VALUES (1)", "s")
+    insert = SqlStatement(f"INSERT INTO {warehouse.name('s')} (`a`) VALUES (1)", "s")
     with pytest.raises(ChangefeedError) as caught:
-        warehouse.run([insert, Statement("SELECT ERROR('hushhush')", "s")])
+        warehouse.run([insert, SqlStatement("SELECT ERROR('hushhush')", "s")])
     assert caught.value.code.number == "CF5006"
     assert "hushhush" not in f"{caught.value.message} {caught.value.detail}"
     assert _count(warehouse) == 0

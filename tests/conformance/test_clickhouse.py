@@ -17,7 +17,7 @@ from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import live, run_random_rounds
 from sinks.testing.rows import (
     RowFeed,
-    Source,
+    SourceDouble,
     column_of,
     delete,
     insert,
@@ -26,7 +26,7 @@ from sinks.testing.rows import (
     update,
 )
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from tests.conformance.test_warehouse import late_run
 from tests.services.cache import server_folder
 from tests.services.clickhouse import PASSWORD, ClickHouseServer
@@ -98,7 +98,7 @@ def test_a_round_cut_anywhere_comes_again(
 ) -> None:
     """A run that ends between any two statements of a round, and the whole log once more."""
     keyless = [] if options else [table_of("v", a="int32", b="text")]
-    source = Source(table_of("t", key=("a",), a="int32", b="text"), *keyless)
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"), *keyless)
     feed = RowFeed(source, options=options)
     steps = 0
     for step in range(2):
@@ -133,7 +133,7 @@ def _deliver_until(feed: RowFeed, sink: Sink, begin: int, cut: int) -> bool:
     server = sink.server  # type: ignore[attr-defined]
     run = server.run
 
-    def partly(statements: Sequence[Statement]) -> None:
+    def partly(statements: Sequence[SqlStatement]) -> None:
         run(statements[:cut])
         if cut < len(statements):
             raise _Cut
@@ -161,7 +161,7 @@ def test_random_rounds_replays_cuts_and_scans(
 
 def test_every_change_of_scans_that_break_and_of_truncations(harness: ClickHouseHarness) -> None:
     options = {"history": "append"}
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.load("t", [{"a": i, "b": "old"} for i in range(4)])
     feed = RowFeed(source, options=options)
     feed.scan(feed.open(harness.sink(options)), "t", upto=2, end=False)
@@ -189,7 +189,7 @@ def test_every_change_of_scans_that_break_and_of_truncations(harness: ClickHouse
 
 def test_versions_end_with_a_truncation_and_with_a_scan(harness: ClickHouseHarness) -> None:
     options = {"history": "scd2"}
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     feed = RowFeed(source, options=options)
     sink = feed.open(harness.sink(options))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -212,7 +212,7 @@ def test_versions_end_with_a_truncation_and_with_a_scan(harness: ClickHouseHarne
 
 def test_old_versions_are_behind_the_view(harness: ClickHouseHarness) -> None:
     """What a reader of the table itself finds, with FINAL and without."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -232,7 +232,7 @@ def test_old_versions_are_behind_the_view(harness: ClickHouseHarness) -> None:
 
 
 def test_a_server_that_goes_away() -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     feed = RowFeed(source)
     with server_folder("clickhouse") as folder:
         server = ClickHouseServer(folder)
@@ -261,7 +261,7 @@ def test_a_server_that_goes_away() -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-def _code(sink: Sink, source: Source) -> ChangefeedError:
+def _code(sink: Sink, source: SourceDouble) -> ChangefeedError:
     feed = RowFeed(source)
     with pytest.raises(ChangefeedError) as caught:
         feed.open(sink)
@@ -274,7 +274,7 @@ def _code(sink: Sink, source: Source) -> ChangefeedError:
 
 
 def test_refusals(harness: ClickHouseHarness) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="secret-value"))
     uri = harness.server.uri(harness.database)
     assert _code(open_sink(uri.replace(PASSWORD, "wrong")), source).code.number == "CF5002"
@@ -302,7 +302,7 @@ def test_refusals(harness: ClickHouseHarness) -> None:
 def test_a_key_cannot_be_altered(harness: ClickHouseHarness, change: str) -> None:
     old = table_of("t", key=("a",), a="int32", b="text")
     to = column_of("k", "int32", 1) if change == "rename" else column_of("a", "int64", 1)
-    source = Source(old)
+    source = SourceDouble(old)
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
     source.commit(insert("t", a=1, b="x"))
@@ -317,7 +317,7 @@ def test_a_key_cannot_be_altered(harness: ClickHouseHarness, change: str) -> Non
 
 def test_a_table_without_a_key_keeps_its_columns(harness: ClickHouseHarness) -> None:
     old = table_of("v", a="int32")
-    source = Source(old)
+    source = SourceDouble(old)
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
     source.commit(insert("v", a=1), insert("v", a=1))

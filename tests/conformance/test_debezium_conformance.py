@@ -14,7 +14,7 @@ import pytest
 from changefeed.sources.base import Source
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import Session, SourceHarness, Type
+from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
 from tests.conformance.test_mysql_conformance import _Session as MySQLSession
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
@@ -96,7 +96,7 @@ class MySQLHarness(SourceHarness):
         self._opened.append(source)
         return source
 
-    def connect(self) -> Session:
+    def connect(self) -> UserSession:
         return MySQLSession(self._server, self._database)
 
     def types(self) -> Sequence[Type]:

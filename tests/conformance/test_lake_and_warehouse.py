@@ -12,7 +12,7 @@ import pytest
 from changefeed.spark.session import SparkEngine
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import feed_of
-from sinks.testing.rows import Source, delete, insert, table_of, truncate, update
+from sinks.testing.rows import SourceDouble, delete, insert, table_of, truncate, update
 from tests.conformance.test_lake import LakeHarness, place
 from tests.conformance.test_warehouse import DuckDBHarness
 
@@ -62,7 +62,7 @@ def delivered(
     counted = keyless and options.get("existing_target") != "merge"
     recounted = options.get("history") != "append"
     tables = (KEYED, OTHER, KEYLESS) if counted else (KEYED, OTHER)
-    source = Source(*tables)
+    source = SourceDouble(*tables)
     names = ["t", "v"] if counted else ["t"]
     source.load("t", [{"a": i, "b": "old", "c": "large"} for i in range(6)])
     if counted:

@@ -10,7 +10,7 @@ import pytest
 from changefeed.sources.base import Source
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import Session, SourceHarness, Type
+from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
 from tests.services.mysql import BinlogServer
 
 BOTH = (
@@ -138,7 +138,7 @@ class MySQLHarness(SourceHarness):
         self._opened.append(source)
         return source
 
-    def connect(self) -> Session:
+    def connect(self) -> UserSession:
         return _Session(self._server, self._database)
 
     def types(self) -> Sequence[Type]:

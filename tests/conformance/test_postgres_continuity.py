@@ -15,7 +15,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Frontier
-from changefeed.sources.postgres.continuity import History
+from changefeed.sources.postgres.continuity import ServerHistory
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn
 from tests.conftest import PostgresFactory
 from tests.helpers.postgres_tail import SLOT, Catalog, Tail, prepare
@@ -145,7 +145,7 @@ def test_restored_server_with_another_transaction_at_the_same_place(reader: Read
     with reader.restored():
         reader.insert(2)
         reader.read()
-    witness = History.parse(reader.frontier.history).witness
+    witness = ServerHistory.parse(reader.frontier.history).witness
     reader.insert(2)
     reader.grow(lsn_of(reader.frontier.position))
     message = reader.refused()
@@ -217,7 +217,7 @@ def test_frontier_without_history_is_taken_as_it_is(reader: Reader) -> None:
     reader.insert(2)
     reader.read()
     assert reader.rows == [1, 2]
-    history = History.parse(reader.frontier.history)
+    history = ServerHistory.parse(reader.frontier.history)
     assert history.timeline == 1 and history.witness is not None
 
 
@@ -254,7 +254,7 @@ def test_old_primary_that_came_back(own_postgres_factory: PostgresFactory, tmp_p
         reader.cluster = copy
         reader.insert(2)
         reader.read()
-        assert History.parse(reader.frontier.history).timeline == 2
+        assert ServerHistory.parse(reader.frontier.history).timeline == 2
     reader.cluster = primary.start()
     reader.grow(lsn_of(reader.frontier.position))
     assert "timeline 1, which does not come from timeline 2" in reader.refused()

@@ -27,9 +27,9 @@ from sinks.kafka.sink import KafkaSink
 from sinks.kafka.topics import Topics
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, run_case
-from sinks.testing.feed import Feed, Write, at, put, table_schema
+from sinks.testing.feed import FeedDouble, Write, at, put, table_schema
 from sinks.testing.messages import Message, parse_message
-from sinks.testing.retry import Attempt, Retry, RetryPolicy
+from sinks.testing.retry import Attempt, RetryLoop, RetryPolicy
 from sinks.testing.validators import (
     FingerprintValidator,
     OrderValidator,
@@ -66,7 +66,7 @@ def read(broker: KafkaBroker, topic: str) -> list[Message]:
     return [parse_message(r.topic, r.partition, r.key, r.value) for r in broker.messages(topic)]
 
 
-def check(broker: KafkaBroker, feed: Feed) -> None:
+def check(broker: KafkaBroker, feed: FeedDouble) -> None:
     topics = [target.topic for target in feed.targets.values()]
     counts = {t: n for t, n in broker.topics().items() if t in topics}
     messages = [message for topic in topics for message in read(broker, topic)]
@@ -124,7 +124,7 @@ def test_outlives_outage(own_kafka: KafkaBroker, producer: str) -> None:
 def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: str) -> None:
     """One row of each key is rewritten all the time; the broker dies twice under it."""
     own_kafka.create_topic("t", 3)
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     sink = make_sink(own_kafka, stall=1.5)
     feed.open(sink)
     failures: list[Attempt] = []
@@ -143,7 +143,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
             own_kafka.start()
         killed.set()
 
-    retry = Retry(
+    retry = RetryLoop(
         RetryPolicy(retry_for=60, longest=0.5),
         SystemClock(),
         threading.Event().wait,
@@ -175,7 +175,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
 
 
 def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker, producer: str) -> None:
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     sink = make_sink(own_kafka, stall=5.0)
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1)])
@@ -196,7 +196,7 @@ def test_an_interrupted_sink_does_not_wait_for_a_frozen_broker(
     own_kafka: KafkaBroker, producer: str
 ) -> None:
     """A node that is stopped does not wait out the patience with a broker that is away."""
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     sink = make_sink(own_kafka, stall=120.0)
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1)])
@@ -226,7 +226,7 @@ def test_nothing_reaches_the_terminal(producer: str, capfd: pytest.CaptureFixtur
     sink = KafkaSink("kafka://127.0.0.1:1")
     sink.request_seconds, sink.stall_seconds = 2.0, 0.5
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(sink)
+        FeedDouble({"t": "t"}).open(sink)
     assert caught.value.code.number == "CF5001"
     assert "127.0.0.1:1" in caught.value.detail
     channel = open_channel({**BASE, "bootstrap.servers": "127.0.0.1:1"}, Reasons(), 0.5)
@@ -305,7 +305,7 @@ def test_a_full_queue_waits_and_keeps_order(kafka: KafkaBroker, producer: str, t
 
 
 def test_headers_arrive(kafka: KafkaBroker, producer: str, topic: str) -> None:
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     sink = make_sink(kafka)
     feed.open(sink)
     headers = '{"trace": "abc", "hops": 3, "none": null}'
@@ -323,7 +323,7 @@ def test_a_refused_message_leaves_no_gap(
     """The broker refuses one message: nothing behind it arrives, so the repeat is in order."""
     monkeypatch.setattr(Topics, "limit", lambda self, name: None)
     kafka.create_topic(topic, 1, **{"max.message.bytes": "2000"})
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     # Every message a batch of its own, so the ones behind the refused one could arrive.
     sink = make_sink(kafka, producer={"batch.num.messages": "1", "linger.ms": "0"})
     feed.open(sink)
@@ -360,7 +360,7 @@ def test_a_refused_message_leaves_no_gap(
 def test_missing_topics_are_made_with_one_partition(kafka: KafkaBroker, topic: str) -> None:
     kafka.create_topic(f"{topic}_old", 4)
     sink = make_sink(kafka)
-    Feed({"t": f"{topic}_old", "u": f"{topic}_new"}).open(sink)
+    FeedDouble({"t": f"{topic}_old", "u": f"{topic}_new"}).open(sink)
     wanted = {f"{topic}_old": 4, f"{topic}_new": 1}
     deadline = time.monotonic() + 10
     while not wanted.keys() <= kafka.topics().keys() and time.monotonic() < deadline:
@@ -373,7 +373,7 @@ def test_marks_reach_partitions_added_later(kafka: KafkaBroker, topic: str) -> N
     from confluent_kafka.cimpl import NewPartitions
 
     kafka.create_topic(topic, 2)
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     sink = make_sink(kafka)
     feed.open(sink)
     feed.resolve(sink, at(1))
@@ -390,7 +390,7 @@ def test_marks_reach_partitions_added_later(kafka: KafkaBroker, topic: str) -> N
 
 
 def test_a_topic_that_vanished_is_made_again(kafka: KafkaBroker, topic: str) -> None:
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     sink = make_sink(kafka)
     feed.open(sink)
     admin = kafka.admin()
@@ -438,7 +438,7 @@ LOGINS: dict[str, Callable[[KafkaBroker], str]] = {
 @pytest.mark.parametrize("login", LOGINS)
 def test_logins(login: str, secure_kafka: KafkaBroker, topic: str) -> None:
     sink = open_sink(LOGINS[login](secure_kafka))
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1)])
     feed.resolve(sink)
@@ -451,7 +451,7 @@ def test_a_wrong_password_stops_the_feed(secure_kafka: KafkaBroker, topic: str) 
     wrong = "wrong-hunter2"
     sink = open_sink(f"kafka://{secure_kafka.sasl_bootstrap}?{_login(sasl_password=wrong)}")
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": topic}).open(sink)
+        FeedDouble({"t": topic}).open(sink)
     assert caught.value.code.number == "CF5002"
     assert wrong not in f"{caught.value.message} {caught.value.detail} {caught.value.hint}"
     sink.close()
@@ -460,7 +460,7 @@ def test_a_wrong_password_stops_the_feed(secure_kafka: KafkaBroker, topic: str) 
 def test_an_unknown_authority_is_told(secure_kafka: KafkaBroker, topic: str) -> None:
     sink = open_sink(f"kafka://{secure_kafka.tls_bootstrap}?tls_enabled=true")
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": topic}).open(sink)
+        FeedDouble({"t": topic}).open(sink)
     assert "certificate" in caught.value.detail
     sink.close()
 
@@ -475,7 +475,7 @@ def _task(sink: Sink, batches: list[Batch]) -> list[Receipt]:
 
 def test_tasks_in_other_processes(kafka: KafkaBroker, topic: str) -> None:
     kafka.create_topic(topic, 3)
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     sink = make_sink(kafka)
     feed.open(sink)
     epoch = feed.epoch(at(1))

@@ -9,7 +9,7 @@ import pytest
 
 from changefeed.core.events import SchemaChange
 from sinks.kafka.sink import KafkaSink
-from sinks.testing.feed import Feed, at, put, table_schema
+from sinks.testing.feed import FeedDouble, at, put, table_schema
 from tests.services.kafka import KafkaBroker
 
 pytestmark = pytest.mark.kafka
@@ -21,7 +21,7 @@ def told(broker: KafkaBroker, topic: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 def test_schemas_are_told_before_their_rows(kafka: KafkaBroker, topic: str, delivery: str) -> None:
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     uri = f"{kafka.uri}?schema_topic={topic}_schemas&progress_topic={topic}_progress"
     sink = KafkaSink(uri, {"delivery": delivery})
     feed.open(sink)
@@ -49,7 +49,7 @@ def test_schemas_are_told_before_their_rows(kafka: KafkaBroker, topic: str, deli
 
 
 def test_a_restart_tells_again(kafka: KafkaBroker, topic: str) -> None:
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     uri = f"{kafka.uri}?schema_topic={topic}_schemas"
     for number in (1, 2):
         sink = KafkaSink(uri)
@@ -60,7 +60,7 @@ def test_a_restart_tells_again(kafka: KafkaBroker, topic: str) -> None:
 
 
 def test_without_the_parameter_nothing_is_told(kafka: KafkaBroker, topic: str) -> None:
-    feed = Feed({"t": topic})
+    feed = FeedDouble({"t": topic})
     sink = KafkaSink(kafka.uri)
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 10)])
@@ -75,7 +75,7 @@ def test_without_the_parameter_nothing_is_told(kafka: KafkaBroker, topic: str) -
 def test_a_dropped_table_is_told(kafka: KafkaBroker, topic: str, delivery: str) -> None:
     """After its rows; a table that is made again in its place tells its schema."""
     table = f"dropped_{delivery}"  # what a process has told, it does not tell the same node again
-    feed = Feed({table: topic})
+    feed = FeedDouble({table: topic})
     uri = f"{kafka.uri}?schema_topic={topic}_schemas&progress_topic={topic}_progress"
     sink = KafkaSink(uri, {"delivery": delivery})
     feed.open(sink)

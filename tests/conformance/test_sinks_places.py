@@ -17,7 +17,7 @@ from sinks.base import Sink
 from sinks.files.places import objects
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import Feed, put
+from sinks.testing.feed import FeedDouble, put
 from sinks.testing.messages import Message
 from sinks.testing.readers import file_bytes, read_files, visible_files
 from tests.services.putserver import PutServer
@@ -81,7 +81,7 @@ def test_by_put(case: Case, server: PutServer) -> None:
 def test_answers_of_a_server(server: PutServer, status: int, code: str) -> None:
     server.login, server.status = "", status
     sink = open_sink(f"http://127.0.0.1:{server.port}/x")
-    feed = Feed({"t": "t"}, key_in_value=True)
+    feed = FeedDouble({"t": "t"}, key_in_value=True)
     feed.open(sink)
     with pytest.raises(ChangefeedError) as caught:
         feed.deliver(sink, [put(1, "x", 1)])
@@ -92,7 +92,7 @@ def test_answers_of_a_server(server: PutServer, status: int, code: str) -> None:
 
 def test_no_server() -> None:
     sink = open_sink("http://127.0.0.1:1/x")
-    feed = Feed({"t": "t"}, key_in_value=True)
+    feed = FeedDouble({"t": "t"}, key_in_value=True)
     feed.open(sink)
     with pytest.raises(ChangefeedError) as caught:
         feed.deliver(sink, [put(1, "x", 1)])
@@ -129,7 +129,7 @@ def test_by_rename(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_hdfs_without_its_library() -> None:
     sink = open_sink("hdfs://namenode:8020/x")
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(sink)
+        FeedDouble({"t": "t"}).open(sink)
     assert caught.value.code.number in ("CF5005", "CF5001")
     if caught.value.code.number == "CF5005":
         assert "CLASSPATH" in caught.value.hint

@@ -33,7 +33,7 @@ from sinks.files.places.base import CanRead
 from sinks.files.sink import FilesSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import Feed, at, put
+from sinks.testing.feed import FeedDouble, at, put
 from sinks.testing.messages import Message
 from sinks.testing.readers import file_bytes, read_files, visible_files
 from tests.services.azure import ACCOUNT, AzureServer
@@ -124,16 +124,16 @@ def test_conformance(
         pytest.skip(f"never: {reason}")
 
 
-def opened(uri: str) -> tuple[Sink, Feed]:
+def opened(uri: str) -> tuple[Sink, FeedDouble]:
     sink = made(uri)
-    feed = Feed({"t": "t", "u": "u"}, key_in_value=True)
+    feed = FeedDouble({"t": "t", "u": "u"}, key_in_value=True)
     feed.open(sink)
     return sink, feed
 
 
 def failure(uri: str, *secrets: str) -> ChangefeedError:
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(made(uri))
+        FeedDouble({"t": "t"}).open(made(uri))
     shown = f"{caught.value.message}{caught.value.detail}{caught.value.hint}"
     assert not any(secret in shown for secret in (SECRET, *secrets))
     return caught.value
@@ -480,7 +480,7 @@ def test_azure_leftovers_are_swept(azure: AzureServer) -> None:
     assert sorted(azure.objects("swept/x")) == sorted([*stays, "part"])
     later = made(azure.uri("swept/x"))
     later.clock = ManualClock(time.time_ns() + 7200 * 10**9)
-    Feed({"t": "t"}, key_in_value=True).open(later)
+    FeedDouble({"t": "t"}, key_in_value=True).open(later)
     later.close()
     assert sorted(azure.objects("swept/x")) == stays
 
@@ -489,5 +489,5 @@ def test_an_address_is_not_a_part_of_the_name() -> None:
     """What stands for the store in errors and manifests has no parameters in it."""
     sink = made(f"gs://b/x?BEARER_TOKEN=t&GCS_ENDPOINT={quote('http://127.0.0.1:1')}")
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(sink)
+        FeedDouble({"t": "t"}).open(sink)
     assert urlsplit(caught.value.message.split()[0]).query == ""

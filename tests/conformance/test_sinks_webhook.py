@@ -21,7 +21,7 @@ from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Sink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import Feed, at, put
+from sinks.testing.feed import FeedDouble, at, put
 from sinks.testing.messages import Message
 from tests.services.certificates import write_certificates
 from tests.services.webhook import WebhookServer
@@ -108,10 +108,10 @@ def test_conformance(case: Case, kind: str, certificates: Path) -> None:
 # ------------------------------------------------------------------------------- requests
 
 
-def opened(uri: str, **options: object) -> tuple[Sink, Feed]:
+def opened(uri: str, **options: object) -> tuple[Sink, FeedDouble]:
     given = {"webhook_sink_config": webhook_sink_config(FAST), **options}
     sink = open_sink(uri, given)
-    feed = Feed({"t": "t", "u": "u"}, key_in_value=True, topic_in_value=True)
+    feed = FeedDouble({"t": "t", "u": "u"}, key_in_value=True, topic_in_value=True)
     feed.open(sink)
     return sink, feed
 

@@ -20,7 +20,7 @@ from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import run_random_rounds
 from sinks.testing.rows import (
     RowFeed,
-    Source,
+    SourceDouble,
     column_of,
     delete,
     insert,
@@ -130,7 +130,7 @@ class _Watched:
 
 def test_readers_see_whole_transactions(harness: SpannerHarness) -> None:
     """A round of many commits: after each of them both tables are as the source once had them."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
 
     def now() -> list[object]:
         return [source.rows(table) for table in ("t", "v")]
@@ -157,7 +157,7 @@ def test_readers_see_whole_transactions(harness: SpannerHarness) -> None:
 
 def test_a_transaction_larger_than_a_commit(harness: SpannerHarness) -> None:
     """It is several commits, and wherever they are cut the rest comes, once."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
     source.commit(*(insert("t", a=i, b="x") for i in range(20)), *(insert("v", a=1),) * 9)
     feed = RowFeed(source)
     commits = 0
@@ -195,7 +195,7 @@ def _deliver_until(feed: RowFeed, sink: Sink, begin: int, commits: int) -> None:
 
 def test_a_large_round_is_within_the_limits(harness: SpannerHarness) -> None:
     """100,000 mutations come, and go again in one transaction. The fake counts them."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text", c="int64"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text", c="int64"))
     source.commit(*(insert("t", a=i, b="x", c=i) for i in range(25_000)))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
@@ -214,7 +214,7 @@ def test_a_commit_that_is_too_large_is_cut_again(
 ) -> None:
     """Indexes of somebody's make more mutations than the sink knows of."""
     keyless = [] if options else [table_of("v", a="int32", b="text")]
-    source = Source(table_of("t", key=("a",), a="int32", b="text"), *keyless)
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"), *keyless)
     source.load("t", [{"a": i, "b": "x"} for i in range(50)])
     if keyless:
         source.load("v", [{"a": i // 2, "b": "x"} for i in range(50)])
@@ -280,7 +280,7 @@ def test_a_refused_row_names_its_table(harness: SpannerHarness) -> None:
     define = harness.server.define
     define(harness.database, "CREATE TABLE t (a INT64, b INT64) PRIMARY KEY (a)")
     tables = [table_of(name, key=("a",), a="int32", b="text") for name in ("s", "t", "u")]
-    source = Source(*tables)
+    source = SourceDouble(*tables)
     source.commit(*(insert(name, a=1, b="text") for name in ("s", "t", "u")))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
@@ -293,7 +293,7 @@ def test_a_refused_row_names_its_table(harness: SpannerHarness) -> None:
 
 def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
     """Another run commits between the reads of a transaction and its commit."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="x"))
     feed = RowFeed(source)
     late, other = feed.open(harness.sink()), feed.open(harness.sink())
@@ -324,7 +324,7 @@ def test_an_aborted_transaction_begins_anew(harness: SpannerHarness) -> None:
 def test_a_late_change_of_shape(harness: SpannerHarness) -> None:
     """A run that follows a change that another one has left behind takes nothing back."""
     old = table_of("t", key=("a",), a="int32", b="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", a=1, b="x"))
     feed = RowFeed(source)
     late, other = feed.open(harness.sink()), feed.open(harness.sink())
@@ -345,7 +345,7 @@ def test_a_late_change_of_shape(harness: SpannerHarness) -> None:
 def test_a_late_truncate(harness: SpannerHarness, options: Mapping[str, object]) -> None:
     """What another run has truncated softly is not gone through again."""
     options = {"deletes": "soft", **options}
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="x"))
     feed = RowFeed(source, options=options)
     late, other = feed.open(harness.sink(options)), feed.open(harness.sink(options))
@@ -365,7 +365,7 @@ def test_a_late_truncate(harness: SpannerHarness, options: Mapping[str, object])
 
 def test_the_longest_names(harness: SpannerHarness) -> None:
     name = "n" * 128
-    source = Source(table_of(name, key=("a",), a="int32"))
+    source = SourceDouble(table_of(name, key=("a",), a="int32"))
     source.commit(insert(name, a=1), insert(name, a=2), delete(name, a=1))
     feed = RowFeed(source)
     sink = feed.open(harness.sink({"sequence_column": "none"}))
@@ -403,7 +403,7 @@ def test_values_come_through(harness: SpannerHarness) -> None:
         "clock": ("time", "23:59:60", "23:59:60"),
     }
     schema = table_of("t", key=("k",), k="int32", **{n: kind for n, (kind, _, _) in wide.items()})
-    source = Source(schema)
+    source = SourceDouble(schema)
     source.commit(insert("t", k=1, **{n: value for n, (_, value, _) in wide.items()}))
     source.commit(insert("t", k=2))
     feed = RowFeed(source)
@@ -440,7 +440,7 @@ def test_rows_are_found_by_keys_of_all_types(
     """A stored number guards a row, so an answered key has to be known again."""
     if kind.startswith("decimal") and not harness.server.real:
         pytest.skip("the fake keeps numbers as texts")
-    source = Source(table_of("t", key=("k",), k=kind, n="int32"))
+    source = SourceDouble(table_of("t", key=("k",), k=kind, n="int32"))
     source.commit(*(insert("t", k=key, n=i) for i, key in enumerate(keys[:2])))
     feed = RowFeed(source, options={"deletes": "soft"})
     sink = feed.open(harness.sink({"deletes": "soft"}))
@@ -470,7 +470,7 @@ def _answered(sink: SpannerSink) -> list[Any]:
 def test_the_number_beside_the_table(harness: SpannerHarness) -> None:
     """``sequence_column = 'none'``: as in the list, without the table that has no key."""
     options = {"sequence_column": "none"}
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.load("t", [{"a": i, "b": "old"} for i in range(4)])
     feed = RowFeed(source, options=options)
     first = feed.open(harness.sink(options))
@@ -496,7 +496,7 @@ def test_the_number_beside_the_table(harness: SpannerHarness) -> None:
 def test_a_table_without_a_key_gets_columns(harness: SpannerHarness) -> None:
     """Rows are found by a digest that outlives a new column and a new name of one."""
     old = table_of("v", a="int32", b="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("v", a=1, b="x"), insert("v", a=1, b="x"), insert("v", a=2, b=None))
     a, b = old.columns
     columns = (a, replace(b, name="c"), column_of("d", "text", 3))
@@ -520,7 +520,7 @@ def test_a_table_without_a_key_gets_columns(harness: SpannerHarness) -> None:
 )
 def test_what_cannot_be_altered(harness: SpannerHarness, change: str, words: str) -> None:
     old = table_of("t", key=("a",), a="int32", b="int32")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", a=1, b=1))
     a, b = old.columns
     if change == "rename":
@@ -541,7 +541,7 @@ def test_a_rename_that_fails_again_and_again(harness: SpannerHarness) -> None:
     """DROP COLUMN is refused while an index of somebody's stands on it: nothing gets lost, nothing
     runs for ever, and when the index is gone it is done."""
     old = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", a=1, b="x", c="y"), insert("t", a=2, b=None, c="y"))
     a, b, c = old.columns
     feed = RowFeed(source)
@@ -589,7 +589,7 @@ def test_what_was_dropped_is_moved_aside_whole(harness: SpannerHarness) -> None:
     """Cut after each definition and each copy: the values of a dropped column are not those of the
     one that got its name."""
     old = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", a=1, b="x", c="y"), insert("t", a=2, b=None, c="y"))
     a, b, _ = old.columns
     source.alter("t", replace(old, columns=(a, b)))
@@ -624,7 +624,7 @@ def test_names_that_differ_only_in_case(harness: SpannerHarness) -> None:
     if not harness.server.real:
         pytest.skip("the fake tells names of columns apart by case")
     old = table_of("t", key=("id",), id="int32", foo="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", id=1, foo="x"), insert("t", id=2, foo="x"))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
@@ -670,7 +670,7 @@ def test_names_that_go_round_are_refused(
     harness: SpannerHarness, names: Mapping[str, str], words: str
 ) -> None:
     old = table_of("t", key=("a",), a="int32", b="text", c="text")
-    source = Source(old)
+    source = SourceDouble(old)
     source.commit(insert("t", a=1, b="x", c="y"))
     columns = [replace(each, name=names.get(each.name, each.name)) for each in old.columns]
     columns = [each for each in columns if each.name]
@@ -692,7 +692,9 @@ def test_names_that_go_round_are_refused(
 
 
 def test_tables_that_differ_only_in_case(harness: SpannerHarness) -> None:
-    source = Source(table_of("t", key=("a",), a="int32"), table_of("T", key=("a",), a="int32"))
+    source = SourceDouble(
+        table_of("t", key=("a",), a="int32"), table_of("T", key=("a",), a="int32")
+    )
     source.commit(insert("t", a=1))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
@@ -707,7 +709,7 @@ def test_tables_that_differ_only_in_case(harness: SpannerHarness) -> None:
 
 def test_long_texts_without_a_key(harness: SpannerHarness) -> None:
     """Its columns are no key of Spanner's, whose keys have 8 KiB."""
-    source = Source(table_of("v", a="int32", b="text"))
+    source = SourceDouble(table_of("v", a="int32", b="text"))
     source.commit(insert("v", a=1, b="x" * 9_000), insert("v", a=1, b="x" * 9_000))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())
@@ -721,7 +723,7 @@ def test_long_texts_without_a_key(harness: SpannerHarness) -> None:
 @pytest.mark.parametrize("key", [("a",), ()], ids=["key", "none"])
 def test_a_scan_does_not_wait_in_memory(harness: SpannerHarness, key: tuple[str, ...]) -> None:
     """Rows of a scan become part of the target piece by piece, and the next attempt starts over."""
-    source = Source(table_of("t", key=key, a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=key, a="int32", b="text"))
     source.load("t", [{"a": i // (1 if key else 2), "b": "x"} for i in range(30)])
     seen: list[int] = []
     last: list[Batch] = []
@@ -756,7 +758,7 @@ def loading_often(harness: SpannerHarness) -> SpannerSink:
 
 
 def test_what_is_beside_the_tables(harness: SpannerHarness) -> None:
-    source = Source(table_of("_t", key=("a",), a="int32"))
+    source = SourceDouble(table_of("_t", key=("a",), a="int32"))
     source.commit(insert("_t", a=1))
     feed = RowFeed(source, lambda table: harness.sink().topic(table))
     sink = feed.open(harness.sink())
@@ -772,7 +774,7 @@ def test_what_is_beside_the_tables(harness: SpannerHarness) -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-def _error(sink: Sink, source: Source) -> ChangefeedError:
+def _error(sink: Sink, source: SourceDouble) -> ChangefeedError:
     feed = RowFeed(source)
     with pytest.raises(ChangefeedError) as caught:
         feed.open(sink)
@@ -784,7 +786,7 @@ def _error(sink: Sink, source: Source) -> ChangefeedError:
 
 
 def test_refusals(harness: SpannerHarness) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="secret-value"))
     uri = harness.server.uri(harness.database)
     absent = _error(open_sink(uri.replace(harness.database, "absent")), source)
@@ -802,7 +804,7 @@ def test_refusals(harness: SpannerHarness) -> None:
     with pytest.raises(ChangefeedError) as caught:
         harness.sink({"history": "scd2"})
     assert caught.value.code.number == "CF1206"
-    keyless = Source(table_of("w", a="int32"))
+    keyless = SourceDouble(table_of("w", a="int32"))
     keyless.commit(insert("w", a=1))
     none = _error(harness.sink({"sequence_column": "none"}), keyless)
     assert none.code.number == "CF5006" and "needs a table with a key" in none.message
@@ -813,14 +815,14 @@ def test_a_database_of_another_dialect(harness: SpannerHarness) -> None:
         pytest.skip("the fake has one dialect")
     name = f"{harness.database}-pg"
     harness.server.make(name, postgresql=True)
-    source = Source(table_of("t", key=("a",), a="int32"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32"))
     source.commit(insert("t", a=1))
     found = _error(open_sink(harness.server.uri(name)), source)
     assert found.code.number == "CF5002" and "PostgreSQL dialect" in found.message
 
 
 def test_a_server_that_goes_away(spanner: SpannerServer) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     feed = RowFeed(source)
     with server_folder("spanner") as folder:
         server = SpannerServer(folder, real=spanner.real)

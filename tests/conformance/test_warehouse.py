@@ -21,7 +21,7 @@ from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import visible
 from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.testing.rounds import run_random_rounds
-from sinks.testing.rows import RowFeed, Source, delete, insert, table_of
+from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database, PostgresCluster
@@ -107,7 +107,7 @@ def test_the_source_table_is_no_target(postgres: Database, tmp_path: Path) -> No
     """An empty one too: VALIDATE says so before its first feed, and the feed does not touch it."""
     with postgres.connect() as connection:
         connection.execute("CREATE TABLE t (a integer PRIMARY KEY, b text)")
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="x"))
     catalog = Catalog.open(tmp_path / "state")
     try:
@@ -223,7 +223,7 @@ def test_mariadb(case: MergeCase, mariadb: MariaDB) -> None:
 
 def late_run(harness: MergeHarness) -> None:
     """A run that lost its lease commits what another run has delivered meanwhile, and more."""
-    source = Source(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"), table_of("v", a="int32"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1))
     feed = RowFeed(source, harness.topic)
     late = feed.open(harness.sink())
@@ -290,7 +290,7 @@ def test_random_rounds_mariadb(mariadb: MariaDB, options: Mapping[str, object]) 
 # ---------------------------------------------------------------------- errors of real servers
 
 
-def _code(sink: Sink, source: Source) -> str:
+def _code(sink: Sink, source: SourceDouble) -> str:
     with pytest.raises(ChangefeedError) as caught:
         RowFeed(source).open(sink)
         RowFeed(source).deliver(sink, 0)
@@ -300,7 +300,7 @@ def _code(sink: Sink, source: Source) -> str:
 
 @pytest.mark.postgres
 def test_errors_of_postgresql(postgres: Database) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="secret-value"), insert("t", a=2, b="secret-value"))
     uri = postgres.uri
     assert _code(open_sink(f"{uri}_not_there"), source) == "CF5002"
@@ -359,7 +359,7 @@ def test_a_look_at_postgresql_finds_rights_that_are_missing(postgres: Database) 
 
 @pytest.mark.postgres
 def test_postgresql_that_goes_away(own_postgres: PostgresCluster) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     feed = RowFeed(source)
     with own_postgres.database() as database:
         sink = open_sink(database.uri)
@@ -385,7 +385,7 @@ def test_postgresql_that_goes_away(own_postgres: PostgresCluster) -> None:
 
 @pytest.mark.slow
 def test_errors_of_mariadb(mariadb: MariaDB) -> None:
-    source = Source(table_of("t", key=("a",), a="int32", b="text"))
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
     source.commit(insert("t", a=1, b="secret-value"), insert("t", a=2, b="secret-value"))
     address = f"127.0.0.1:{mariadb.port}"
     assert _code(open_sink(f"mysql://{USER}:wrong@{address}/x"), source) == "CF5002"

@@ -6,7 +6,7 @@ import pytest
 
 from sinks.testing.comparing import differences
 from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, Source, insert, table_of, update
+from sinks.testing.rows import RowFeed, SourceDouble, insert, table_of, update
 from tests.conformance.test_warehouse import MariaDBHarness, PostgreSQLHarness
 from tests.services.mariadb import MariaDB
 from tests.services.postgres import Database
@@ -15,7 +15,7 @@ from tests.services.postgres import Database
 def check(harness: MergeHarness) -> None:
     """Equal, then one row of each kind; texts compare by bytes, NULL is equal to NULL."""
     schema = table_of("t", key=("a",), a="int32", b="text", raw="bytes", n="decimal(12,2)")
-    written, truth = Source(schema), Source(schema)
+    written, truth = SourceDouble(schema), SourceDouble(schema)
     same = insert("t", a=1, b="same ", raw="\\x00ff", n="1.50")
     empty = insert("t", a=2, b=None, raw=None, n=None)
     for source in (written, truth):

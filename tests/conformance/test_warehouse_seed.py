@@ -17,9 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from sinks.testing.rows import Change, Row, RowFeed, Source, delete, insert, table_of, update
+from sinks.testing.rows import (
+    Row,
+    RowChange,
+    RowFeed,
+    SourceDouble,
+    delete,
+    insert,
+    table_of,
+    update,
+)
 from sinks.warehouse.bigquery.client import BigQueryWarehouse
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.duckdb import DuckDB
 from sinks.warehouse.sink import WarehouseSink
 from tests.services.bigquery import PROJECT, BigQueryEmulator
@@ -36,7 +45,7 @@ class Watch:
         self.staged: list[Staged] = []
         self.batches: set[object] = set()
 
-    def look(self, warehouse: Warehouse, statements: Sequence[Statement]) -> None:
+    def look(self, warehouse: Warehouse, statements: Sequence[SqlStatement]) -> None:
         """Statements are about to be run: is a merge among them?"""
         q, table = warehouse.dialect.quote, warehouse.name(STAGING)
         end = f"DELETE FROM {table} WHERE {q('_batch_id')} = "
@@ -57,7 +66,7 @@ class WatchedDuckDB(DuckDB):
         super().__init__(str(path))
         self.watch = Watch()
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         self.watch.look(self, statements)
         super().run(statements)
 
@@ -67,7 +76,7 @@ class WatchedBigQuery(BigQueryWarehouse):
         super().__init__(PROJECT, dataset, endpoint=emulator.endpoint)
         self.watch = Watch()
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         self.watch.look(self, statements)
         super().run(statements)
 
@@ -101,13 +110,13 @@ def two_batches(transactions: int) -> pytest.MarkDecorator:
 class Example:
     """A source, its copy, and the numbers of its transactions from ``first`` on."""
 
-    def __init__(self, source: Source, warehouse: Watched) -> None:
+    def __init__(self, source: SourceDouble, warehouse: Watched) -> None:
         self.source = source
         self.feed = RowFeed(source)
         self.warehouse = warehouse
         self.ends: list[int] = []
 
-    def commit(self, *changes: Change) -> None:
+    def commit(self, *changes: RowChange) -> None:
         self.source.commit(*changes)
         self.ends.append(len(self.source.log))
 
@@ -153,7 +162,7 @@ class Example:
 @pytest.fixture
 def keyed(warehouse: Watched) -> Example:
     schema = table_of("customers", key=("id",), id="int32", name="text")
-    example = Example(Source(schema), warehouse)
+    example = Example(SourceDouble(schema), warehouse)
     example.commit(insert("customers", id=0, name="alice"))
     example.commit(update("customers", {"id": 0}, id=1))
     example.commit(update("customers", {"id": 1}, id=2))
@@ -238,7 +247,7 @@ def test_tables_of_bigquery(keyed: Example, bigquery: BigQueryEmulator) -> None:
 
 @pytest.fixture
 def keyless(warehouse: Watched) -> Example:
-    example = Example(Source(table_of("customers", name="text")), warehouse)
+    example = Example(SourceDouble(table_of("customers", name="text")), warehouse)
     alice, bob = insert("customers", name="alice"), insert("customers", name="Bob")
     example.commit(alice, alice, bob)
     example.commit(*[update("customers", {"name": "alice"}, name="Alyce")] * 2)

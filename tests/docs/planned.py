@@ -6,7 +6,7 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-from changefeed.core.partition import Interval, Partition
+from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.plan.context import CompileQuery
 from changefeed.sources.base import PartitionInfo
@@ -50,7 +50,7 @@ class _Source(FakeSource):
 
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         number = table.columns[0].column_id
-        return PartitionInfo(Partition(name, (Interval((number,), ("1",), ("9",)),)), 10, 8192)
+        return PartitionInfo(Partition(name, (KeyInterval((number,), ("1",), ("9",)),)), 10, 8192)
 
 
 class PagesWorld(World):

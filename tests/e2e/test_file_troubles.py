@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from changefeed.spark.session import SparkEngine
-from sinks.files.staged import StagedFile
+from sinks.files.staged import UnpublishedFile
 from sinks.testing.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
@@ -42,14 +42,14 @@ def test_a_full_disk_is_waited_for(
     feeds: Feeds, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = threading.Event()
-    whole = StagedFile.write
+    whole = UnpublishedFile.write
 
-    def write(self: StagedFile, values: pa.Array) -> None:
+    def write(self: UnpublishedFile, values: pa.Array) -> None:
         if full.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(self, values)
 
-    monkeypatch.setattr(StagedFile, "write", write)
+    monkeypatch.setattr(UnpublishedFile, "write", write)
     folder = tmp_path / "out"
     feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}' WITH updated")
     feeds.sync("f")

@@ -27,9 +27,9 @@ from prompt_toolkit.output import DummyOutput
 from shell.client import Client
 from shell.repl.complete import ShellCompleter
 from shell.repl.loop import Loop
-from shell.repl.names import Names
+from shell.repl.names import NameCache
 from shell.repl.prompt import complete_again, make_prompt
-from shell.repl.toolbar import Figures, toolbar
+from shell.repl.toolbar import ToolbarFigures, toolbar
 from tests.golden import runner
 from tests.golden.test_plan import Evaluate
 from tests.golden.world import SECRETS, World
@@ -77,10 +77,10 @@ class Prompts(Evaluate):
 def screen(world: World, typed: str, columns: int) -> list[str]:
     """The lines of the terminal when ``typed`` was typed at the prompt."""
     backend: Any = SimpleNamespace(engine=world.engine, session=world.session, opened=True)
-    names = Names(backend, changed=lambda: complete_again(session))
+    names = NameCache(backend, changed=lambda: complete_again(session))
     completer = ShellCompleter(names)
     history = InMemoryHistory(list(HISTORY))
-    figures = Figures(world.engine.summary(), here=True, running=True)
+    figures = ToolbarFigures(world.engine.summary(), here=True, running=True)
     keys = re.sub(r"<([\w-]+)>", lambda key: KEYS[key[1]], typed)
     output = Terminal(columns)
     with (

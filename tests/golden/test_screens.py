@@ -11,7 +11,7 @@ from rich.console import Console
 
 from changefeed.api import Result
 from changefeed.demo.display import Display
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 from shell.render.results import render
 from tests.golden import runner
 from tests.golden.test_plan import Evaluate
@@ -37,7 +37,7 @@ class Screens(Evaluate):
 def screen(result: Result, width: int) -> str:
     """A result in so many columns, in the prompt; the demo shows the same."""
     prompt, demo = io.StringIO(), io.StringIO()
-    render(result, Format.TABLE, prompt, width)
+    render(result, OutputFormat.TABLE, prompt, width)
     Display(Console(file=demo, width=width)).result(result)
     assert demo.getvalue() == prompt.getvalue()
     lines = [line for line in prompt.getvalue().splitlines() if line]
@@ -59,7 +59,7 @@ def test_states_are_coloured_where_the_terminal_has_colours(
 
     def drawn(*, colour: bool) -> str:
         out = io.StringIO()
-        render(result, Format.TABLE, out, 80, colour=colour)
+        render(result, OutputFormat.TABLE, out, 80, colour=colour)
         return out.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -18,7 +18,7 @@ from changefeed.core.schema import TableSchema
 from sinks.registry import open_sink
 from sinks.testing.rows import (
     RowFeed,
-    Source,
+    SourceDouble,
     column_of,
     delete,
     insert,
@@ -26,7 +26,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.spanner.keeping import FACTS, key_of
 from sinks.warehouse.spanner.rows import Key, Value
 from sinks.warehouse.spanner.sink import SpannerSink
@@ -69,7 +69,7 @@ class _Told:
         schema = self.tables.get(table)
         return key_of(schema) if schema is not None else ()
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         self.lines += (f"define   {statement.sql}" for statement in statements)
 
     def change_all(self, sql: str, topic: str) -> None:
@@ -123,7 +123,7 @@ def _shown(rows: Sequence[Key]) -> str:
 
 
 def _told(
-    source: Source,
+    source: SourceDouble,
     act: Callable[[RowFeed, Any], object],
     *,
     stored: Sequence[Key] = (),
@@ -143,8 +143,8 @@ def _deliver(feed: RowFeed, sink: Any) -> None:
     feed.deliver(sink)
 
 
-def _changes(schema: TableSchema = KEYED) -> Source:
-    source = Source(schema)
+def _changes(schema: TableSchema = KEYED) -> SourceDouble:
+    source = SourceDouble(schema)
     one: dict[str, object] = {"name": "x", "total": "1.50", "at": "2024-01-01T00:00:00.5Z"}
     keep = {name: one[name] for name in one if name in {c.name for c in schema.columns}}
     source.commit(insert("t", id=1, **keep), insert("t", id=2, **keep), insert("t", id=3, **keep))
@@ -154,7 +154,7 @@ def _changes(schema: TableSchema = KEYED) -> Source:
     return source
 
 
-def _unsent() -> Source:
+def _unsent() -> SourceDouble:
     source = _changes()
     source.commit(update("t", {"id": 4}, ("name",), total="9.00"))
     return source
@@ -166,13 +166,13 @@ def _created() -> list[str]:
 
 
 def _truncated(**options: Any) -> list[str]:
-    source = Source(KEYED)
+    source = SourceDouble(KEYED)
     source.commit(truncate("t"))
     return _told(source, _deliver, **options)
 
 
 def _scanned(schema: TableSchema) -> list[str]:
-    source = Source(schema)
+    source = SourceDouble(schema)
     row = {c.name: None for c in schema.columns} | {"id": 1, "name": "x"}
     source.load("t", [row, row] if schema.keyless else [row])
     source.commit(insert("t", id=2))
@@ -181,7 +181,7 @@ def _scanned(schema: TableSchema) -> list[str]:
 
 def _renamed() -> list[str]:
     old = table_of("t", key=("id",), id="int32", name="text")
-    source = Source(old)
+    source = SourceDouble(old)
     columns = (old.columns[0], column_of("label", "text", 2), column_of("added", "date", 3))
     source.alter("t", replace(old, columns=columns))
     source.log[0] = replace(source.log[0], schema=old)
@@ -218,7 +218,7 @@ def test_every_case_is_there() -> None:
 
 def test_a_wider_type_is_refused() -> None:
     old = table_of("t", key=("id",), id="int32", n="int32")
-    source = Source(old)
+    source = SourceDouble(old)
     wide = replace(old.columns[1], logical="decimal", physical="string", type_name="numeric")
     source.alter("t", replace(old, columns=(old.columns[0], wide)))
     source.log[0] = replace(source.log[0], schema=old)

@@ -23,7 +23,7 @@ from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.bigquery.sql import BigQueryDialect
 from sinks.warehouse.clickhouse.keeping import ClickHouseStrategy
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
-from sinks.warehouse.dialect import Dialect, Statement, Warehouse
+from sinks.warehouse.dialect import Dialect, SqlStatement, Warehouse
 from sinks.warehouse.duckdb import DuckDBDialect
 from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
@@ -32,7 +32,7 @@ from sinks.warehouse.snowflake.sql import SnowflakeDialect
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 from tests.golden import runner
 
 
@@ -70,7 +70,7 @@ class _Texts(Warehouse):
     def connect(self, *, make: bool = True) -> None:
         raise AssertionError("there is no server")
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         raise AssertionError("there is no server")
 
     def query(self, sql: str) -> list[tuple[object, ...]]:
@@ -90,7 +90,7 @@ def _strategy(d: Dialect) -> Strategy:
     return ClickHouseStrategy() if isinstance(d, ClickHouseDialect) else Strategy()
 
 
-def _table(d: Dialect, policy: TablePolicy) -> Table:
+def _table(d: Dialect, policy: TablePolicy) -> TargetTable:
     strategy, warehouse = _strategy(d), _Texts(d)
     applied = strategy.applied(warehouse, "state/17", "shop.public.t")
     return strategy.table(warehouse, "t", policy, applied)

@@ -15,7 +15,7 @@ from changefeed.catalog.leases import LONGEST_LEASE
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
-from changefeed.core.partition import Interval, Partition
+from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import ResolvedSink
@@ -170,7 +170,7 @@ class FakeSource(Source):
         if name != "p_2026":
             raise ChangefeedError("CF1101", f'table {table.table.name} has no partition "{name}"')
         number = table.columns[0].column_id
-        return PartitionInfo(Partition(name, (Interval((number,), ("1",), ("9",)),)), 10, 8192)
+        return PartitionInfo(Partition(name, (KeyInterval((number,), ("1",), ("9",)),)), 10, 8192)
 
     def messages(self) -> TableSchema:
         return messages_schema(self.name)

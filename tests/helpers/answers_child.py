@@ -334,8 +334,8 @@ def whole_registry() -> None:
 
 def read_webhook(answer: bytes) -> None:
     """A message is posted to an endpoint."""
-    from changefeed.options.sink_config import Retry, WebhookSinkConfig
-    from sinks.webhook.client import Client
+    from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
+    from sinks.webhook.client import WebhookClient
     from sinks.webhook.options import parse
 
     def talk(peer: socket.socket) -> None:
@@ -344,11 +344,11 @@ def read_webhook(answer: bytes) -> None:
 
     with serving(talk) as port:
         options = {
-            "webhook_sink_config": WebhookSinkConfig(retry=Retry(1, 0.001)),
+            "webhook_sink_config": WebhookSinkConfig(retry=RetryLimits(1, 0.001)),
             "webhook_client_timeout": 1.0,
         }
         settings = parse(f"webhook-http://127.0.0.1:{port}/", options)
-        client = Client(settings, "f", threading.Event(), patience=2)
+        client = WebhookClient(settings, "f", threading.Event(), patience=2)
         try:
             client.post(b"{}", "k")
         finally:

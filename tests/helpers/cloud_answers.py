@@ -99,7 +99,7 @@ SNOWFLAKE = ("login", "statement", "rows", "upload", "copy", "other")
 
 def read_snowflake(change: Change) -> list[str]:
     """Login, a schema, a look, a file, a transaction; the columns that were found."""
-    from sinks.warehouse.dialect import Statement
+    from sinks.warehouse.dialect import SqlStatement
     from sinks.warehouse.snowflake.client import Limits, Login, SnowflakeWarehouse
     from tests.helpers.answers_child import http_server, serving
 
@@ -116,7 +116,7 @@ def read_snowflake(change: Change) -> list[str]:
                 columns = list(house.columns("t"))
                 house.query("SELECT 1")
                 house.load("t", pa.table({"a": [1, 2, 3]}), "load")
-                house.run([Statement("UPDATE t SET a = 1"), Statement("DELETE FROM t")])
+                house.run([SqlStatement("UPDATE t SET a = 1"), SqlStatement("DELETE FROM t")])
             finally:
                 house.close()
     return columns
@@ -180,7 +180,7 @@ BIGQUERY = ("dataset", "table", "job", "rows", "load")
 def read_bigquery(change: Change) -> list[str]:
     """A dataset, a table, a query, a load, a script; the columns that were found."""
     from sinks.warehouse.bigquery.client import BigQueryWarehouse, Limits
-    from sinks.warehouse.dialect import Statement
+    from sinks.warehouse.dialect import SqlStatement
     from tests.helpers.answers_child import http_server, serving
 
     def answer(line: str, body: bytes) -> tuple[int, bytes]:
@@ -195,7 +195,7 @@ def read_bigquery(change: Change) -> list[str]:
             columns = list(house.columns("t"))
             house.query("SELECT 1")
             house.load("t", pa.table({"a": [1, 2, 3]}), "load")
-            house.run([Statement("UPDATE t SET a = 1"), Statement("DELETE FROM t")])
+            house.run([SqlStatement("UPDATE t SET a = 1"), SqlStatement("DELETE FROM t")])
         finally:
             house.close()
     return columns

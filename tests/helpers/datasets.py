@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from changefeed.dataset import Dataset
-from changefeed.dataset.store import Store
+from changefeed.dataset.store import DatasetFolders
 
 KEYS, VALUES = 5, 10
 
@@ -63,7 +63,7 @@ def publish_rows(
 
     A run of the same date replaces the one before, or is ``added`` to it.
     """
-    store = Store(dataset)
+    store = DatasetFolders(dataset)
     with store.locked():
         latest = store.latest()
         base = latest

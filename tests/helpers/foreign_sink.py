@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from changefeed.options import Feature, own_option
 from changefeed.options.types import Text
@@ -46,7 +46,7 @@ class ForeignSink(Sink):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("shelf_token", "Opens the shelf.", secret=True),
-        Parameter("size", "How large a shelf is.", Kind.NUMBER, default="9"),
+        Parameter("size", "How large a shelf is.", ParameterKind.NUMBER, default="9"),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

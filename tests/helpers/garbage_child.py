@@ -30,7 +30,7 @@ from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.connect import source_errors
-from changefeed.sources.postgres.copyout import Block, _Raw
+from changefeed.sources.postgres.copyout import CopyBlock, _Raw
 from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
@@ -341,7 +341,7 @@ def read_copy(rng: random.Random, folder: Path) -> None:
             parse_csv(block, 3)
 
 
-def raw_copy(data: bytes) -> Iterator[Block]:
+def raw_copy(data: bytes) -> Iterator[CopyBlock]:
     """The blocks of a COPY whose answer is ``data``."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -19,7 +19,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import Change, ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
-from changefeed.sources.mysql.position import GtidPlace
+from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset
 from changefeed.sources.mysql.transactions import Assembler
@@ -94,10 +94,10 @@ class Recording:
         """All that can be watched."""
         return frozenset((name.schema, name.name) for name in self.schemas)
 
-    def place(self) -> GtidPlace:
+    def place(self) -> GtidPosition:
         """Where the recording begins."""
         mariadb = self.flavor == "mariadb"
-        return GtidPlace(MariaGtid.parse(self.start) if mariadb else GtidSet.parse(self.start))
+        return GtidPosition(MariaGtid.parse(self.start) if mariadb else GtidSet.parse(self.start))
 
     def assembler(
         self,
@@ -114,7 +114,7 @@ class Recording:
         else:
             mariadb = self.flavor == "mariadb"
             kind = MariaGtid if mariadb else GtidSet
-            place = GtidPlace(kind.parse(start.history))
+            place = GtidPosition(kind.parse(start.history))
         shapes = Shapes(SOURCE, self.charsets, state.describe, state.intern, state.latest.get)
         made = Assembler(start, place, shapes, folder / "spool", folder / "kept", **given)
         made.watch(self.tables)

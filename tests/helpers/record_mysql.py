@@ -15,7 +15,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.mysql.address import Address, parse
 from changefeed.sources.mysql.describe import read_tables
 from changefeed.sources.mysql.gtid import GtidSet
-from changefeed.sources.mysql.session import Session, connect
+from changefeed.sources.mysql.session import MySQLSession, connect
 from changefeed.sources.mysql.stream import read_charsets
 from changefeed.sources.mysql.wire import BinlogConnection
 from tests.helpers.mysql_recordings import SOURCE, Recording
@@ -211,12 +211,12 @@ def record(server: BinlogServer) -> Recording:
     return Recording(server.flavor, data, start, used, schemas, rows)
 
 
-def _executed(session: Session) -> str:
+def _executed(session: MySQLSession) -> str:
     name = "gtid_binlog_pos" if session.is_mariadb else "gtid_executed"
     return str(session.rows(f"SELECT @@GLOBAL.{name}")[0][0]).replace("\n", "")
 
 
-def _printed(session: Session, table: str, schema: TableSchema) -> list[dict[str, Any]]:
+def _printed(session: MySQLSession, table: str, schema: TableSchema) -> list[dict[str, Any]]:
     """The rows as the server prints them: bytes and geometry in hexadecimal digits."""
     columns = [
         f'HEX("{c.name}")' if c.logical in ("bytes", "bool") else f'CAST("{c.name}" AS CHAR)'

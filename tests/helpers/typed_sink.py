@@ -36,7 +36,7 @@ from sinks.base import (
     SinkContext,
     Target,
 )
-from sinks.registry import BUILT_IN, Entry
+from sinks.registry import BUILT_IN, SchemeEntry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -258,7 +258,7 @@ _SINKS = {"typed": "TypedSink", "typed-spark": "SparkTypedSink", "keeping": "Kee
 def typed_sinks(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Store]]:
     """The schemes are known and the stores empty."""
     for scheme, name in _SINKS.items():
-        monkeypatch.setitem(BUILT_IN, scheme, Entry(f"{__name__}:{name}", "for tests"))
+        monkeypatch.setitem(BUILT_IN, scheme, SchemeEntry(f"{__name__}:{name}", "for tests"))
     STORES.clear()
     yield STORES
     STORES.clear()

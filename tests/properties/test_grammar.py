@@ -73,7 +73,7 @@ filters = st.just((None, ())) | st.tuples(st.sampled_from(nodes.Filter), tuples(
 
 
 @st.composite
-def group_targets(draw: st.DrawFn) -> nodes.Target:
+def group_targets(draw: st.DrawFn) -> nodes.FeedTarget:
     how, which = draw(filters)
     if draw(st.booleans()):
         return nodes.SchemaTarget(draw(qualified(2)), how, which)

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableName
 from changefeed.log.cut import RunPart, last_fitting, select
 from changefeed.log.frame import Entry, Run, Unit
 from changefeed.log.rows import Measure, Stamp
-from changefeed.log.store import Store
+from changefeed.log.store import JournalRows
 from tests.helpers.log_samples import narrow
 
 TABLES = [narrow(name).table for name in "abc"]
@@ -53,8 +53,8 @@ class MadeStore:
         )
 
 
-def store() -> Store:
-    return cast(Store, MadeStore())
+def store() -> JournalRows:
+    return cast(JournalRows, MadeStore())
 
 
 def unit(tables: Mapping[TableName, Sequence[Entry]]) -> Unit:
@@ -115,11 +115,11 @@ def test_files_are_read_only_for_runs_that_straddle_a_bound() -> None:
     made = MadeStore()
     inside, before, behind = run((3, 0), (5, 0)), run((1, 0), (2, 9)), run((5, 1), (8, 0))
     table = unit({TABLES[0]: [before, inside, behind]})
-    taken = list(select(table, {TABLES[0]: (2, 9)}, (5, 0), cast(Store, made)))
+    taken = list(select(table, {TABLES[0]: (2, 9)}, (5, 0), cast(JournalRows, made)))
     assert [part for _, part in taken] == [RunPart(inside, 0, 2)]
     assert made.asked == []
-    list(select(table, {TABLES[0]: (3, 0)}, (5, 0), cast(Store, made)))
-    list(select(table, {TABLES[0]: (2, 9)}, (4, 9), cast(Store, made)))
+    list(select(table, {TABLES[0]: (3, 0)}, (5, 0), cast(JournalRows, made)))
+    list(select(table, {TABLES[0]: (2, 9)}, (4, 9), cast(JournalRows, made)))
     assert made.asked == [inside, inside]
 
 

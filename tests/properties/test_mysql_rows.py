@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
-from changefeed.sources.mysql.binlog import HEADER_SIZE, Kind
+from changefeed.sources.mysql.binlog import HEADER_SIZE, EventType
 from changefeed.sources.mysql.decode import (
     DELETE,
     INSERT,
@@ -25,7 +25,7 @@ from changefeed.sources.mysql.decode import (
     decode,
     find_rows,
 )
-from changefeed.sources.mysql.tablemap import ColumnShape, TableShape, Wire
+from changefeed.sources.mysql.tablemap import ColumnShape, ColumnType, TableShape
 from changefeed.sources.mysql.walk import PADDING
 
 Image = tuple[int | None, ...]
@@ -41,7 +41,7 @@ class Statement:
 
 
 def shape_of(count: int) -> TableShape:
-    columns = [ColumnShape(f"c{n}", Wire.LONG, 0, True) for n in range(count)]
+    columns = [ColumnShape(f"c{n}", ColumnType.LONG, 0, True) for n in range(count)]
     return TableShape("shop", "t", tuple(columns))
 
 
@@ -152,7 +152,7 @@ def test_an_update_whose_rows_do_not_pair_is_an_error(small: int) -> None:
 def test_where_the_rows_of_an_event_begin(kind: int, count: int, usual: bool) -> None:
     """As servers write it most of the time, and with something added, or the spare bits of the
     bitmap set."""
-    first_version = Kind(kind).name.endswith("_V1")
+    first_version = EventType(kind).name.endswith("_V1")
     if usual or first_version:
         extra = b"" if first_version else b"\x02\x00"
     else:

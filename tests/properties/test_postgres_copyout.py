@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from changefeed.sources.postgres.copyout import Block, blank, find_rows
+from changefeed.sources.postgres.copyout import CopyBlock, blank, find_rows
 from changefeed.sources.postgres.csv import parse_csv
 
 #: Lengths whose own bytes hold a "d" and a zero, and those around them.
@@ -58,7 +58,7 @@ def test_blanked_rows_parse_to_their_values(texts: list[bytes]) -> None:
     data = np.frombuffer(framed([t + b',"",' for t in texts]), np.uint8).copy()
     found, end = find_rows(data, 0)
     blank(data, found)
-    values, empty, null = parse_csv(Block(data.data[:end], marked=True), 3)
+    values, empty, null = parse_csv(CopyBlock(data.data[:end], marked=True), 3)
     assert values.to_pylist() == [t.decode() for t in texts]
     assert empty.to_pylist() == [""] * len(texts)
     assert null.to_pylist() == [None] * len(texts)

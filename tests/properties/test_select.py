@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.partition import Condition, Interval, Members
+from changefeed.core.partition import KeyInterval, Members, PartitionCondition
 from changefeed.core.schema import BeforeImage, Column, Form, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
@@ -178,7 +178,9 @@ def test_an_interval_of_a_partition(data: st.DataObject) -> None:
     ordered = [kinds[i] for i in order]
     low, high = bounds(data, ordered), bounds(data, ordered)
     excluded, included = data.draw(st.booleans()), data.draw(st.booleans())
-    interval = Interval(tuple(11 + i for i in order), texts(low), texts(high), excluded, included)
+    interval = KeyInterval(
+        tuple(11 + i for i in order), texts(low), texts(high), excluded, included
+    )
     expected = []
     for number, row in enumerate(rows):
         found = [row[i] for i in order]
@@ -207,7 +209,7 @@ def test_the_members_of_a_partition(data: st.DataObject) -> None:
     assert chosen(_within(schema, condition), rows) == expected
 
 
-def _within(schema: TableSchema, condition: Condition) -> MessagePlan:
+def _within(schema: TableSchema, condition: PartitionCondition) -> MessagePlan:
     return MessagePlan(schema, topic="t", within=(condition,))
 
 

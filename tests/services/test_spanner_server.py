@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from sinks.warehouse.dialect import Statement
-from sinks.warehouse.spanner.client import Spanner, Transaction
+from sinks.warehouse.dialect import SqlStatement
+from sinks.warehouse.spanner.client import Spanner, SpannerTransaction
 from tests.services.spanner import INSTANCE, PROJECT, SpannerServer
 
 pytestmark = pytest.mark.spanner
@@ -26,7 +26,7 @@ def database(spanner: SpannerServer) -> Iterator[str]:
 def client(spanner: SpannerServer, database: str) -> Iterator[Spanner]:
     made = Spanner(PROJECT, INSTANCE, database, endpoint=spanner.endpoint)
     made.connect()
-    made.run([Statement(CREATE)])
+    made.run([SqlStatement(CREATE)])
     yield made
     made.close()
 
@@ -36,15 +36,15 @@ def _put(client: Spanner, key: int, text: str) -> None:
 
 
 def test_definitions(client: Spanner, spanner: SpannerServer, database: str) -> None:
-    client.run([Statement(CREATE), Statement("DROP TABLE IF EXISTS u")])
+    client.run([SqlStatement(CREATE), SqlStatement("DROP TABLE IF EXISTS u")])
     assert client.columns("t") == {"a": "INT64", "b": "STRING(MAX)", "c": "JSON"}
     assert client.key("t") == ("a",)
     assert client.columns("u") == {} and client.key("u") == ()
     client.run(
         [
-            Statement("ALTER TABLE t ADD COLUMN IF NOT EXISTS d NUMERIC"),
-            Statement("ALTER TABLE t ADD COLUMN IF NOT EXISTS d NUMERIC"),
-            Statement("ALTER TABLE t DROP COLUMN b"),
+            SqlStatement("ALTER TABLE t ADD COLUMN IF NOT EXISTS d NUMERIC"),
+            SqlStatement("ALTER TABLE t ADD COLUMN IF NOT EXISTS d NUMERIC"),
+            SqlStatement("ALTER TABLE t DROP COLUMN b"),
         ]
     )
     assert client.columns("t") == {"a": "INT64", "c": "JSON", "d": "NUMERIC"}
@@ -53,7 +53,7 @@ def test_definitions(client: Spanner, spanner: SpannerServer, database: str) -> 
         "ALTER TABLE t ALTER COLUMN d INT64",
     ):
         with pytest.raises(ChangefeedError):
-            client.run([Statement(wrong, "t")])
+            client.run([SqlStatement(wrong, "t")])
     with spanner.database() as other:
         assert spanner.rows(other, "t") == []
 
@@ -62,7 +62,7 @@ def test_writes_and_reads(client: Spanner, spanner: SpannerServer, database: str
     _put(client, 1, "x")
     _put(client, 2, "y")
 
-    def work(transaction: Transaction) -> list[object]:
+    def work(transaction: SpannerTransaction) -> list[object]:
         found = sorted(transaction.read("t", ("a", "b"), [("1",), ("2",), ("9",)]))
         transaction.update("t", ("a", "b"), [("1", "new")])
         transaction.delete("t", [("2",), ("9",)])
@@ -109,7 +109,7 @@ def test_what_was_read_did_not_change(
     other.connect()
     seen: list[object] = []
 
-    def work(transaction: Transaction) -> None:
+    def work(transaction: SpannerTransaction) -> None:
         seen.append(list(transaction.read("t", ("b",), [("1",)])))
         if len(seen) == 1:
             _put(other, 1, "meanwhile")

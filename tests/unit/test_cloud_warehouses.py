@@ -26,7 +26,7 @@ from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_nam
 from sinks.warehouse.clickhouse.client import Address, ClickHouse
 from sinks.warehouse.clickhouse.client import sorted_out as clickhouse_error
 from sinks.warehouse.clickhouse.keeping import same_engine
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.snowflake.client import Login, SnowflakeWarehouse
 from sinks.warehouse.snowflake.sql import folded
 
@@ -185,7 +185,7 @@ def test_an_unreadable_private_key_is_not_repeated() -> None:
 
 
 def test_scripts_keep_tables_whole() -> None:
-    statements = [Statement(f"s{i}", f"t{i // 3}") for i in range(300)]
+    statements = [SqlStatement(f"s{i}", f"t{i // 3}") for i in range(300)]
     scripts = list(_scripts(statements))
     assert [s for script in scripts for s in script] == statements
     assert len(scripts) > 1
@@ -194,7 +194,7 @@ def test_scripts_keep_tables_whole() -> None:
         for statement in script:
             homes.setdefault(statement.topic, set()).add(number)
     assert {len(found) for found in homes.values()} == {1}
-    large = [Statement("x" * 500_000, "a"), Statement("y" * 500_000, "b")]
+    large = [SqlStatement("x" * 500_000, "a"), SqlStatement("y" * 500_000, "b")]
     assert [len(script) for script in _scripts(large)] == [1, 1]
 
 

@@ -14,7 +14,7 @@ from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import DATASET_POINTS, Point
 from changefeed.dataset import Dataset, DatasetColumn, Operation
-from changefeed.dataset.store import ExtractMark, Store
+from changefeed.dataset.store import DatasetFolders, ExtractMark
 from tests.helpers.datasets import publish_rows
 
 DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
@@ -43,7 +43,7 @@ def publish(dataset: Dataset, date: dt.date, rows: Rows, *, added: bool = False)
 
 def run_rows(dataset: Dataset, number: int) -> Rows:
     """The net changes of the run that was compared with a version."""
-    run = Store(dataset).run_after(number)
+    run = DatasetFolders(dataset).run_after(number)
     assert run is not None
     found: Rows = {}
     for operation in (Operation.INSERT, Operation.UPDATE, Operation.DELETE):
@@ -116,9 +116,9 @@ def test_repeat_replaces_the_last_run_of_a_date_only(tmp_path: Path) -> None:
     publish(dataset, DAY1, NEW)
     assert run_rows(dataset, 0) == OLD
     assert run_rows(dataset, 1) == NEW
-    assert Store(dataset).run_after(3) is None
+    assert DatasetFolders(dataset).run_after(3) is None
     with pytest.raises(ChangefeedError, match="version 2 of dataset d was replaced"):
-        Store(dataset).run_after(2)
+        DatasetFolders(dataset).run_after(2)
 
 
 def test_history_of_an_earlier_version_is_added_to(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_first_run_that_crashes_is_forgotten(tmp_path: Path) -> None:
 
 def test_an_extract_that_was_refused_is_known_until_the_next_run(tmp_path: Path) -> None:
     dataset = dataset_in(tmp_path)
-    store, mark = Store(dataset), ExtractMark("a.csv", "1")
+    store, mark = DatasetFolders(dataset), ExtractMark("a.csv", "1")
     assert store.refusal(mark) is None
     store.refuse(mark, ChangefeedError("CF1302", "twice", detail="a", hint="remove it."))
-    found = Store(dataset).refusal(mark)
+    found = DatasetFolders(dataset).refusal(mark)
     assert found is not None
     assert (found.code.number, found.message) == ("CF1302", "twice")
     assert (found.detail, found.hint) == ("a", "remove it.")
@@ -155,9 +155,9 @@ def test_an_extract_that_was_refused_is_known_until_the_next_run(tmp_path: Path)
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     dataset = dataset_in(tmp_path)
-    with Store(dataset).locked():
+    with DatasetFolders(dataset).locked():
         with pytest.raises(ChangefeedError, match="another run of dataset d is at work"):
-            with Store(dataset).locked():
+            with DatasetFolders(dataset).locked():
                 pass
 
 

@@ -29,7 +29,7 @@ from changefeed.sources.debezium.frames import TableShape, read_batch
 from changefeed.sources.debezium.ranges import in_range, range_problem
 from changefeed.sources.debezium.shapes import Shapes
 from changefeed.sources.registry import open_source, schemes
-from changefeed.sources.testing.reader import Schemas
+from changefeed.sources.testing.reader import SchemaVersions
 from changefeed.spark.packs import packs
 
 # ------------------------------------------------------------------------------- addresses
@@ -256,7 +256,7 @@ class Stream:
     """An assembler that is given frames."""
 
     def __init__(self, folder: Path, *, keyless: bool = False, batch_bytes: int = 1 << 20) -> None:
-        schemas = Schemas()
+        schemas = SchemaVersions()
         shapes = Shapes(
             lambda _: described(keyless), schemas.intern, schemas.latest, long_times=True
         )

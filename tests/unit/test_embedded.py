@@ -140,7 +140,7 @@ def test_the_shop_keeps_selling() -> None:
         shop.create(server.uri())
         assert shop.row_count(server.uri(), shop.TABLES) == 17
         told: list[str] = []
-        writer = shop.Writer(server.uri(), told.append, pause=0.0)
+        writer = shop.ShopWriter(server.uri(), told.append, pause=0.0)
         with psycopg.connect(server.uri(), autocommit=True) as connection:
             for _ in range(60):
                 writer._commit_one(connection)

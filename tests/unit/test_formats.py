@@ -34,7 +34,7 @@ from changefeed.encoding.parquet import parquet_fields
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.encoding.registry import SchemaRegistry, parse_registry
-from changefeed.encoding.types import Kind, typed_logical
+from changefeed.encoding.types import ValueKind, typed_logical
 from changefeed.options import Options
 from changefeed.plan.example import example
 from sinks.kafka.options import parse as parse_kafka
@@ -55,19 +55,19 @@ AT = Timestamp(1, 2)
 @pytest.mark.parametrize(
     ("logical", "kind", "precision", "scale"),
     [
-        ("decimal(12,2)", Kind.DECIMAL, 12, 2),
-        ("decimal(38,0)", Kind.DECIMAL, 38, 0),
-        ("decimal(39,0)", Kind.STRING, 0, 0),
-        ("decimal(3,-2)", Kind.DECIMAL, 5, 0),
-        ("decimal(37,-2)", Kind.STRING, 0, 0),
-        ("decimal(2,5)", Kind.DECIMAL, 5, 5),
-        ("decimal", Kind.STRING, 0, 0),
-        ("array<decimal(4,1)>", Kind.ARRAY, 0, 0),
-        ("array<json>", Kind.STRING, 0, 0),
-        ("other", Kind.STRING, 0, 0),
+        ("decimal(12,2)", ValueKind.DECIMAL, 12, 2),
+        ("decimal(38,0)", ValueKind.DECIMAL, 38, 0),
+        ("decimal(39,0)", ValueKind.STRING, 0, 0),
+        ("decimal(3,-2)", ValueKind.DECIMAL, 5, 0),
+        ("decimal(37,-2)", ValueKind.STRING, 0, 0),
+        ("decimal(2,5)", ValueKind.DECIMAL, 5, 5),
+        ("decimal", ValueKind.STRING, 0, 0),
+        ("array<decimal(4,1)>", ValueKind.ARRAY, 0, 0),
+        ("array<json>", ValueKind.STRING, 0, 0),
+        ("other", ValueKind.STRING, 0, 0),
     ],
 )
-def test_types(logical: str, kind: Kind, precision: int, scale: int) -> None:
+def test_types(logical: str, kind: ValueKind, precision: int, scale: int) -> None:
     found = typed_logical(logical)
     assert (found.kind, found.precision, found.scale) == (kind, precision, scale)
 

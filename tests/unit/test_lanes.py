@@ -18,7 +18,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
-from changefeed.feeds.lanes import DeliveryForm, Lanes
+from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.scan.admission import WorkerAdmission
@@ -93,7 +93,7 @@ def _keyed(events: ChangeBatch) -> ChangeBatch:
     return replace(events, rows=rows.set_column(rows.schema.get_field_index("a0"), "a0", keys))
 
 
-def lanes(folder: Path, gate: WorkerAdmission, sink: Written, **given: Any) -> Lanes:
+def lanes(folder: Path, gate: WorkerAdmission, sink: Written, **given: Any) -> LaneDelivery:
     plan = MessagePlan(A, topic="t", deletes=given.pop("deletes", Deletes.YES))
     values: dict[str, Any] = {
         "count": LANES,
@@ -111,7 +111,7 @@ def lanes(folder: Path, gate: WorkerAdmission, sink: Written, **given: Any) -> L
         "sink": cast(Sink, sink),
         "ticket": gate.ticket(),
     }
-    return Lanes(**values | given)
+    return LaneDelivery(**values | given)
 
 
 def _note(progress: list[tuple[int, int]], rows: int, size: int) -> None:

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget, History
 from sinks.base import Accepts, Batch, Capabilities, Durability, Epoch, Receipt, SinkContext, Target
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.pace import Interval, ShorterOfTwo, SlowToFall
+from sinks.merged.pace import IntervalPace, ShorterOfTwo, SlowToFall
 from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
 from sinks.merged.rows import key_value, last_of, unapplied, versions_of
 from sinks.merged.sink import TableSink
@@ -42,7 +42,7 @@ class WrittenDown(TableSink):
         scanned: int | None = 0,
         unfinished: int | None = None,
     ) -> None:
-        super().__init__(policy, Interval(0))
+        super().__init__(policy, IntervalPace(0))
         owed = {} if unfinished is None else {TARGET.table: Timestamp(unfinished)}
         self._context = SinkContext("f", 1, (TARGET,), unfinished=owed)
         self.done, self.whole = AppliedVersion(done, 5), scanned
@@ -307,7 +307,7 @@ def test_options_are_read_typed_or_as_texts() -> None:
 
 
 def test_paces() -> None:
-    steady, falling, fixed = ShorterOfTwo(1, 30, 1), SlowToFall(5, 60, 5), Interval(10)
+    steady, falling, fixed = ShorterOfTwo(1, 30, 1), SlowToFall(5, 60, 5), IntervalPace(10)
     for took in (40.0, 20.0, 30.0):
         steady.after(took)
         falling.after(took)

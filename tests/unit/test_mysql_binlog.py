@@ -16,7 +16,7 @@ from changefeed.core import log_form
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Flush, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableName
-from changefeed.sources.mysql.binlog import Kind
+from changefeed.sources.mysql.binlog import EventType
 from tests.helpers.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
 
 #: So that every row is decoded by columns, or every row by itself.
@@ -463,7 +463,9 @@ def _mutate(packet: bytearray, chosen: random.Random) -> None:
 
 def _break_table_map(packets: list[bytearray]) -> None:
     """Lengths in the middle of the longest description of a table become the highest there are."""
-    described = [packet for packet in packets if len(packet) > 30 and packet[9] == Kind.TABLE_MAP]
+    described = [
+        packet for packet in packets if len(packet) > 30 and packet[9] == EventType.TABLE_MAP
+    ]
     packet = max(described, key=len)
     place = len(packet) // 4
     packet[place : place + 200] = bytes([0xFF]) * 200

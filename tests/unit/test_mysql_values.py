@@ -9,10 +9,10 @@ import pytest
 
 from changefeed.core.schema import Column, Form
 from changefeed.sources.mysql.rows import inet6_text, reader_of
-from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, Wire
+from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType
 
 
-def read(wire: Wire, data: bytes) -> object:
+def read(wire: ColumnType, data: bytes) -> object:
     """What the value becomes in the log."""
     column = Column("c", "c", "string", Form.TEXT, "text")
     return reader_of(ColumnShape("c", wire, 0, True), column, cast(Charsets, None))(data)
@@ -32,7 +32,7 @@ def read(wire: Wire, data: bytes) -> object:
 )
 def test_datetime_before_mysql_5_6(number: int, text: str | None) -> None:
     """Fourteen decimal digits in eight bytes; what is no date is NULL, as its time says nothing."""
-    assert read(Wire.DATETIME, number.to_bytes(8, "little")) == text
+    assert read(ColumnType.DATETIME, number.to_bytes(8, "little")) == text
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_datetime_before_mysql_5_6(number: int, text: str | None) -> None:
 )
 def test_time_before_mysql_5_6(number: int, text: str) -> None:
     """Decimal digits of hours, minutes and seconds in three bytes, with a sign."""
-    assert read(Wire.TIME, number.to_bytes(3, "little", signed=True)) == text
+    assert read(ColumnType.TIME, number.to_bytes(3, "little", signed=True)) == text
 
 
 @pytest.mark.parametrize(

@@ -500,11 +500,11 @@ def test_cdc_options() -> None:
         *cdc("cluster_address = 'http://localhost:9092/', topic = 'x', record = ALL, updated")
     )
     assert (found.cluster_address, found.target) == ("localhost:9092", "x")
-    assert found.record is nodes.Record.ALL
+    assert found.record is nodes.CdcRecord.ALL
     assert [option.name for option in found.others] == ["updated"]
     found = parse_cdc_options(*cdc("cluster_address = 'h:1'", "ELASTICSEARCH"))
     assert (found.cluster_address, found.target) == ("h:1", None)
-    assert found.record is nodes.Record.AFTER
+    assert found.record is nodes.CdcRecord.AFTER
     assert set(CDC_OPTIONS) == {"cluster_address", "topic", "index", "record"}
 
 

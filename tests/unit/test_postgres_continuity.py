@@ -14,8 +14,8 @@ from changefeed.log import LogWriter
 from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.continuity import (
-    History,
     Redelivery,
+    ServerHistory,
     Witness,
     check_end,
     check_timeline,
@@ -52,21 +52,22 @@ def refused(call: Callable[[], object]) -> str:
 
 class TestHistory:
     @pytest.mark.parametrize(
-        "history", [History(), History(3), History(3, WITNESS), History(0, WITNESS)]
+        "history",
+        [ServerHistory(), ServerHistory(3), ServerHistory(3, WITNESS), ServerHistory(0, WITNESS)],
     )
-    def test_its_text(self, history: History) -> None:
-        assert History.parse(history.text()) == history
+    def test_its_text(self, history: ServerHistory) -> None:
+        assert ServerHistory.parse(history.text()) == history
 
     @pytest.mark.parametrize("text", ["x", "1 2", "1 0/5 a 7", "1 05 6 7", "1 0/5 6 7 8"])
     def test_a_text_of_another_version(self, text: str) -> None:
         with pytest.raises(ChangefeedError) as caught:
-            History.parse(text)
+            ServerHistory.parse(text)
         assert caught.value.code.number == "CF3001"
 
 
 class TestLog:
     def test_the_frontier_keeps_it(self, tmp_path: Path) -> None:
-        frontier = Frontier(Timestamp(5), position_of(600), 9, History(2, WITNESS).text())
+        frontier = Frontier(Timestamp(5), position_of(600), 9, ServerHistory(2, WITNESS).text())
         writer = LogWriter(tmp_path)
         writer.append(Flush((), frontier))
         writer.close()
@@ -122,7 +123,7 @@ class Session:
 
         details = {TABLE.oid: TABLE.details()}
         self.assembler = Assembler(
-            Frontier(Timestamp(1), position_of(600), 4, History(1, witness).text()),
+            Frontier(Timestamp(1), position_of(600), 4, ServerHistory(1, witness).text()),
             Relations("src", lambda oids: details, lambda schema: schema),
             Spool(folder / "spool"),
             redelivery=Redelivery(witness, begin=begin, frontier=600, settled=settle),
@@ -166,7 +167,9 @@ class TestRedelivery:
         assert not session.assembler.settled and not session.settled
         [flush] = session.hear(transaction(700, 9, ROW))
         assert flush.frontier is not None and flush.frontier.position == position_of(708)
-        assert History.parse(flush.frontier.history).witness == Witness(700, 9, WITNESS.commit_us)
+        assert ServerHistory.parse(flush.frontier.history).witness == Witness(
+            700, 9, WITNESS.commit_us
+        )
         assert session.assembler.settled and session.settled == 1
 
     @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
 from changefeed.feeds.lanes import lane_of
 from changefeed.sources.postgres.assemble import Assembler
-from changefeed.sources.postgres.continuity import History
+from changefeed.sources.postgres.continuity import ServerHistory
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.logical_messages import messages_schema
 from changefeed.sources.postgres.pgoutput import Inbox
@@ -159,7 +159,7 @@ def test_a_transaction_of_messages_is_no_witness(tmp_path: Path) -> None:
     rows = begin(20, 50, 7) + row("I", T, ["1"]) + commit(20, 28, 50)
     messages = begin(60, 50, 8) + logical(55, "p", b"z") + commit(60, 68, 50)
     stream = Stream(tmp_path, relation(T), rows, messages)
-    witness = History.parse(stream.assembler.frontier.history).witness
+    witness = ServerHistory.parse(stream.assembler.frontier.history).witness
     assert witness is not None
     assert witness.lsn == 20
 

@@ -10,7 +10,7 @@ from changefeed.core.shapes import Deletes, Unsent
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.reused_keys import end_unsent
 from changefeed.encoding.typed_rows import RowPlan
-from sinks.testing.rows import Change, Source, delete, insert, table_of, update
+from sinks.testing.rows import RowChange, SourceDouble, delete, insert, table_of, update
 
 SCHEMA = table_of("t", key=("k", "a"), a="int32", b="text", k="text", c="text")
 PLAN = RowPlan(MessagePlan(SCHEMA, "t", deletes=Deletes.NO))
@@ -20,13 +20,13 @@ KEPT: dict[int, str | None] = {a: f"of {a}" for a in range(1, 5)}
 U = ["c"]  # what the source does not send
 
 
-def row(a: int, **more: object) -> Change:
+def row(a: int, **more: object) -> RowChange:
     return insert("t", a=a, b="x", k="k", **more)
 
 
-def log(*transactions: tuple[Change, ...]) -> pa.Table:
+def log(*transactions: tuple[RowChange, ...]) -> pa.Table:
     """What happened after rows 1 to 4 were there."""
-    source = Source(SCHEMA)
+    source = SourceDouble(SCHEMA)
     source.commit(*(row(a, c=c) for a, c in KEPT.items()))
     begun = len(source.log)
     for changes in transactions:
@@ -48,7 +48,7 @@ def delivered(rows: pa.Table) -> dict[int, str | None]:
     return there
 
 
-CASES: dict[str, tuple[list[tuple[Change, ...]], dict[int, str | None]]] = {
+CASES: dict[str, tuple[list[tuple[RowChange, ...]], dict[int, str | None]]] = {
     "nothing of it is reused": (
         [(update("t", {"a": 1}, U, b="y"), delete("t", a=2))],
         {},

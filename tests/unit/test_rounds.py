@@ -12,7 +12,7 @@ from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.events import Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.timings import Timings
-from changefeed.feeds.backlog import Progress
+from changefeed.feeds.backlog import BacklogResult
 from changefeed.feeds.rounds import Deliverers, Rounds
 from changefeed.options import Options
 
@@ -24,7 +24,7 @@ class World:
     """A feed that is behind, a Spark job that answers ``done``, and a driver that delivers."""
 
     def __init__(
-        self, done: Progress, *, pace: float = 0.0, timings: Timings | None = None
+        self, done: BacklogResult, *, pace: float = 0.0, timings: Timings | None = None
     ) -> None:
         self.done = done
         self.delivered: list[Timestamp] = []
@@ -82,7 +82,7 @@ class World:
 @pytest.mark.parametrize("rows", [0, 5])
 def test_what_spark_delivered_is_not_read_again(rows: int) -> None:
     """A range may hold no row that the feed takes: it is delivered all the same."""
-    world = World(Progress(rows, moved=True))
+    world = World(BacklogResult(rows, moved=True))
     assert world.turn() is (rows > 0)
     assert world.delivered == [] and world.commits == 1
     world.rounds.wait()
@@ -91,18 +91,18 @@ def test_what_spark_delivered_is_not_read_again(rows: int) -> None:
 
 
 def test_what_spark_leaves_is_delivered_by_the_driver() -> None:
-    world = World(Progress())
+    world = World(BacklogResult())
     assert world.turn() and world.delivered == [END]
 
 
 def test_the_driver_goes_as_far_as_spark_says() -> None:
-    world = World(Progress(node_upto=Timestamp(15)))
+    world = World(BacklogResult(node_upto=Timestamp(15)))
     assert world.turn() and world.delivered == [Timestamp(15)]
 
 
 def test_the_log_is_waited_for_before_the_pause_between_rounds() -> None:
     """A change that comes after the pause then wakes the feed's thread once, not twice."""
-    world = World(Progress())
+    world = World(BacklogResult())
     assert world.turn()
     world.rounds.wait()
     assert world.waits == [END, Timestamp.MAX]
@@ -115,7 +115,7 @@ def test_the_log_is_waited_for_before_the_pause_between_rounds() -> None:
 def test_a_feed_rests_as_its_sink_asks_and_no_longer_than_it_may(
     longest: float, rests: float
 ) -> None:
-    world = World(Progress(), pace=5.0, timings=Timings(rest_longest=longest))
+    world = World(BacklogResult(), pace=5.0, timings=Timings(rest_longest=longest))
     assert world.turn()
     world.clock.advance(rests - 0.1)
     assert not world.turn()
@@ -124,7 +124,7 @@ def test_a_feed_rests_as_its_sink_asks_and_no_longer_than_it_may(
 
 
 def test_rows_that_an_interruption_left_are_not_waited_for() -> None:
-    world = World(Progress())
+    world = World(BacklogResult())
     world.interrupted = True
     world.turn()
     world.rounds.wait()
@@ -132,7 +132,7 @@ def test_rows_that_an_interruption_left_are_not_waited_for() -> None:
 
 
 def test_a_query_that_groups_is_delivered_by_windows_alone() -> None:
-    world = World(Progress(5, moved=True))
+    world = World(BacklogResult(5, moved=True))
     world.feed.query = SimpleNamespace(grouped=True)
     assert not world.turn()
     assert world.windows == [END] and world.delivered == [] and world.commits == 0

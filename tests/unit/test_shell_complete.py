@@ -19,8 +19,8 @@ from changefeed.options.row import OptionRow
 from grammar.split import is_complete, split
 from shell.repl.complete import ShellCompleter, quoted
 from shell.repl.highlight import fragments
-from shell.repl.history import History, holds_secret
-from shell.repl.names import Names
+from shell.repl.history import PromptHistory, holds_secret
+from shell.repl.names import NameCache
 
 
 class Known:
@@ -289,11 +289,13 @@ SECRETS = [
 
 @pytest.mark.parametrize("text", SECRETS)
 def test_secrets_are_not_written_to_history(text: str, tmp_path: Path) -> None:
-    history = History(tmp_path / "deep" / "history")
+    history = PromptHistory(tmp_path / "deep" / "history")
     history.append_string("SHOW JOBS;")
     history.append_string(text)
     assert holds_secret(text)
-    assert list(History(tmp_path / "deep" / "history").load_history_strings()) == ["SHOW JOBS;"]
+    assert list(PromptHistory(tmp_path / "deep" / "history").load_history_strings()) == [
+        "SHOW JOBS;"
+    ]
     assert history.get_strings()[-1] == text
     assert (tmp_path / "deep" / "history").stat().st_mode & 0o077 == 0
 
@@ -315,7 +317,7 @@ class SlowBackend:
 
 def test_a_name_is_read_in_the_background() -> None:
     backend, known = SlowBackend(), threading.Event()
-    names = Names(backend, changed=known.set)  # type: ignore[arg-type]
+    names = NameCache(backend, changed=known.set)  # type: ignore[arg-type]
     assert names.connections() == []
     backend.let.set()
     assert known.wait(20)

@@ -11,7 +11,7 @@ import pytest
 from shell.cli import cli
 from shell.commands import COMMANDS
 from shell.exits import Exit
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 from shell.settings import TABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shell.md").read_text("utf-8")
@@ -45,6 +45,6 @@ def test_exit_statuses_are_in_the_page_and_in_the_help() -> None:
 
 def test_formats_commands_and_settings_are_in_the_page() -> None:
     cells = {cell.replace("\\|", "|") for cell in first_cells()}
-    assert {f"`{form}`" for form in Format} <= cells
+    assert {f"`{form}`" for form in OutputFormat} <= cells
     assert {f"`\\{row.name} {row.usage}".rstrip() + "`" for row in COMMANDS.values()} <= cells
     assert {f"`{name}`" for name in TABLE} <= cells

@@ -29,12 +29,12 @@ from shell.exits import Exit
 from shell.places import rc_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.loop import Loop, greet, run_rc
-from shell.repl.names import Names
-from shell.repl.progress import Rate, ScanProgress, bar, ending, going_on
+from shell.repl.names import NameCache
+from shell.repl.progress import RateMeter, ScanProgress, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
-from shell.repl.toolbar import Figures, line, runs, toolbar
-from shell.settings import Keys, Settings
+from shell.repl.toolbar import ToolbarFigures, line, runs, toolbar
+from shell.settings import Keys, ShellSettings
 from shell.waiting import WaitIndicator
 from tests.helpers.waiting import until
 
@@ -93,7 +93,7 @@ def typist() -> Iterator[Typist]:
     backend, errors = FakeBackend(), io.StringIO()
     client = Client(
         backend,  # type: ignore[arg-type]
-        Settings(),
+        ShellSettings(),
         Diagnostics(errors),
         local=run_local,
         out=io.StringIO(),
@@ -107,7 +107,7 @@ def typist() -> Iterator[Typist]:
             source=keys,
             output=DummyOutput(),
         )
-        names = Names(backend)  # type: ignore[arg-type]
+        names = NameCache(backend)  # type: ignore[arg-type]
         yield Typist(keys, Loop(client, prompt, names), client, backend.engine, errors)
 
 
@@ -318,7 +318,7 @@ def test_names_that_come_late_open_no_menu_that_typing_would_not(
     app = SimpleNamespace(loop=loop, is_running=True, current_buffer=buffer)
     complete_again(cast(Any, SimpleNamespace(app=app, default_buffer=buffer)))
     [event] = events
-    completer = ShellCompleter(Names(cast(Any, FakeBackend()), changed=lambda: None))
+    completer = ShellCompleter(NameCache(cast(Any, FakeBackend()), changed=lambda: None))
     found = list(completer.get_completions(Document(text + later), event))
     assert bool(found) is offers
 
@@ -326,7 +326,7 @@ def test_names_that_come_late_open_no_menu_that_typing_would_not(
 # ------------------------------------------------------------------------------- toolbar
 
 
-def figures(**changes: Any) -> Figures:
+def figures(**changes: Any) -> ToolbarFigures:
     facts: dict[str, Any] = {
         "feeds": 2,
         "active": 2,
@@ -336,10 +336,10 @@ def figures(**changes: Any) -> Figures:
         "worst_lag": None,
         "scanning": {},
     }
-    return Figures(Summary(**{**facts, **changes}), here=True, running=True)
+    return ToolbarFigures(Summary(**{**facts, **changes}), here=True, running=True)
 
 
-def text_of(given: Figures, typed: str = "", room: int = 100) -> str:
+def text_of(given: ToolbarFigures, typed: str = "", room: int = 100) -> str:
     return "".join(fragment[1] for fragment in line(given, typed, room))
 
 
@@ -348,7 +348,7 @@ def test_the_toolbar_says_how_the_feeds_are() -> None:
     assert "1 in trouble" in text_of(figures(troubled=1))
     assert line(figures(troubled=1), "", 100)[0][0] == "class:trouble"
     assert "big scans 25 %" in text_of(figures(scanning={"big": (25, 100)}))
-    assert "no way" in text_of(Figures(problem="no way"))
+    assert "no way" in text_of(ToolbarFigures(problem="no way"))
 
 
 def test_the_toolbar_says_what_enter_does() -> None:
@@ -410,7 +410,7 @@ def test_the_toolbar_fits(room: int) -> None:
 
 
 def test_a_scan_as_a_bar_with_the_time_left() -> None:
-    rate = Rate()
+    rate = RateMeter()
     for second in range(5):
         rate.add(float(second), 0)
     rate.add(5.0, 100)
@@ -423,7 +423,7 @@ def test_a_scan_as_a_bar_with_the_time_left() -> None:
 def test_a_scan_that_has_not_begun() -> None:
     waiting = ScanProgress("f", "pending", "waits for Spark", True)
     assert going_on(waiting)
-    assert bar(waiting, Rate()) == "f: waits for Spark"
+    assert bar(waiting, RateMeter()) == "f: waits for Spark"
     assert not going_on(ScanProgress("f", "running", "", False))
     assert not going_on(ScanProgress("f", "pending", "", False))
 
@@ -505,7 +505,7 @@ def test_a_long_result_goes_through_the_pager(
     out = Terminal()
     client = Client(
         FakeBackend(),  # type: ignore[arg-type]
-        Settings(pager=pager),
+        ShellSettings(pager=pager),
         Diagnostics(io.StringIO()),
         local=run_local,
         out=out,

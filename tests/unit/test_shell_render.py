@@ -18,7 +18,7 @@ from changefeed.core.errors import ChangefeedError, Problems, Span
 from changefeed.core.printable import visible
 from changefeed.result_tables import fitting
 from shell.diagnostics import Diagnostics
-from shell.render.formats import Format
+from shell.render.formats import OutputFormat
 from shell.render.results import render
 from shell.render.widths import clip, pad, width
 from shell.streaming import write_stream
@@ -39,14 +39,14 @@ RESULT = Result(
 )
 
 
-def written(form: Format, room: int | None = None, result: Result = RESULT) -> str:
+def written(form: OutputFormat, room: int | None = None, result: Result = RESULT) -> str:
     out = io.StringIO()
     render(result, form, out, room)
     return out.getvalue()
 
 
 def test_a_table_as_wide_as_it_takes() -> None:
-    assert written(Format.TABLE) == (
+    assert written(OutputFormat.TABLE) == (
         "job_id |  name  | error |                tables                 |  lag  |  size\n"
         "-------+--------+-------+---------------------------------------+-------+-------\n"
         "     1 | orders |       | shop.public.orders, shop.public.items | 2m 5s |   10 B\n"
@@ -56,10 +56,10 @@ def test_a_table_as_wide_as_it_takes() -> None:
 
 
 def test_a_narrow_terminal_loses_empty_columns_then_length_then_the_last_columns() -> None:
-    assert written(Format.TABLE, 60).splitlines()[0] == (
+    assert written(OutputFormat.TABLE, 60).splitlines()[0] == (
         "job_id |  name  |          tables           |  lag  |  size"
     )
-    narrow = written(Format.TABLE, 36)
+    narrow = written(OutputFormat.TABLE, 36)
     assert all(width(line) <= 36 for line in narrow.splitlines()[:-1])
     assert "shop.public.orders" in narrow and "shop.public.items" in narrow
     assert "3 columns more; \\x shows all" in narrow.splitlines()[-1]
@@ -67,7 +67,7 @@ def test_a_narrow_terminal_loses_empty_columns_then_length_then_the_last_columns
 
 def test_a_text_in_the_last_column_goes_on_below() -> None:
     plan = Result(columns=("stage", "detail"), rows=[("scan", "3 tables at one timestamp")])
-    assert written(Format.TABLE, 24, plan).splitlines()[2:] == [
+    assert written(OutputFormat.TABLE, 24, plan).splitlines()[2:] == [
         "scan  | 3 tables at one",
         "      | timestamp",
         "(1 row)",
@@ -89,7 +89,7 @@ def test_a_long_text_is_wrapped_and_not_cut_whatever_its_column() -> None:
         ],
     )
     for room in (80, 120):
-        shown = written(Format.TABLE, room, checks)
+        shown = written(OutputFormat.TABLE, room, checks)
         lines = shown.splitlines()
         assert all(width(line) <= room for line in lines)
         cells = [line.split(" | ") for line in lines[2:-1]]
@@ -102,7 +102,7 @@ def test_a_long_text_is_wrapped_and_not_cut_whatever_its_column() -> None:
 
 
 def test_a_cell_has_an_end() -> None:
-    shown = written(Format.TABLE, 20, Result(columns=("a",), rows=[("word " * 200,)]))
+    shown = written(OutputFormat.TABLE, 20, Result(columns=("a",), rows=[("word " * 200,)]))
     assert len(shown.splitlines()) == 2 + 12 + 1
     assert "…" in shown.splitlines()[-2] and shown.endswith("(1 row; \\x shows all)\n")
 
@@ -123,7 +123,7 @@ FEEDS = Result(
 
 
 def test_feeds_for_a_person_at_120_columns() -> None:
-    shown = written(Format.TABLE, 120, FEEDS).splitlines()
+    shown = written(OutputFormat.TABLE, 120, FEEDS).splitlines()
     assert shown[0].split(" | ")[-1].strip() == "why"
     assert shown[2].startswith("lake | running  | 1.9s |")
     assert all(width(line) <= 120 for line in shown)
@@ -133,7 +133,7 @@ def test_feeds_for_a_person_at_120_columns() -> None:
 
 
 def test_feeds_for_a_person_at_80_columns() -> None:
-    shown = written(Format.TABLE, 80, FEEDS).splitlines()
+    shown = written(OutputFormat.TABLE, 80, FEEDS).splitlines()
     assert [cell.strip() for cell in shown[0].split(" | ")] == list(COLUMNS[:-1])
     assert all(width(line) <= 80 for line in shown)
     start = next(i for i, line in enumerate(shown) if line.startswith("k1"))
@@ -142,17 +142,17 @@ def test_feeds_for_a_person_at_80_columns() -> None:
 
 
 def test_programs_get_the_columns_that_people_do_not() -> None:
-    assert json.loads(written(Format.JSONL, 80, FEEDS)) == {"job_id": 1, "error": None}
-    assert written(Format.CSV, 80, FEEDS) == "job_id,error\n1,\n"
-    assert "job_id | 1" in written(Format.VERTICAL, 80, FEEDS)
+    assert json.loads(written(OutputFormat.JSONL, 80, FEEDS)) == {"job_id": 1, "error": None}
+    assert written(OutputFormat.CSV, 80, FEEDS) == "job_id,error\n1,\n"
+    assert "job_id | 1" in written(OutputFormat.VERTICAL, 80, FEEDS)
 
 
 def test_times_are_words_for_people_and_exact_for_programs() -> None:
     times = Result(columns=("at",), rows=[(ShownText("1700.0000000001", "22:13:20 UTC (2s ago)"),)])
-    assert "22:13:20 UTC (2s ago)" in written(Format.TABLE, 80, times)
-    assert written(Format.VERTICAL, 80, times) == "at | 22:13:20 UTC (2s ago)\n"
-    assert json.loads(written(Format.JSONL, 80, times)) == {"at": "1700.0000000001"}
-    assert written(Format.CSV, 80, times) == "at\n1700.0000000001\n"
+    assert "22:13:20 UTC (2s ago)" in written(OutputFormat.TABLE, 80, times)
+    assert written(OutputFormat.VERTICAL, 80, times) == "at | 22:13:20 UTC (2s ago)\n"
+    assert json.loads(written(OutputFormat.JSONL, 80, times)) == {"at": "1700.0000000001"}
+    assert written(OutputFormat.CSV, 80, times) == "at\n1700.0000000001\n"
 
 
 @pytest.mark.parametrize("room", range(1, 120, 7))
@@ -166,9 +166,9 @@ def test_a_table_never_exceeds_the_terminal(room: int) -> None:
 
 def test_nothing_in_a_cell_steers_the_terminal() -> None:
     evil = Result(columns=("a",), rows=[("x\x1b[2Jy\nz",)])
-    assert "x\\x1b[2Jy z" in written(Format.TABLE, result=evil)
-    assert "\x1b" not in written(Format.VERTICAL, result=evil)
-    assert "\x1b" not in written(Format.MARKDOWN, result=evil)
+    assert "x\\x1b[2Jy z" in written(OutputFormat.TABLE, result=evil)
+    assert "\x1b" not in written(OutputFormat.VERTICAL, result=evil)
+    assert "\x1b" not in written(OutputFormat.MARKDOWN, result=evil)
 
 
 def test_wide_and_combining_characters() -> None:
@@ -179,24 +179,24 @@ def test_wide_and_combining_characters() -> None:
 
 
 def test_programs_get_typed_values() -> None:
-    first, second = map(json.loads, written(Format.JSONL).splitlines())
+    first, second = map(json.loads, written(OutputFormat.JSONL).splitlines())
     assert first["tables"] == ["shop.public.orders", "shop.public.items"]
     assert first["lag"] == 125 and first["size"] == 10 and second["lag"] is None
-    assert json.loads(written(Format.JSON)) == [first, second]
-    assert written(Format.CSV).splitlines()[1] == (
+    assert json.loads(written(OutputFormat.JSON)) == [first, second]
+    assert written(OutputFormat.CSV).splitlines()[1] == (
         '1,orders,,"shop.public.orders, shop.public.items",125,10'
     )
-    assert written(Format.CSV).splitlines()[2] == "12,名前,,,,1500"
+    assert written(OutputFormat.CSV).splitlines()[2] == "12,名前,,,,1500"
 
 
 def test_vertical_and_markdown() -> None:
-    assert written(Format.VERTICAL).splitlines()[:3] == [
+    assert written(OutputFormat.VERTICAL).splitlines()[:3] == [
         "-[ RECORD 1 ]-----",
         "job_id | 1",
         "name   | orders",
     ]
     piped = Result(columns=("a", "b"), rows=[("x|y", 1)])
-    assert written(Format.MARKDOWN, result=piped) == "| a | b |\n|---|---|\n| x\\|y | 1 |\n"
+    assert written(OutputFormat.MARKDOWN, result=piped) == "| a | b |\n|---|---|\n| x\\|y | 1 |\n"
 
 
 STREAM = [
@@ -207,15 +207,15 @@ STREAM = [
 ]
 
 
-def streamed(form: Format) -> str:
+def streamed(form: OutputFormat) -> str:
     out = io.StringIO()
     assert list(write_stream(STREAM, form, out)) == [1, 2, 2, 3]
     return out.getvalue()
 
 
 def test_a_stream_is_the_csv_of_cockroachdb() -> None:
-    assert streamed(Format.CSV) == streamed(Format.TABLE)
-    assert streamed(Format.CSV).splitlines() == [
+    assert streamed(OutputFormat.CSV) == streamed(OutputFormat.TABLE)
+    assert streamed(OutputFormat.CSV).splitlines() == [
         "table,key,value",
         't,[1],"{""after"": {""a"": 1.50}}"',
         "t,[2],NULL",
@@ -245,7 +245,7 @@ def test_a_stream_on_a_terminal_is_a_line_a_row(monkeypatch: pytest.MonkeyPatch)
         ("orders", "[1]", None),
         (None, None, '{"resolved": "1.0000000000"}'),
     ]
-    assert list(write_stream(rows, Format.TABLE, out)) == [1, 2, 3, 4, 5, 6, 6]
+    assert list(write_stream(rows, OutputFormat.TABLE, out)) == [1, 2, 3, 4, 5, 6, 6]
     # The style of the marked columns is there without colours too.
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert [line[:23].strip() for line in lines[:6]] == [
@@ -258,7 +258,7 @@ def test_a_stream_on_a_terminal_is_a_line_a_row(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_stream_as_json_keeps_every_digit() -> None:
-    assert streamed(Format.JSONL).splitlines() == [
+    assert streamed(OutputFormat.JSONL).splitlines() == [
         '{"table": "t", "key": [1], "value": {"after": {"a": 1.50}}}',
         '{"table": "t", "key": [2], "value": null}',
         '{"table": null, "key": null, "value": {"resolved": "1.0000000000"}}',

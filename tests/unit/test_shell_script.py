@@ -8,8 +8,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
 from shell.exits import Exit, exit_status
-from shell.script import Item, items
-from shell.settings import TABLE, OnError, Settings, change
+from shell.script import ScriptItem, items
+from shell.settings import TABLE, ScriptOnError, ShellSettings, change
 
 
 def lines(text: str) -> list[str]:
@@ -19,9 +19,9 @@ def lines(text: str) -> list[str]:
 def test_statements_know_their_line() -> None:
     text = "USE a;\n\n-- a comment\nSHOW\n  TABLES; SHOW JOBS;\n"
     assert list(items(lines(text))) == [
-        Item("USE a", 1),
-        Item("SHOW\n  TABLES", 4),
-        Item("SHOW JOBS", 5),
+        ScriptItem("USE a", 1),
+        ScriptItem("SHOW\n  TABLES", 4),
+        ScriptItem("SHOW JOBS", 5),
     ]
 
 
@@ -52,7 +52,7 @@ def test_nothing_to_run(text: str) -> None:
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_settings_read_what_they_show(row: object) -> None:
-    settings = Settings()
+    settings = ShellSettings()
     name = getattr(row, "name")  # noqa: B009
     for value in TABLE[name].values or ("3",):
         change(settings, name, value)
@@ -61,19 +61,19 @@ def test_settings_read_what_they_show(row: object) -> None:
 
 def test_a_setting_or_value_that_is_none() -> None:
     with pytest.raises(ChangefeedError) as unknown:
-        change(Settings(), "formt", "csv")
+        change(ShellSettings(), "formt", "csv")
     assert unknown.value.hint == 'did you mean "format"?'
     with pytest.raises(ChangefeedError) as wrong:
-        change(Settings(), "on_error", "maybe")
+        change(ShellSettings(), "on_error", "maybe")
     assert wrong.value.hint == "it is stop or continue."
     with pytest.raises(ChangefeedError, match="watch cannot be"):
-        change(Settings(), "watch", "-1")
+        change(ShellSettings(), "watch", "-1")
 
 
 def test_a_change_is_seen() -> None:
-    settings = Settings()
+    settings = ShellSettings()
     change(settings, "on_error", "CONTINUE")
-    assert settings.on_error is OnError.CONTINUE
+    assert settings.on_error is ScriptOnError.CONTINUE
 
 
 def test_every_code_has_an_exit_status() -> None:

@@ -16,7 +16,7 @@ from sinks.files.names import PARTITION_FORMATS, DataName, parse_name
 from sinks.files.places.local import LocalPlace
 from sinks.files.sink import FilesSink, in_buckets
 from sinks.registry import open_sink
-from sinks.testing.feed import START, Feed, Write, at, message_rows, put, table_schema
+from sinks.testing.feed import START, FeedDouble, Write, at, message_rows, put, table_schema
 from sinks.testing.readers import file_bytes, read_files, visible_files
 from sinks.testing.validators import (
     FingerprintValidator,
@@ -33,9 +33,11 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def opened(out: Path, feed: Feed | None = None, parameters: str = "") -> tuple[Sink, Feed]:
+def opened(
+    out: Path, feed: FeedDouble | None = None, parameters: str = ""
+) -> tuple[Sink, FeedDouble]:
     sink = open_sink(f"file://{out}?partition_format=minute{parameters}")
-    feed = feed or Feed({"t": "t", "u": "u"}, key_in_value=True)
+    feed = feed or FeedDouble({"t": "t", "u": "u"}, key_in_value=True)
     feed.open(sink)
     return sink, feed
 
@@ -181,7 +183,7 @@ def test_manifests_by_format(out: Path) -> None:
 @pytest.mark.parametrize("partition", ["daily", "hourly"])
 def test_longer_buckets_close_too(out: Path, partition: str) -> None:
     sink = open_sink(f"file://{out}?partition_format={partition}&manifest=yes")
-    feed = Feed({"t": "t"}, key_in_value=True)
+    feed = FeedDouble({"t": "t"}, key_in_value=True)
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1)])
     feed.resolve(sink, at(3599))
@@ -281,7 +283,7 @@ def _minute(out: Path, path: Path) -> int:
 
 
 def test_cutting_keeps_the_order() -> None:
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     writes = [put(n, f"{n}", step) for n, step in enumerate((61, 2, 59, 3, 130, 62))]
     rows = message_rows(writes)
     epoch = feed.epoch(at(200))

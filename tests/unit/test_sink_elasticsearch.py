@@ -16,11 +16,11 @@ from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.uri import sink_location
 from sinks.base import SinkContext, Target
 from sinks.elasticsearch import body, mapping
-from sinks.elasticsearch.answers import Outcome, Verdict, outcomes
+from sinks.elasticsearch.answers import OperationOutcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk, counted
-from sinks.elasticsearch.client import Answer
+from sinks.elasticsearch.client import HttpAnswer
 from sinks.elasticsearch.names import MAX_INDEX_BYTES, index_name
-from sinks.elasticsearch.options import Settings, parse
+from sinks.elasticsearch.options import ElasticsearchSettings, parse
 from sinks.registry import check, open_sink
 
 # ------------------------------------------------------------------------------------- names
@@ -276,7 +276,7 @@ def test_only_delivered_columns_get_fields() -> None:
 
 def test_only_what_is_missing_is_added() -> None:
     there = {"a": {"type": "keyword"}, "o": {"properties": {"b": {"type": "long"}}}}
-    wanted: dict[str, mapping.Field] = {
+    wanted: dict[str, mapping.FieldMapping] = {
         "a": {"type": "long"},
         "o.b": {"type": "long"},
         "o.c": {"type": "long"},
@@ -342,13 +342,17 @@ def test_verdicts(status: int, kind: str, verdict: Verdict) -> None:
 
 def test_errors_count_and_show_no_values() -> None:
     reason = "[1:45] failed to parse field [{}] of type [long] in document with id 's3cret'"
-    found = [Outcome(400, "document_parsing_exception", reason.format("after.j.s3cret"))] * 2
+    found = [
+        OperationOutcome(400, "document_parsing_exception", reason.format("after.j.s3cret"))
+    ] * 2
     shown = counted(found)
     assert shown == "2 documents: 2 x document_parsing_exception (field after.j of type long)"
 
 
 def test_settings_have_no_secret_in_their_address() -> None:
-    settings = Settings((("h", 1), ("i", 2)), secure=True, path_prefix="/p", authorization="x")
+    settings = ElasticsearchSettings(
+        (("h", 1), ("i", 2)), secure=True, path_prefix="/p", authorization="x"
+    )
     assert settings.shown == "https://h:1,i:2/p"
 
 
@@ -362,9 +366,9 @@ class BusyCluster:
         self._clock = clock
         self.asked: list[float] = []
 
-    def call(self, *_: object, **named: object) -> Answer:
+    def call(self, *_: object, **named: object) -> HttpAnswer:
         self.asked.append(self._clock.monotonic())
-        return Answer(429, b"")
+        return HttpAnswer(429, b"")
 
 
 def test_a_busy_cluster_is_asked_ever_later_until_patience_ends() -> None:

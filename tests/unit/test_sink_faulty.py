@@ -10,7 +10,7 @@ from changefeed.core.errors import ChangefeedError
 from sinks.base import Sink
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Hold, Reject, Slow
-from sinks.testing.feed import Feed, put
+from sinks.testing.feed import FeedDouble, put
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def sink() -> FaultySink:
 
 
 @pytest.fixture
-def feed(sink: FaultySink) -> Feed:
-    feed = Feed({"t": "t"})
+def feed(sink: FaultySink) -> FeedDouble:
+    feed = FeedDouble({"t": "t"})
     feed.open(sink)
     return feed
 
 
-def test_transparent_without_faults(sink: FaultySink, feed: Feed) -> None:
+def test_transparent_without_faults(sink: FaultySink, feed: FeedDouble) -> None:
     feed.deliver(sink, [put(1, "x", 1)])
     feed.resolve(sink)
     assert sink.calls == ["open", "write", "commit", "resolved"]
@@ -33,7 +33,7 @@ def test_transparent_without_faults(sink: FaultySink, feed: Feed) -> None:
     assert isinstance(sink, Sink)
 
 
-def test_rejected_calls_do_not_reach_the_sink(sink: FaultySink, feed: Feed) -> None:
+def test_rejected_calls_do_not_reach_the_sink(sink: FaultySink, feed: FeedDouble) -> None:
     sink.fail("write", Reject())
     with pytest.raises(ChangefeedError):
         feed.deliver(sink, [put(1, "x", 1)])
@@ -41,14 +41,14 @@ def test_rejected_calls_do_not_reach_the_sink(sink: FaultySink, feed: Feed) -> N
     assert sink.spent
 
 
-def test_lost_answers_do_reach_it(sink: FaultySink, feed: Feed) -> None:
+def test_lost_answers_do_reach_it(sink: FaultySink, feed: FeedDouble) -> None:
     sink.fail("write", FailAfter(ChangefeedError("CF5004", "busy")))
     with pytest.raises(ChangefeedError, match="busy"):
         feed.deliver(sink, [put(1, "x", 1)])
     assert sink.rows == 1
 
 
-def test_held_calls_wait_for_the_test(sink: FaultySink, feed: Feed) -> None:
+def test_held_calls_wait_for_the_test(sink: FaultySink, feed: FeedDouble) -> None:
     hold = Hold()
     sink.fail("resolved", hold)
     thread = threading.Thread(target=feed.resolve, args=(sink,))
@@ -61,7 +61,7 @@ def test_held_calls_wait_for_the_test(sink: FaultySink, feed: Feed) -> None:
     assert not thread.is_alive()
 
 
-def test_slow_calls_wait_first(sink: FaultySink, feed: Feed) -> None:
+def test_slow_calls_wait_first(sink: FaultySink, feed: FeedDouble) -> None:
     waits: list[float] = []
     sink.fail("commit", Slow(2.5, waits.append))
     feed.deliver(sink, [put(1, "x", 1)])

@@ -19,10 +19,10 @@ from sinks.base import Batch, Sink
 from sinks.files.places.base import explained
 from sinks.files.places.local import TEMPORARY
 from sinks.files.sink import FilesSink
-from sinks.files.staged import StagedFile
+from sinks.files.staged import UnpublishedFile
 from sinks.files.writers import rows_within
 from sinks.registry import open_sink
-from sinks.testing.feed import Feed, at, put, table_schema
+from sinks.testing.feed import FeedDouble, at, put, table_schema
 from sinks.testing.readers import file_bytes, visible_files
 
 
@@ -31,9 +31,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def opened(out: Path, parameters: str = "", **options: object) -> tuple[Sink, Feed]:
+def opened(out: Path, parameters: str = "", **options: object) -> tuple[Sink, FeedDouble]:
     sink = open_sink(f"file://{out}?{parameters}", options)
-    feed = Feed({"t": "t"}, key_in_value=True)
+    feed = FeedDouble({"t": "t"}, key_in_value=True)
     feed.open(sink)
     return sink, feed
 
@@ -67,14 +67,14 @@ def test_a_failed_write_is_never_seen(out: Path, monkeypatch: pytest.MonkeyPatch
     sink, feed = opened(out)
     epoch = feed.epoch(at(3))
     receipts = feed.write(sink, epoch, [put(1, "x", 1)])
-    whole = StagedFile.write
+    whole = UnpublishedFile.write
 
-    def half(self: StagedFile, values: pa.Array) -> None:
+    def half(self: UnpublishedFile, values: pa.Array) -> None:
         whole(self, pa.array([b'{"aft'], pa.binary()))
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch, pytest.raises(ChangefeedError, match="no room"):
-        patch.setattr(StagedFile, "write", half)
+        patch.setattr(UnpublishedFile, "write", half)
         feed.write(sink, epoch, [put(2, "x", 2)])
     with pytest.raises(ChangefeedError) as caught:
         sink.commit(epoch, receipts)
@@ -236,7 +236,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string()], ids=str)
 def test_lines_of_every_column_type(tmp_path: Path, kind: pa.DataType) -> None:
     field = pa.field("value", kind)
-    file = StagedFile(tmp_path, "x", "x", field, "json", "none")
+    file = UnpublishedFile(tmp_path, "x", "x", field, "json", "none")
     column = pa.array(["a", "", "ü"], pa.string()).cast(kind)
     file.write(column.slice(1))
     file.write(column.slice(0, 0))

@@ -18,7 +18,7 @@ from changefeed.encoding.avro.schema import SCHEMA_KEY
 from sinks.base import Batch, Sink
 from sinks.files.writers import FILE_FORMATS
 from sinks.registry import open_sink
-from sinks.testing.feed import Feed, at, table_schema
+from sinks.testing.feed import FeedDouble, at, table_schema
 from sinks.testing.readers import visible_files
 
 SCHEMA = {
@@ -31,14 +31,16 @@ COLUMNS = pa.struct(
 )
 
 
-def opened(out: Path, form: str, compression: str, size: str = "16MB") -> tuple[Sink, Feed]:
+def opened(out: Path, form: str, compression: str, size: str = "16MB") -> tuple[Sink, FeedDouble]:
     sink = open_sink(f"file://{out}?file_size={size}", {"format": form, "compression": compression})
-    feed = Feed({"t": "t"}, key_in_value=True)
+    feed = FeedDouble({"t": "t"}, key_in_value=True)
     feed.open(sink)
     return sink, feed
 
 
-def deliver(sink: Sink, feed: Feed, values: pa.Array, field: pa.Field, steps: int = 1) -> None:
+def deliver(
+    sink: Sink, feed: FeedDouble, values: pa.Array, field: pa.Field, steps: int = 1
+) -> None:
     """The values as messages of one epoch in ``steps`` batches; a null is a tombstone."""
     epoch = feed.epoch(at(1))
     receipts = []

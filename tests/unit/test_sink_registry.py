@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL, sink_location
 from changefeed.options import masking
@@ -22,7 +22,7 @@ from sinks import registry
 from sinks.base import DECLARED
 from sinks.null.sink import NullSink
 from sinks.testing.conformance import CASES
-from sinks.testing.feed import Feed, at, put
+from sinks.testing.feed import FeedDouble, at, put
 
 
 def messages(uri: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_misspelt_scheme_gets_a_suggestion() -> None:
 
 
 def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = registry.Entry(
+    entry = registry.SchemeEntry(
         "sinks.null.sink:NullSink", "x", packages=("no_such_package",), extra="special"
     )
     monkeypatch.setitem(registry.BUILT_IN, "null", entry)
@@ -121,7 +121,9 @@ def test_one_sink_alone_is_told_the_state_database() -> None:
 
 
 def test_what_is_no_sink_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILT_IN, "null", registry.Entry("sinks.registry:Entry", "x"))
+    monkeypatch.setitem(
+        registry.BUILT_IN, "null", registry.SchemeEntry("sinks.registry:SchemeEntry", "x")
+    )
     with pytest.raises(ChangefeedError) as caught:
         registry.capabilities("null")
     assert "which is no sink" in caught.value.message
@@ -201,7 +203,7 @@ def test_a_declared_parameter_is_taken_as_what_it_is_declared(scheme: str, one: 
     assert is_secret(name) == one.secret or one.begins
     about = [error for error in _given(scheme, name, "no%20such!") if name in str(error)]
     assert [error for error in about if error.code is Code.UNKNOWN_PARAMETER] == []
-    if one.kind not in (Kind.TEXT, Kind.PATH, Kind.URL):
+    if one.kind not in (ParameterKind.TEXT, ParameterKind.PATH, ParameterKind.URL):
         assert about, "a value of another kind is refused"
     for value in one.values:
         assert [e for e in _given(scheme, name, value) if "must be one of" in e.message] == []
@@ -242,16 +244,18 @@ def test_a_secret_says_so_by_its_name(name: str, secret: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "values"), [(Kind.CHOICE, ()), (Kind.TEXT, ("a",))], ids=["none", "needless"]
+    ("kind", "values"),
+    [(ParameterKind.CHOICE, ()), (ParameterKind.TEXT, ("a",))],
+    ids=["none", "needless"],
 )
-def test_a_choice_has_values(kind: Kind, values: tuple[str, ...]) -> None:
+def test_a_choice_has_values(kind: ParameterKind, values: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="choice"):
         Parameter("x", "Something.", kind, values)
 
 
 def test_null_counts() -> None:
     sink = NullSink()
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     feed.open(sink)
     feed.deliver(sink, [put(1, "x", 1), put(2, "x", 1)])
     feed.truncate(sink, "t", at(2))

@@ -11,7 +11,7 @@ from changefeed.core.errors import ChangefeedError
 from sinks.base import SinkContext
 from sinks.registry import open_sink
 from sinks.table.sink import MessageTableSink, database_url, messages
-from sinks.testing.feed import Feed, at, delete, put
+from sinks.testing.feed import FeedDouble, at, delete, put
 
 
 def ids(path: Path) -> list[str]:
@@ -26,7 +26,7 @@ def ids(path: Path) -> list[str]:
 def test_a_replay_adds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     writes = [put(1, "x", 1), put(2, "x", 1), delete(1, 2)]
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     for _ in range(2):
         sink = open_sink(f"experimental-sql:///sqlite:///{path}")
         feed.open(sink)
@@ -43,7 +43,7 @@ def test_a_replay_adds_nothing(tmp_path: Path) -> None:
 def test_the_state_database_is_the_default(tmp_path: Path) -> None:
     state = f"sqlite:///{tmp_path / 'state.db'}"
     sink = MessageTableSink("experimental-sql:///")
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     with pytest.raises(ChangefeedError, match="names no database"):
         feed.open(sink)
     feed.state_database = state
@@ -62,7 +62,7 @@ def test_postgresql_gets_the_driver_we_install() -> None:
 def test_errors_name_no_password_and_no_row() -> None:
     sink = open_sink("experimental-sql:///postgresql://app:hunter2@127.0.0.1:1/shop")
     with pytest.raises(ChangefeedError) as caught:
-        Feed({"t": "t"}).open(sink)
+        FeedDouble({"t": "t"}).open(sink)
     error = caught.value
     assert error.code.number == "CF5001"
     assert error.message == "the postgresql database shop failed"
@@ -74,7 +74,7 @@ def test_errors_name_no_password_and_no_row() -> None:
 def test_an_epoch_is_one_transaction(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     sink = open_sink(f"experimental-sql:///sqlite:///{path}")
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     feed.open(sink)
     epoch = feed.epoch(at(2))
     receipts = feed.write(sink, epoch, [put(1, "x", 1)])

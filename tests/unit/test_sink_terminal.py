@@ -10,7 +10,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow
 from sinks.terminal import TerminalSink
-from sinks.testing.feed import Feed, at, put
+from sinks.testing.feed import FeedDouble, at, put
 
 
 class Runner:
@@ -24,7 +24,7 @@ class Runner:
         self.thread.start()
 
     def _run(self) -> None:
-        feed = Feed({"t": "t"})
+        feed = FeedDouble({"t": "t"})
         try:
             feed.open(self._sink)
             feed.deliver(self._sink, [put(key, "x", key) for key in range(1, self._rows + 1)])
@@ -100,7 +100,7 @@ def test_a_row_that_does_not_come_is_waited_for_only_so_long(sink: TerminalSink)
 
 
 def test_abort_takes_back_what_was_not_read(sink: TerminalSink) -> None:
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     epoch = feed.epoch(at(2))
     feed.write(sink, epoch, [put(1, "x", 1), put(2, "x", 2)])
     sink.abort(epoch, ())

@@ -13,8 +13,8 @@ from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError
 from sinks.null.sink import NullSink
 from sinks.testing.faulty import FailAfter, FaultySink, Reject
-from sinks.testing.feed import Feed, put
-from sinks.testing.retry import Attempt, Retry, RetryPolicy, WaitInterrupted
+from sinks.testing.feed import FeedDouble, put
+from sinks.testing.retry import Attempt, RetryLoop, RetryPolicy, WaitInterrupted
 
 
 class Bench:
@@ -25,7 +25,7 @@ class Bench:
         self.attempts: list[Attempt] = []
         self.waits: list[float] = []
         self._stop_after = stop_after
-        self.retry = Retry(policy, self.clock, self._wait, self.attempts.append, lambda: 0.5)
+        self.retry = RetryLoop(policy, self.clock, self._wait, self.attempts.append, lambda: 0.5)
 
     def _wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
@@ -116,7 +116,7 @@ def test_pauses_stay_between_half_and_whole(attempt: int, chance: float) -> None
 def test_an_epoch_is_repeated_from_its_start() -> None:
     sink = FaultySink(NullSink())
     sink.fail("commit", Reject(), FailAfter())
-    feed = Feed({"t": "t"})
+    feed = FeedDouble({"t": "t"})
     feed.open(sink)
     bench = Bench(RetryPolicy())
     bench.retry.run(lambda: feed.deliver(sink, [put(1, "x", 1)]))

@@ -9,7 +9,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from sinks.testing.feed import at
-from sinks.testing.history import History
+from sinks.testing.history import RowHistory
 from sinks.testing.messages import Message, Row, parse_message
 from sinks.testing.validators import (
     BeforeAfterValidator,
@@ -30,8 +30,8 @@ def mark(step: int, partition: int = 0, topic: str = "t") -> Message:
     return Message(topic, partition, resolved=at(step))
 
 
-def history(*versions: tuple[int, str | None, int], since: int = 0) -> History:
-    found = History(at(since))
+def history(*versions: tuple[int, str | None, int], since: int = 0) -> RowHistory:
+    found = RowHistory(at(since))
     for key, text, step in versions:
         found.put("t", f"[{key}]", at(step), None if text is None else {"a": key, "b": text})
     return found
@@ -134,7 +134,7 @@ def test_before_after_lets_scanned_rows_have_no_before() -> None:
 # ---------------------------------------------------------------------------- fingerprint
 
 
-def check(truth: History, partitions: int = 1) -> FingerprintValidator:
+def check(truth: RowHistory, partitions: int = 1) -> FingerprintValidator:
     return FingerprintValidator(truth.table, {"t": partitions}, truth)
 
 

@@ -64,11 +64,11 @@ def test_every_problem_at_once() -> None:
 
 
 def test_no_usable_certificate() -> None:
-    from sinks.testing.feed import Feed
+    from sinks.testing.feed import FeedDouble
 
     sink = open_sink(f"webhook-https://h/?ca_cert={PEM}")
     with pytest.raises(ChangefeedError, match="no usable PEM"):
-        Feed({"t": "t"}).open(sink)
+        FeedDouble({"t": "t"}).open(sink)
 
 
 def test_sink_config() -> None:

@@ -19,7 +19,7 @@ from changefeed.core.uri import sink_location
 from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
 from sinks.testing.rows import column_of, table_of
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner.client import Spanner, sorted_out
 from sinks.warehouse.spanner.rows import Value, canonical, cut, digests, wire
@@ -247,7 +247,7 @@ def test_an_operation_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(server, "_admin", Slow())
     monkeypatch.setattr(server, "close", lambda: None)
     with pytest.raises(ChangefeedError) as caught:
-        server.run([Statement("CREATE TABLE t", "t")])
+        server.run([SqlStatement("CREATE TABLE t", "t")])
     assert caught.value.code.number == "CF5001" and "in time" in caught.value.message
 
 

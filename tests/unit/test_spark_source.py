@@ -10,7 +10,7 @@ import pytest
 
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.readers.table_log import OnTruncate, Range, Selection, Span
+from changefeed.readers.table_log import OnTruncate, Range, Selection, TableRanges
 from changefeed.spark_source.batch import ChangeBatchReader, ChangePartition, check_shapes
 from changefeed.spark_source.settings import OnSchemaChange, settings_of
 from changefeed.spark_source.source import ChangefeedSource
@@ -105,7 +105,7 @@ def test_the_columns_are_the_tables() -> None:
 
 def test_newer_rows_that_do_not_fit_stop_the_query() -> None:
     newer = wide("t", version=2)
-    span = Span((), at(9), (SCHEMA, newer))
+    span = TableRanges((), at(9), (SCHEMA, newer))
     with pytest.raises(ChangefeedError, match="doc, t0") as error:
         check_shapes(span, SCHEMA, OnSchemaChange.FAIL)
     assert error.value.code.number == "CF1302"
@@ -130,10 +130,10 @@ class FakeLog:
         there = [at(w) for w in self.rows if after < at(w) <= upto]
         return there[rows - 1] if len(there) > rows else upto
 
-    def span(self, after: Timestamp, upto: Timestamp, schema: Any = None) -> Span:
+    def span(self, after: Timestamp, upto: Timestamp, schema: Any = None) -> TableRanges:
         there = any(after < at(w) <= upto for w in self.rows)
         part = Range(Path("/log"), Selection(SCHEMA.table), schema, after, upto)
-        return Span((part,) if there else (), upto)
+        return TableRanges((part,) if there else (), upto)
 
 
 class FakeReader:
@@ -173,7 +173,7 @@ class FakeReader:
     def idle(self, upto: Timestamp) -> None:
         self.place_now = ConsumerPlace(self.place_now.committed, upto, self.place_now.planned)
 
-    def work(self, after: Timestamp | None, upto: Timestamp, schema: Any) -> Span:
+    def work(self, after: Timestamp | None, upto: Timestamp, schema: Any) -> TableRanges:
         return self._log.span(after or at(0), upto, schema)
 
 

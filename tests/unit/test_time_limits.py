@@ -27,7 +27,7 @@ from sinks.warehouse.bigquery import client as bigquery_client
 from sinks.warehouse.clickhouse import client as clickhouse_client
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.snowflake import client as snowflake_client
-from sinks.webhook.client import Client
+from sinks.webhook.client import WebhookClient
 from sinks.webhook.options import parse as webhook_settings
 from tests.services.certificates import write_certificates
 from tests.services.http_faults import FaultyProxy, drip
@@ -59,7 +59,9 @@ def test_webhook(server: FaultyProxy) -> None:
     uri = f"webhook-http://127.0.0.1:{server.port}/in"
     config = webhook_sink_config({"Retry": {"Max": 1}})
     options = {"webhook_client_timeout": IDLE, "webhook_sink_config": config}
-    client = Client(webhook_settings(uri, options), "f", threading.Event(), patience=PATIENCE)
+    client = WebhookClient(
+        webhook_settings(uri, options), "f", threading.Event(), patience=PATIENCE
+    )
     assert "in time" in given_up(lambda: client.post(b"{}", "key")).message
     assert len(server.seen) == 1
     client.close()

@@ -22,7 +22,7 @@ from sinks.base import SinkContext
 from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
 from sinks.testing.feed import at
-from sinks.testing.rows import RowFeed, Source, column_of, delete, insert, table_of, update
+from sinks.testing.rows import RowFeed, SourceDouble, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
@@ -36,7 +36,7 @@ from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape, before_name, check_values
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 DIALECTS: Mapping[str, Dialect] = {
     d.name: d
@@ -55,7 +55,7 @@ def refused(
     """What the sink says of a value; empty when it takes it."""
     names = () if keyless else ("a",)
     schema = table_of("t", key=names, a=logical if key else "int32", b=logical)
-    source = Source(schema)
+    source = SourceDouble(schema)
     source.commit(insert("t", a=text if key else 1, b=None if key else text))
     shape = TargetShape(schema, "t")
     rows = RowFeed(source)._batch(RowFeed(source)._next(at(1)), source.log, 0).rows
@@ -166,14 +166,14 @@ def test_duckdb_makes_each_type_of_its_log_form(logical: str, text: str, shown: 
 
 
 def test_literals_of_inserted_rows() -> None:
-    source = Source(table_of("t", key=("a",), a="int64", b="text", c="bool"))
+    source = SourceDouble(table_of("t", key=("a",), a="int64", b="text", c="bool"))
     source.commit(insert("t", a=1, b="it's \\ \n☃", c=True), insert("t", a=2))
     shape = TargetShape(source.schemas["t"], "t")
     feed = RowFeed(source)
     staged = shape.staged(feed._batch(feed._next(at(1)), source.log, 0).rows, 7)
     [text] = packets(staged.select(["a", "b", "c", "_batch_id"]))
     assert text == "(1,'it''s \\ \n☃',1,7),(2,NULL,NULL,7)"
-    wide = Source(table_of("w", key=("a",), a="int64", b="text"))
+    wide = SourceDouble(table_of("w", key=("a",), a="int64", b="text"))
     wide.commit(*(insert("w", a=i, b="x" * 3_000_000) for i in range(3)))
     feed = RowFeed(wide)
     staged = TargetShape(wide.schemas["w"], "w").staged(
@@ -185,12 +185,14 @@ def test_literals_of_inserted_rows() -> None:
 # ------------------------------------------------------------------------------- shapes
 
 
-def table(dialect: Dialect | None = None, policy: TablePolicy | None = None) -> Table:
+def table(dialect: Dialect | None = None, policy: TablePolicy | None = None) -> TargetTable:
     d = dialect or PostgreSQLDialect()
     warehouse = PostgreSQL("", "s", "")
     warehouse.dialect = d  # type: ignore[assignment]
     policy = policy or TablePolicy()
-    return Table.of(warehouse, "t", policy, AppliedRow(d, '"s"."_changefeed_applied"', "x/1", "t"))
+    return TargetTable.of(
+        warehouse, "t", policy, AppliedRow(d, '"s"."_changefeed_applied"', "x/1", "t")
+    )
 
 
 def changes(old: TableSchema, new: TableSchema, *present: str) -> list[str]:
@@ -287,11 +289,11 @@ def test_long_names_stay_unique() -> None:
 
 
 @pytest.fixture
-def source() -> Source:
-    return Source(table_of("t", key=("a",), a="int32", b="text"))
+def source() -> SourceDouble:
+    return SourceDouble(table_of("t", key=("a",), a="int32", b="text"))
 
 
-def opened(path: Path, source: Source, **options: object) -> tuple[RowFeed, DuckDBSink]:
+def opened(path: Path, source: SourceDouble, **options: object) -> tuple[RowFeed, DuckDBSink]:
     feed = RowFeed(source, options=options)
     sink = DuckDBSink(f"duckdb://{path}", options)
     feed.open(sink)
@@ -324,7 +326,7 @@ def test_a_look_says_what_cannot_be_reached() -> None:
     assert "pa55word" not in f"{problem.message} {problem.detail} {problem.hint}"
 
 
-def test_staged_rows_that_went_are_missed(tmp_path: Path, source: Source) -> None:
+def test_staged_rows_that_went_are_missed(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     feed, sink = opened(path, source)
     source.commit(insert("t", a=1, b="x"))
@@ -341,7 +343,7 @@ def test_staged_rows_that_went_are_missed(tmp_path: Path, source: Source) -> Non
     sink.close()
 
 
-def test_a_target_that_went_is_missed(tmp_path: Path, source: Source) -> None:
+def test_a_target_that_went_is_missed(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     feed, sink = opened(path, source)
     source.commit(insert("t", a=1, b="x"))
@@ -362,7 +364,7 @@ def test_a_target_that_went_is_missed(tmp_path: Path, source: Source) -> None:
 
 
 def test_a_target_that_was_there_is_taken_over_when_the_option_says_so(
-    tmp_path: Path, source: Source
+    tmp_path: Path, source: SourceDouble
 ) -> None:
     path = tmp_path / "db"
     with duckdb.connect(str(path)) as connection:
@@ -382,7 +384,7 @@ def test_a_target_that_was_there_is_taken_over_when_the_option_says_so(
     sink.close()
 
 
-def test_an_empty_target_that_was_there_is_taken(tmp_path: Path, source: Source) -> None:
+def test_an_empty_target_that_was_there_is_taken(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE T (a INTEGER, mine TEXT)")
@@ -394,7 +396,7 @@ def test_an_empty_target_that_was_there_is_taken(tmp_path: Path, source: Source)
 
 
 def test_a_table_that_somebody_put_in_the_place_of_a_target_is_not_taken(
-    tmp_path: Path, source: Source
+    tmp_path: Path, source: SourceDouble
 ) -> None:
     """The mark in the bookkeeping outlives the target; the table has no column of ours."""
     path = tmp_path / "db"
@@ -413,7 +415,9 @@ def test_a_table_that_somebody_put_in_the_place_of_a_target_is_not_taken(
     assert read(path, "SELECT * FROM t") == [(7,)]
 
 
-def test_the_bookkeeping_of_somebody_else_is_left_alone(tmp_path: Path, source: Source) -> None:
+def test_the_bookkeeping_of_somebody_else_is_left_alone(
+    tmp_path: Path, source: SourceDouble
+) -> None:
     path = tmp_path / "db"
     with duckdb.connect(str(path)) as connection:
         connection.execute("CREATE TABLE _changefeed_applied (mine TEXT)")
@@ -441,7 +445,7 @@ def test_redshift_deletes_from_any_name(table: str) -> None:
     assert sql == f'DELETE FROM {table} USING "diff" AS d WHERE {where}'
 
 
-def test_resolved_stands_beside_the_tables(tmp_path: Path, source: Source) -> None:
+def test_resolved_stands_beside_the_tables(tmp_path: Path, source: SourceDouble) -> None:
     from changefeed.core.events import Resolved
 
     path = tmp_path / "db"
@@ -454,7 +458,7 @@ def test_resolved_stands_beside_the_tables(tmp_path: Path, source: Source) -> No
     sink.close()
 
 
-def test_the_file_is_free_between_rounds(tmp_path: Path, source: Source) -> None:
+def test_the_file_is_free_between_rounds(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     feed, sink = opened(path, source)
     source.commit(insert("t", a=1, b="x"))
@@ -465,7 +469,7 @@ def test_the_file_is_free_between_rounds(tmp_path: Path, source: Source) -> None
     sink.close()
 
 
-def test_a_file_in_use_is_tried_again(tmp_path: Path, source: Source) -> None:
+def test_a_file_in_use_is_tried_again(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     program = (
         f"import duckdb, sys; c = duckdb.connect({str(path)!r}); print('open', flush=True); "
@@ -488,7 +492,7 @@ def test_a_file_in_use_is_tried_again(tmp_path: Path, source: Source) -> None:
 
 
 def test_a_file_at_its_closing_is_in_use(
-    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: SourceDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another connection of this process closes, DuckDB refuses a new one."""
 
@@ -535,7 +539,7 @@ def test_uris() -> None:
         assert [problem.code.number for problem in check(uri)] == [code], uri
 
 
-def test_servers_that_are_not_there_are_tried_again(source: Source) -> None:
+def test_servers_that_are_not_there_are_tried_again(source: SourceDouble) -> None:
     for uri in ("postgresql://u:pa55@127.0.0.1:1/d", "mysql://u:pa55@127.0.0.1:1/d"):
         sink = open_sink(uri)
         with pytest.raises(ChangefeedError) as caught:

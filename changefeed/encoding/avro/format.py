@@ -24,7 +24,7 @@ class AvroFormat(RecordFormat):
 
     def messages(self, rows: TokenRows) -> tuple[pa.Array, pa.Array]:
         if rows.plan.envelope is Envelope.DEBEZIUM:
-            as_debezium = debezium.AvroMessages(rows)
+            as_debezium = debezium.DebeziumAvroMessages(rows)
             return as_debezium.keys(), as_debezium.values()
         made = AvroMessages(rows)
         return made.keys(), made.values()

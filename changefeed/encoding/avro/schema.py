@@ -21,7 +21,7 @@ from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, Record, key_shape, value_shape
 from changefeed.encoding.registry_header import varint
-from changefeed.encoding.types import Kind, ParametricKind
+from changefeed.encoding.types import ParametricKind, ValueKind
 
 Schema = dict[str, Any]
 
@@ -30,17 +30,17 @@ Schema = dict[str, Any]
 SCHEMA_KEY = b"avro.schema"
 
 _PRIMITIVE = {
-    Kind.BOOL: "boolean",
-    Kind.INT: "long",
-    Kind.DOUBLE: "double",
-    Kind.STRING: "string",
-    Kind.BYTES: "bytes",
+    ValueKind.BOOL: "boolean",
+    ValueKind.INT: "long",
+    ValueKind.DOUBLE: "double",
+    ValueKind.STRING: "string",
+    ValueKind.BYTES: "bytes",
 }
 _LOGICAL = {
-    Kind.DATE: {"type": "int", "logicalType": "date"},
-    Kind.TIME: {"type": "long", "logicalType": "time-micros"},
-    Kind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
-    Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
+    ValueKind.DATE: {"type": "int", "logicalType": "date"},
+    ValueKind.TIME: {"type": "long", "logicalType": "time-micros"},
+    ValueKind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
+    ValueKind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
 }
 
 
@@ -90,12 +90,12 @@ class _Names:
 
 def union(kind: ParametricKind) -> list[Any]:
     """The union of ``null`` and the type; a decimal may be a string too (NaN)."""
-    also = ["string"] if kind.kind is Kind.DECIMAL else []
+    also = ["string"] if kind.kind is ValueKind.DECIMAL else []
     return ["null", _type(kind), *also]
 
 
 def _type(kind: ParametricKind) -> Any:
-    if kind.kind is Kind.DECIMAL:
+    if kind.kind is ValueKind.DECIMAL:
         return {
             "type": "bytes",
             "logicalType": "decimal",

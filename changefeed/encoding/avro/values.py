@@ -29,7 +29,7 @@ from changefeed.encoding.byte_columns import (
     varints,
 )
 from changefeed.encoding.typed_values import list_items, not_numbers, typed_values
-from changefeed.encoding.types import Kind, ParametricKind
+from changefeed.encoding.types import ParametricKind, ValueKind
 
 NULL, THERE, SECOND = b"\x00", b"\x02", b"\x04"
 """Branches of a union: none of it, the type after ``null``, the one after that."""
@@ -50,7 +50,7 @@ def union_pieces(kind: ParametricKind, values: pa.Array, column: str) -> list[Pi
     if kind.element is not None:
         return _array(kind.element, values, column)
     made = typed_values(kind, values, column)
-    if kind.kind is Kind.DECIMAL:
+    if kind.kind is ValueKind.DECIMAL:
         return _decimals(made, not_numbers(values))
     return _PIECES[kind.kind](made)
 
@@ -80,16 +80,16 @@ def doubles(values: pa.Array) -> list[Piece]:
     return [fixed(THERE, data, validity(values), NULL)]
 
 
-_PIECES: dict[Kind, Callable[[pa.Array], list[Piece]]] = {
-    Kind.BOOL: truths,
-    Kind.INT: numbers,
-    Kind.DOUBLE: doubles,
-    Kind.STRING: strings,
-    Kind.BYTES: strings,
-    Kind.DATE: numbers,
-    Kind.TIME: numbers,
-    Kind.TIMESTAMP: numbers,
-    Kind.TIMESTAMPTZ: numbers,
+_PIECES: dict[ValueKind, Callable[[pa.Array], list[Piece]]] = {
+    ValueKind.BOOL: truths,
+    ValueKind.INT: numbers,
+    ValueKind.DOUBLE: doubles,
+    ValueKind.STRING: strings,
+    ValueKind.BYTES: strings,
+    ValueKind.DATE: numbers,
+    ValueKind.TIME: numbers,
+    ValueKind.TIMESTAMP: numbers,
+    ValueKind.TIMESTAMPTZ: numbers,
 }
 
 

@@ -26,7 +26,7 @@ from changefeed.encoding.debezium.connect_values import (
     items,
     scales,
 )
-from changefeed.encoding.debezium.fields import Conversion, Field, field_of
+from changefeed.encoding.debezium.fields import ConnectType, Conversion, field_of
 from changefeed.encoding.debezium.messages import Messages
 from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
@@ -118,7 +118,7 @@ def _connect(schema: Schema) -> Schema:
 # ------------------------------------------------------------------------------- messages
 
 
-class AvroMessages(Messages[Piece]):
+class DebeziumAvroMessages(Messages[Piece]):
     """Keys and values as Avro's bytes, in Confluent's wire format where there is a registry."""
 
     def keys(self) -> pa.Array:
@@ -207,7 +207,7 @@ def _required(pieces: list[Piece]) -> list[Piece]:
     return [pc.binary_replace_slice(first, 0, 1, b""), *rest]
 
 
-def _union(field: Field, logical: str, values: pa.Array, name: str) -> list[Piece]:
+def _union(field: ConnectType, logical: str, values: pa.Array, name: str) -> list[Piece]:
     """The values as values of the union of ``null`` and their type."""
     if field.items is not None:
         lists = items(logical, values, name)
@@ -237,8 +237,8 @@ def _number(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.utf8_trim(values, '"').cast(kind)
 
 
-def _zero(field: Field) -> bytes:
-    """See :attr:`Field.zero`."""
+def _zero(field: ConnectType) -> bytes:
+    """See :attr:`ConnectType.zero`."""
     if field.way is Conversion.ZONED:
         return _text("1970-01-01T00:00:00Z")
     if field.way is Conversion.ZONED_TIME:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.byte_columns import binary
-from changefeed.encoding.debezium.fields import Conversion, Field
+from changefeed.encoding.debezium.fields import ConnectType, Conversion
 from changefeed.encoding.typed_values import list_items, typed_values
-from changefeed.encoding.types import Kind, ParametricKind, typed_logical
+from changefeed.encoding.types import ParametricKind, ValueKind, typed_logical
 
 _NOTHING = pa.scalar("", pa.string())
 _MICROS_PER_DAY = 86_400_000_000
@@ -38,7 +38,7 @@ def fitting(column: str) -> Iterator[None]:
         ) from cause
 
 
-def connect_values(field: Field, values: pa.Array, name: str) -> pa.Array:
+def connect_values(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
     """The values as Arrow has them: integers, booleans, ``string`` and ``binary``. Floating point
     numbers are the log's text; a ``SCALED`` number is its digits, of which :func:`scales` has
     the scale. An array has :func:`items`.
@@ -57,7 +57,7 @@ def connect_values(field: Field, values: pa.Array, name: str) -> pa.Array:
     if way is Conversion.LONG:
         return _signed(values)
     if way in (Conversion.BYTES, Conversion.BITS):
-        data = typed_values(ParametricKind(Kind.BYTES), values, name)
+        data = typed_values(ParametricKind(ValueKind.BYTES), values, name)
         return _reversed(data) if way is Conversion.BITS else data
     if way in (Conversion.UNSCALED, Conversion.SCALED):
         _refuse_no_number(values, name)
@@ -167,10 +167,14 @@ def _reversed(values: pa.Array) -> pa.Array:
 
 # ------------------------------------------------------------------------------- moments
 
-_KINDS = {Conversion.DAYS: Kind.DATE, Conversion.TIME: Kind.TIME, Conversion.MOMENT: Kind.TIMESTAMP}
+_KINDS = {
+    Conversion.DAYS: ValueKind.DATE,
+    Conversion.TIME: ValueKind.TIME,
+    Conversion.MOMENT: ValueKind.TIMESTAMP,
+}
 
 
-def _units(field: Field, values: pa.Array, name: str) -> pa.Array:
+def _units(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
     """Days, or units of a time since its beginning."""
     numbers = typed_values(ParametricKind(_KINDS[field.way]), values, name)
     return numbers if field.divisor == 1 else _floor(numbers, field.divisor)

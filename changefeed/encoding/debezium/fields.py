@@ -54,7 +54,7 @@ class Conversion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ConnectType:
     """A type of Kafka Connect.
 
     Attributes:
@@ -72,7 +72,7 @@ class Field:
     parameters: tuple[tuple[str, str], ...] = ()
     divisor: int = 1
     digits: int = 0
-    items: Field | None = None
+    items: ConnectType | None = None
 
     @property
     def zero(self) -> str:
@@ -93,21 +93,21 @@ _ZEROS = {"boolean": "false", "string": '""', "bytes": '""', "array": "[]"}
 #: What a text that is a UUID is called.
 UUID_NAME = "io.debezium.data.Uuid"
 
-_TEXT = Field("string", Conversion.TEXT)
-_JSON = Field("string", Conversion.TEXT, "io.debezium.data.Json")
+_TEXT = ConnectType("string", Conversion.TEXT)
+_JSON = ConnectType("string", Conversion.TEXT, "io.debezium.data.Json")
 
 _PLAIN = {
-    "bool": Field("boolean", Conversion.AS_IS),
-    "int16": Field("int16", Conversion.AS_IS),
-    "int32": Field("int32", Conversion.AS_IS),
-    "int64": Field("int64", Conversion.AS_IS),
-    "float32": Field("float", Conversion.AS_IS),
-    "float64": Field("double", Conversion.AS_IS),
-    "decimal": Field("struct", Conversion.SCALED, "io.debezium.data.VariableScaleDecimal"),
-    "bytes": Field("bytes", Conversion.BYTES),
-    "date": Field("int32", Conversion.DAYS, "io.debezium.time.Date"),
-    "timetz": Field("string", Conversion.ZONED_TIME, "io.debezium.time.ZonedTime"),
-    "uuid": Field("string", Conversion.TEXT, UUID_NAME),
+    "bool": ConnectType("boolean", Conversion.AS_IS),
+    "int16": ConnectType("int16", Conversion.AS_IS),
+    "int32": ConnectType("int32", Conversion.AS_IS),
+    "int64": ConnectType("int64", Conversion.AS_IS),
+    "float32": ConnectType("float", Conversion.AS_IS),
+    "float64": ConnectType("double", Conversion.AS_IS),
+    "decimal": ConnectType("struct", Conversion.SCALED, "io.debezium.data.VariableScaleDecimal"),
+    "bytes": ConnectType("bytes", Conversion.BYTES),
+    "date": ConnectType("int32", Conversion.DAYS, "io.debezium.time.Date"),
+    "timetz": ConnectType("string", Conversion.ZONED_TIME, "io.debezium.time.ZonedTime"),
+    "uuid": ConnectType("string", Conversion.TEXT, UUID_NAME),
     "json": _JSON,
 }
 #: Types that are kept as text and have a name of their own.
@@ -128,46 +128,52 @@ _CHOICES = re.compile(r"(enum|set)\((.*)\)", re.IGNORECASE | re.DOTALL)
 _CHOICE = re.compile(r"'((?:[^']|'')*)'")
 
 
-def field_of(column: Column) -> Field:
+def field_of(column: Column) -> ConnectType:
     """The type of a column."""
     return _field(column.logical, column.type_name.strip())
 
 
-def _field(logical: str, written: str) -> Field:
+def _field(logical: str, written: str) -> ConnectType:
     lower = written.lower()
     if logical.startswith("array<") and logical.endswith(">"):
         element = logical[len("array<") : -1]
         # An element that is json and one that is a nested array read the same.
         if element == "json" or element.startswith("array<"):
             return _JSON
-        return Field("array", Conversion.ARRAY, items=_field(element, written.replace("[]", "")))
+        return ConnectType(
+            "array", Conversion.ARRAY, items=_field(element, written.replace("[]", ""))
+        )
     if logical in ("timestamp", "timestamptz", "time", "interval"):
         return _time(logical, lower)
     if match := _DECIMAL.match(logical):
         if lower.startswith("bigint"):
-            return Field("int64", Conversion.LONG)
+            return ConnectType("int64", Conversion.LONG)
         return _decimal(int(match[1]), int(match[2]))
     if lower == "year" or lower.startswith("year("):
-        return Field("int32", Conversion.AS_IS, "io.debezium.time.Year")
+        return ConnectType("int32", Conversion.AS_IS, "io.debezium.time.Year")
     if logical == "bytes" and lower.startswith("bit("):
         length = ("length", lower[len("bit(") : lower.index(")")])
-        return Field("bytes", Conversion.BITS, "io.debezium.data.Bits", (length,))
+        return ConnectType("bytes", Conversion.BITS, "io.debezium.data.Bits", (length,))
     if logical == "other" and (bits := _BIT.match(lower)):
         width = int(bits[1])
         if width == 1:
-            return Field("boolean", Conversion.BIT)
+            return ConnectType("boolean", Conversion.BIT)
         parameters = (("length", str(width)),)
-        return Field("bytes", Conversion.DIGITS, "io.debezium.data.Bits", parameters, digits=width)
+        return ConnectType(
+            "bytes", Conversion.DIGITS, "io.debezium.data.Bits", parameters, digits=width
+        )
     if logical == "text" and (choices := _CHOICES.match(written)):
         name = "Enum" if choices[1].lower() == "enum" else "EnumSet"
         allowed = ",".join(c.replace("''", "'") for c in _CHOICE.findall(choices[2]))
-        return Field("string", Conversion.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),))
+        return ConnectType(
+            "string", Conversion.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),)
+        )
     if logical == "other" and lower in _NAMED:
-        return Field("string", Conversion.TEXT, _NAMED[lower])
+        return ConnectType("string", Conversion.TEXT, _NAMED[lower])
     return _PLAIN.get(logical, _TEXT)
 
 
-def _time(logical: str, written: str) -> Field:
+def _time(logical: str, written: str) -> ConnectType:
     """Dates and times, by their digits after the second: six where none are written, for
     MySQL none."""
     mysql = bool(_MYSQL_MOMENT.match(written))
@@ -175,21 +181,29 @@ def _time(logical: str, written: str) -> Field:
     digits = int(found[1]) if found else 0 if mysql else 6
     if logical == "interval":
         if mysql:
-            return Field("int64", Conversion.CLOCK, "io.debezium.time.MicroTime")
-        return Field("int64", Conversion.DURATION, "io.debezium.time.MicroDuration")
+            return ConnectType("int64", Conversion.CLOCK, "io.debezium.time.MicroTime")
+        return ConnectType("int64", Conversion.DURATION, "io.debezium.time.MicroDuration")
     if logical == "timestamptz":
-        return Field("string", Conversion.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits)
+        return ConnectType(
+            "string", Conversion.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits
+        )
     if logical == "time":
         if digits <= 3:
-            return Field("int32", Conversion.TIME, "io.debezium.time.Time", divisor=_MILLIS)
-        return Field("int64", Conversion.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
+            return ConnectType("int32", Conversion.TIME, "io.debezium.time.Time", divisor=_MILLIS)
+        return ConnectType("int64", Conversion.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
     if digits <= 3:
-        return Field("int64", Conversion.MOMENT, "io.debezium.time.Timestamp", divisor=_MILLIS)
-    return Field("int64", Conversion.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS)
+        return ConnectType(
+            "int64", Conversion.MOMENT, "io.debezium.time.Timestamp", divisor=_MILLIS
+        )
+    return ConnectType(
+        "int64", Conversion.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS
+    )
 
 
-def _decimal(precision: int, scale: int) -> Field:
+def _decimal(precision: int, scale: int) -> ConnectType:
     """The log has no scale below zero: the zeros are digits."""
     precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
     parameters = (("scale", str(scale)), ("connect.decimal.precision", str(precision)))
-    return Field("bytes", Conversion.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters)
+    return ConnectType(
+        "bytes", Conversion.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters
+    )

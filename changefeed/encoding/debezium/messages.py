@@ -25,7 +25,7 @@ from changefeed.encoding.json_tokens import Part, joined, string
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceBlock:
     """What all messages of a stretch say in ``source``; ``schema`` is None where there is none."""
 
     version: str
@@ -90,10 +90,10 @@ class Messages(ABC, Generic[T]):
         return rows.had_before if pc.any(rows.had_before).as_py() else None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SourceBlock:
         """Where the rows come from."""
         origin, table = self.plan.origin, self.plan.schema.table
-        return Source(
+        return SourceBlock(
             version=__version__,
             connector=origin.connector,
             name=table.source,

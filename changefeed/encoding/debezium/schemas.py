@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from changefeed.encoding.debezium.fields import Conversion, Field, field_of
+from changefeed.encoding.debezium.fields import ConnectType, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
 
 Schema = dict[str, Any]
@@ -55,7 +55,7 @@ def _columns(plan: MessagePlan, columns: Sequence[int]) -> list[Schema]:
     return made
 
 
-def _of(field: Field, *, optional: bool) -> Schema:
+def _of(field: ConnectType, *, optional: bool) -> Schema:
     made: Schema = {"type": field.type}
     if field.items is not None:
         made["items"] = _of(field.items, optional=True)

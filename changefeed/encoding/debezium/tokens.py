@@ -18,14 +18,14 @@ from changefeed.encoding.debezium.connect_values import (
     items,
     scales,
 )
-from changefeed.encoding.debezium.fields import Conversion, Field
+from changefeed.encoding.debezium.fields import ConnectType, Conversion
 from changefeed.encoding.json_text import escaped
 
 _NOTHING = pa.scalar("", pa.string())
 _NULL = "null"
 
 
-def tokens(field: Field, column: Column, values: pa.Array) -> pa.Array:
+def tokens(field: ConnectType, column: Column, values: pa.Array) -> pa.Array:
     """The tokens of a column of the log; for NULL ``null``, or zero where the column is NOT NULL.
 
     Raises:
@@ -37,7 +37,7 @@ def tokens(field: Field, column: Column, values: pa.Array) -> pa.Array:
     return pc.fill_null(made, null) if made.null_count else made
 
 
-def _token(field: Field, logical: str, values: pa.Array, name: str) -> pa.Array:
+def _token(field: ConnectType, logical: str, values: pa.Array, name: str) -> pa.Array:
     if field.items is not None:
         return _array(field.items, logical, values, name)
     found = connect_values(field, values, name)
@@ -63,7 +63,7 @@ def _joined(*parts: str | pa.Array) -> pa.Array:
 _SAME = (Conversion.AS_IS, Conversion.TEXT)
 
 
-def _array(element: Field, logical: str, values: pa.Array, name: str) -> pa.Array:
+def _array(element: ConnectType, logical: str, values: pa.Array, name: str) -> pa.Array:
     if element.way in _SAME:
         return values
     lists = items(logical, values, name)

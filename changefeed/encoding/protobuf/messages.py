@@ -8,7 +8,7 @@ from changefeed.encoding.binary_record import Filler
 from changefeed.encoding.byte_columns import Piece
 from changefeed.encoding.protobuf.schema import (
     NUMBERS,
-    Wire,
+    WireType,
     column_number,
     message_header,
     tag,
@@ -39,7 +39,7 @@ class ProtobufMessages(Filler):
         number = NUMBERS[name]
         if isinstance(value, str):
             return text_field(number, value)
-        return tag(number, Wire.VARINT) + varint(value)
+        return tag(number, WireType.VARINT) + varint(value)
 
     def texts(self, name: str, values: pa.Array) -> list[Piece]:
         return texts(NUMBERS[name], values)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.protobuf.schema import PROTO_KEY, Wire, message_header
+from changefeed.encoding.protobuf.schema import PROTO_KEY, WireType, message_header
 from changefeed.encoding.registry_header import header
 
 __all__ = ["PROTO_KEY", "Read", "member_names", "reader_by_id", "reader_of"]
@@ -22,13 +22,13 @@ Read = Callable[[bytes], Any]
 
 _TOKENS = re.compile(r"""//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[\w.]+|[{}=;\[\],<>()-])""", re.DOTALL)
 _WIRES = {
-    "bool": Wire.VARINT,
-    "int32": Wire.VARINT,
-    "int64": Wire.VARINT,
-    "double": Wire.FIXED64,
-    "float": Wire.FIXED32,
-    "string": Wire.LENGTH,
-    "bytes": Wire.LENGTH,
+    "bool": WireType.VARINT,
+    "int32": WireType.VARINT,
+    "int64": WireType.VARINT,
+    "double": WireType.FIXED64,
+    "float": WireType.FIXED32,
+    "string": WireType.LENGTH,
+    "bytes": WireType.LENGTH,
 }
 _MOMENT = "google.protobuf.Timestamp"
 _LONGEST_VARINT = 10
@@ -195,7 +195,7 @@ def _record(data: bytes, message: _Message, types: Mapping[str, _Message]) -> An
 
 def _value(declared: _Field, wire: int, raw: Any, types: Mapping[str, _Message]) -> Any:
     kind = declared.type
-    if wire != _WIRES.get(kind, Wire.LENGTH):
+    if wire != _WIRES.get(kind, WireType.LENGTH):
         raise _unreadable(f"{declared.name} is no {kind}")
     if kind in ("int32", "int64"):
         return raw - (1 << 64) if raw >> 63 else raw
@@ -210,7 +210,7 @@ def _value(declared: _Field, wire: int, raw: Any, types: Mapping[str, _Message])
     if kind == "bytes":
         return bytes(raw)
     if kind == _MOMENT:
-        parts = {number: part for number, wire, part in _fields(raw) if wire == Wire.VARINT}
+        parts = {number: part for number, wire, part in _fields(raw) if wire == WireType.VARINT}
         seconds = parts.get(1, 0)
         seconds -= 1 << 64 if seconds >> 63 else 0
         return seconds * 1_000_000 + parts.get(2, 0) // 1_000
@@ -225,14 +225,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     while place < len(data):
         tag, place = _varint(data, place)
         number, wire = tag >> 3, tag & 7
-        if wire == Wire.VARINT:
+        if wire == WireType.VARINT:
             value: Any
             value, place = _varint(data, place)
         else:
-            if wire == Wire.LENGTH:
+            if wire == WireType.LENGTH:
                 size, place = _varint(data, place)
-            elif wire in (Wire.FIXED32, Wire.FIXED64):
-                size = 4 if wire == Wire.FIXED32 else 8
+            elif wire in (WireType.FIXED32, WireType.FIXED64):
+                size = 4 if wire == WireType.FIXED32 else 8
             else:
                 raise _unreadable(f"wire type {wire}")
             value = data[place : place + size]

@@ -22,9 +22,9 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.record_shape import META, Leaf, Origin, Record, key_shape, value_shape
+from changefeed.encoding.record_shape import META, Leaf, LeafOrigin, Record, key_shape, value_shape
 from changefeed.encoding.registry_header import header, varint
-from changefeed.encoding.types import Kind, ParametricKind
+from changefeed.encoding.types import ParametricKind, ValueKind
 
 #: Key of the ``.proto`` text in the metadata of the ``value`` column of messages that carry no
 #: schema id.
@@ -64,7 +64,7 @@ MARKS = ("table", "resolved", "truncate")
 ITEMS, VALUE = 1, 1
 
 
-class Wire(IntEnum):
+class WireType(IntEnum):
     """How many bytes follow a field's tag (Encoding, Message Structure)."""
 
     VARINT = 0
@@ -74,16 +74,16 @@ class Wire(IntEnum):
 
 
 _SCALARS = {
-    Kind.BOOL: "bool",
-    Kind.DOUBLE: "double",
-    Kind.BYTES: "bytes",
+    ValueKind.BOOL: "bool",
+    ValueKind.DOUBLE: "double",
+    ValueKind.BYTES: "bytes",
     # Protobuf has no decimal, no day and no time of day: they are what the source prints.
-    Kind.DECIMAL: "string",
-    Kind.STRING: "string",
-    Kind.DATE: "string",
-    Kind.TIME: "string",
+    ValueKind.DECIMAL: "string",
+    ValueKind.STRING: "string",
+    ValueKind.DATE: "string",
+    ValueKind.TIME: "string",
 }
-_MOMENTS = (Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
+_MOMENTS = (ValueKind.TIMESTAMP, ValueKind.TIMESTAMPTZ)
 _MOMENT = "google.protobuf.Timestamp"
 _IMPORT = "google/protobuf/timestamp.proto"
 
@@ -92,9 +92,9 @@ def _scalar_name(kind: ParametricKind) -> str:
     """The type of a value that is no array."""
     if kind.kind in _MOMENTS:
         return _MOMENT
-    if kind.kind is Kind.INT:
+    if kind.kind is ValueKind.INT:
         return "int64" if kind.bits > 32 else "int32"
-    if kind.kind is Kind.DOUBLE and kind.bits == 32:
+    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
         return "float"
     return _SCALARS[kind.kind]
 
@@ -121,7 +121,7 @@ def column_number(schema: TableSchema, ordinal: int) -> int:
     return number
 
 
-def tag(number: int, wire: Wire) -> bytes:
+def tag(number: int, wire: WireType) -> bytes:
     """What stands before a field's value."""
     return varint(number << 3 | wire)
 
@@ -129,7 +129,7 @@ def tag(number: int, wire: Wire) -> bytes:
 def text_field(number: int, text: str) -> bytes:
     """A field with a text."""
     data = text.encode()
-    return tag(number, Wire.LENGTH) + varint(len(data)) + data
+    return tag(number, WireType.LENGTH) + varint(len(data)) + data
 
 
 def message_header(schema_id: int) -> bytes:
@@ -179,7 +179,7 @@ def mark(envelope: Envelope, member: str, at: Timestamp, table: TableName | None
     field = named + text_field(NUMBERS[member], str(at))
     if envelope is not Envelope.ROW:
         return field
-    return tag(NUMBERS[META], Wire.LENGTH) + varint(len(field)) + field
+    return tag(NUMBERS[META], WireType.LENGTH) + varint(len(field)) + field
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class _File:
             type_name = f"{self.base}_{_TYPES.get(member.suffix, member.suffix[1:])}"
             self.add_record(type_name, member, schema)
             return _Field(identifier(name), type_name, NUMBERS[name])
-        is_column = member.origin is Origin.COLUMN
+        is_column = member.origin is LeafOrigin.COLUMN
         number = column_number(schema, member.ordinal) if is_column else NUMBERS[name]
         if member.type.element is not None:
             type_name, label = self._array(member.type.element), ""

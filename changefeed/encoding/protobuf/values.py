@@ -20,9 +20,9 @@ from changefeed.encoding.byte_columns import (
     validity,
     varints,
 )
-from changefeed.encoding.protobuf.schema import ITEMS, VALUE, Wire, tag
+from changefeed.encoding.protobuf.schema import ITEMS, VALUE, WireType, tag
 from changefeed.encoding.typed_values import list_items, printed, single_floats, typed_values
-from changefeed.encoding.types import Kind, ParametricKind
+from changefeed.encoding.types import ParametricKind, ValueKind
 
 _SECOND = 1_000_000
 
@@ -37,35 +37,37 @@ def field_pieces(kind: ParametricKind, number: int, values: pa.Array, column: st
         return _array(kind.element, number, values, column)
     if kind.kind in _AS_PRINTED:
         return texts(number, printed(kind, values))
-    if kind.kind is Kind.DOUBLE and kind.bits == 32:
-        return _floats(number, Wire.FIXED32, single_floats(values, column))
+    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
+        return _floats(number, WireType.FIXED32, single_floats(values, column))
     made = typed_values(kind, values, column)
-    if kind.kind is Kind.BYTES:
+    if kind.kind is ValueKind.BYTES:
         return texts(number, made)
-    if kind.kind is Kind.BOOL:
+    if kind.kind is ValueKind.BOOL:
         return _booleans(number, made)
-    if kind.kind is Kind.INT:
+    if kind.kind is ValueKind.INT:
         return numbers(number, made)
-    if kind.kind is Kind.DOUBLE:
-        return _floats(number, Wire.FIXED64, made)
+    if kind.kind is ValueKind.DOUBLE:
+        return _floats(number, WireType.FIXED64, made)
     return _moments(number, made)
 
 
 #: Protobuf has no type of its own for them.
-_AS_PRINTED = (Kind.STRING, Kind.DECIMAL, Kind.DATE, Kind.TIME)
+_AS_PRINTED = (ValueKind.STRING, ValueKind.DECIMAL, ValueKind.DATE, ValueKind.TIME)
 
 
 def texts(number: int, values: pa.Array) -> list[Piece]:
     """Texts or bytes."""
     data = values.cast(pa.binary())
     sizes = lengths(data).view(np.uint64)
-    head = varints(tag(number, Wire.LENGTH), sizes, validity(data))
+    head = varints(tag(number, WireType.LENGTH), sizes, validity(data))
     return [head, pc.fill_null(data, b"") if data.null_count else data]
 
 
 def numbers(number: int, values: pa.Array) -> list[Piece]:
     """Integers; a negative one has ten bytes, whatever its type."""
-    return [varints(tag(number, Wire.VARINT), integers(values).view(np.uint64), validity(values))]
+    return [
+        varints(tag(number, WireType.VARINT), integers(values).view(np.uint64), validity(values))
+    ]
 
 
 def message(number: int, pieces: list[Piece], rows: int) -> list[Piece]:
@@ -76,17 +78,17 @@ def message(number: int, pieces: list[Piece], rows: int) -> list[Piece]:
     sizes = np.zeros(rows, np.int64)
     for piece in pieces:
         sizes += len(piece) if isinstance(piece, bytes) else lengths(piece)
-    return [varints(tag(number, Wire.LENGTH), sizes.view(np.uint64), None), *pieces]
+    return [varints(tag(number, WireType.LENGTH), sizes.view(np.uint64), None), *pieces]
 
 
 def _booleans(number: int, values: pa.Array) -> list[Piece]:
     bits = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
     data = bits.astype(np.uint8)[:, None]
-    return [fixed(tag(number, Wire.VARINT), data, validity(values))]
+    return [fixed(tag(number, WireType.VARINT), data, validity(values))]
 
 
-def _floats(number: int, wire: Wire, values: pa.Array) -> list[Piece]:
-    size = 4 if wire is Wire.FIXED32 else 8
+def _floats(number: int, wire: WireType, values: pa.Array) -> list[Piece]:
+    size = 4 if wire is WireType.FIXED32 else 8
     filled = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
     data = filled.astype(f"<f{size}").view(np.uint8).reshape(-1, size)
     return [fixed(tag(number, wire), data, validity(values))]
@@ -99,10 +101,10 @@ def _moments(number: int, micros: pa.Array) -> list[Piece]:
     whole = integers(micros)
     seconds = whole // _SECOND
     nanos = (whole - seconds * _SECOND) * 1_000
-    first = varints(tag(1, Wire.VARINT), seconds.view(np.uint64), seconds != 0)
-    second = varints(tag(2, Wire.VARINT), nanos.view(np.uint64), nanos != 0)
+    first = varints(tag(1, WireType.VARINT), seconds.view(np.uint64), seconds != 0)
+    second = varints(tag(2, WireType.VARINT), nanos.view(np.uint64), nanos != 0)
     sizes = (lengths(first) + lengths(second)).view(np.uint64)
-    return [varints(tag(number, Wire.LENGTH), sizes, valid), first, second]
+    return [varints(tag(number, WireType.LENGTH), sizes, valid), first, second]
 
 
 def _array(element: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
@@ -111,5 +113,5 @@ def _array(element: ParametricKind, number: int, values: pa.Array, column: str) 
     count = len(lists.values)
     value = field_pieces(element, VALUE, lists.values, column)
     body = gathered(lists, joined(message(ITEMS, value, count), count))
-    head = varints(tag(number, Wire.LENGTH), lengths(body).view(np.uint64), validity(lists))
+    head = varints(tag(number, WireType.LENGTH), lengths(body).view(np.uint64), validity(lists))
     return [head, body]

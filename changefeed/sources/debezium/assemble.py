@@ -37,7 +37,7 @@ from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.debezium.carriers import log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.frames import (
-    Batch,
+    DoorBatch,
     Group,
     Offset,
     RecordMark,
@@ -163,7 +163,7 @@ class Assembler:
 
     # ----------------------------------------------------------------------------- batches
 
-    def take(self, batch: Batch) -> Iterator[Flush]:
+    def take(self, batch: DoorBatch) -> Iterator[Flush]:
         """What a batch completes."""
         told: list[_At] = []
         wanted = []
@@ -201,7 +201,7 @@ class Assembler:
             self._store()
 
     def _numbered(
-        self, batch: Batch, wanted: list[Group], told: list[_At]
+        self, batch: DoorBatch, wanted: list[Group], told: list[_At]
     ) -> tuple[Numbers, list[_LogEvent]]:
         """For each record, how many items there are before it, counted from the open
         transaction's first; and the events among the records."""

@@ -97,7 +97,7 @@ def in_halves(group: Group) -> tuple[Group, npt.NDArray[np.int64]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DoorBatch:
     """What the engine gave in one go."""
 
     frame: int
@@ -106,7 +106,7 @@ class Batch:
     groups: list[Group]
 
 
-def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> Batch:
+def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> DoorBatch:
     """A frame ``B``."""
     (length,) = np.frombuffer(content, "<i4", 1)
     head = json.loads(content[4 : 4 + int(length)])
@@ -124,7 +124,7 @@ def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> Batch:
     ]
     whole = pa.py_buffer(content)
     groups = [_group(whole, start, told, shapes[told["table"]]) for told in head["groups"]]
-    return Batch(head["frame"], head["records"], marks, groups)
+    return DoorBatch(head["frame"], head["records"], marks, groups)
 
 
 class _Parts:

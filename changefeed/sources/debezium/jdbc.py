@@ -25,7 +25,7 @@ class Driver:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-class Session:
+class JdbcSession:
     """A connection; :meth:`rows` runs a statement."""
 
     def __init__(self, door: Door) -> None:
@@ -73,7 +73,7 @@ class Sessions:
         self._timer: threading.Timer | None = None
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[JdbcSession]:
         """A session for the block.
 
         Raises:
@@ -84,13 +84,13 @@ class Sessions:
                 self._timer.cancel()
             door = self._open()
             try:
-                yield Session(door)
+                yield JdbcSession(door)
             finally:
                 self._timer = threading.Timer(IDLE_SECONDS, self.close)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def ask(self, question: Callable[[Session], Any]) -> Any:
+    def ask(self, question: Callable[[JdbcSession], Any]) -> Any:
         """An answer; asked again by a new connection where the old one had broken."""
         with self._lock:
             fresh = self._door is None

@@ -16,7 +16,7 @@ from changefeed.sources.decoded.spans import Places
 from changefeed.sources.decoded.superseded import CollapsedRows
 
 
-class Commit(Protocol):
+class CommitFacts(Protocol):
     """What rows carry of their transaction."""
 
     @property
@@ -46,7 +46,7 @@ class LogBatches:
         schema: TableSchema,
         after: Sequence[pa.Array],
         marked: CollapsedRows,
-        commits: Sequence[Commit],
+        commits: Sequence[CommitFacts],
         *,
         of: Places,
         number: Places,

@@ -30,7 +30,7 @@ _BLOCK = 1 << 18
 #: Bytes of text keys hashed in one go: their numbers take sixteen times as much.
 _TEXT = 1 << 20
 
-Hash = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 Places64 = npt.NDArray[np.int64]
 
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("place", "<i8"), ("op", "u1")])
@@ -170,9 +170,9 @@ class KeyHashes:
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(secrets.randbits(128))
-        self._tables: dict[int, tuple[Hash, Hash]] = {}
+        self._tables: dict[int, tuple[Hashes, Hashes]] = {}
 
-    def of(self, group: int, key: Sequence[pa.Array], count: int) -> tuple[Hash, Hash]:
+    def of(self, group: int, key: Sequence[pa.Array], count: int) -> tuple[Hashes, Hashes]:
         """The hashes of ``count`` keys of one group, given as columns."""
         high, low = self._numbers(-1, group + 1)
         sums = np.full(count, high[group], np.uint64), np.full(count, low[group], np.uint64)
@@ -180,7 +180,7 @@ class KeyHashes:
             self._add(number, column, sums)
         return sums
 
-    def _add(self, number: int, column: pa.Array, sums: tuple[Hash, Hash]) -> None:
+    def _add(self, number: int, column: pa.Array, sums: tuple[Hashes, Hashes]) -> None:
         if pa.types.is_string(column.type):
             start = 0
             for stretch in _stretches(column):
@@ -194,7 +194,7 @@ class KeyHashes:
             total += (digits * table[:8]).sum(axis=1, dtype=np.uint64)
             total += column.is_null().to_numpy(zero_copy_only=False) * table[8]
 
-    def _add_text(self, number: int, column: pa.Array, sums: tuple[Hash, Hash]) -> None:
+    def _add_text(self, number: int, column: pa.Array, sums: tuple[Hashes, Hashes]) -> None:
         spans = spans_of(column)
         lengths = spans.ends - spans.starts
         filled = np.flatnonzero(lengths)
@@ -211,7 +211,7 @@ class KeyHashes:
             if total_bytes:
                 total[filled] += np.add.reduceat(values * table[1:][inside], ends - sizes)
 
-    def _numbers(self, number: int, count: int) -> tuple[Hash, Hash]:
+    def _numbers(self, number: int, count: int) -> tuple[Hashes, Hashes]:
         """At least ``count`` random numbers for each of the two hashes of a column."""
         high, low = self._tables.get(number, (np.empty(0, np.uint64), np.empty(0, np.uint64)))
         if len(high) < count:

@@ -10,8 +10,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe
 from changefeed.sources.mysql.checks import account, set_variable
-from changefeed.sources.mysql.describe import Table
-from changefeed.sources.mysql.session import Session, quoted
+from changefeed.sources.mysql.describe import ServerTable
+from changefeed.sources.mysql.session import MySQLSession, quoted
 
 #: A binlog that is kept for less than this is hardly a safety net: seconds.
 SHORT_RETENTION = 86_400
@@ -26,7 +26,7 @@ _ROLES = re.compile(r"GRANT [`'\"][^ ]* TO ")
 _DATES = ("date", "datetime", "timestamp")
 
 
-def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[str]:
+def warnings(session: MySQLSession, database: str, watches: Sequence[Watch]) -> list[str]:
     """All of it, of the server and of the tables that are there."""
     named = [describe.resolve(watch, database) for watch in watches if watch.schema or database]
     tables = describe.read_tables(session, named)
@@ -40,7 +40,7 @@ def warnings(session: Session, database: str, watches: Sequence[Watch]) -> list[
     ]
 
 
-def _server(session: Session) -> Iterator[str]:
+def _server(session: MySQLSession) -> Iterator[str]:
     known = session.variables(
         "gtid_mode", "binlog_expire_logs_seconds", "expire_logs_days", "log_slave_updates",
         "log_replica_updates", "read_only", "gtid_strict_mode",
@@ -75,7 +75,7 @@ def _server(session: Session) -> Iterator[str]:
 # ------------------------------------------------------------------------- rights
 
 
-def _locks(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+def _locks(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[str]:
     """The right that an initial scan needs where it finds no quiet moment."""
     grants = [str(row[0]) for row in session.rows("SHOW GRANTS")]
     if any(_ROLES.match(grant) for grant in grants):
@@ -116,7 +116,7 @@ def may_lock(grant: str, database: str) -> bool:
 # ------------------------------------------------------------------------- tables
 
 
-def _keys(tables: Sequence[Table]) -> Iterator[str]:
+def _keys(tables: Sequence[ServerTable]) -> Iterator[str]:
     for table in tables:
         if not table.key and describe.refusal(table, Watch(table.name)) is None:
             yield (
@@ -127,7 +127,7 @@ def _keys(tables: Sequence[Table]) -> Iterator[str]:
             )
 
 
-def _zero_dates(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+def _zero_dates(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[str]:
     """Dates that are no dates, where the server lets them in."""
     mode = set(str(session.value("SELECT @@global.sql_mode") or "").split(","))
     if {"NO_ZERO_DATE", "NO_ZERO_IN_DATE"} <= mode and mode & _STRICT:
@@ -145,7 +145,7 @@ def _zero_dates(session: Session, tables: Sequence[Table]) -> Iterator[str]:
 _STRICT = {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "TRADITIONAL"}
 
 
-def _cascades(session: Session, tables: Sequence[Table]) -> Iterator[str]:
+def _cascades(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[str]:
     """InnoDB does what a foreign key says by itself: the binlog does not have it."""
     for table in tables:
         name = f"{quoted(table.database)}.{quoted(table.name)}"

@@ -24,7 +24,7 @@ CHECKSUM_SIZE = 4
 MAX_UNPACKED = 1 << 30
 
 
-class Kind(IntEnum):
+class EventType(IntEnum):
     """Types of events that mean something to a reader."""
 
     QUERY = 2
@@ -79,7 +79,7 @@ def misfit(what: str) -> ChangefeedError:
     return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"a binlog event that cannot be: {what}")
 
 
-class Cursor:
+class ByteReader:
     """Reads numbers and bytes one after the other; never beyond the end."""
 
     __slots__ = ("data", "end", "place")
@@ -164,10 +164,10 @@ def without_guessed_checksum(place: Place) -> Place:
     return place
 
 
-def body(place: Place) -> Cursor:
+def body(place: Place) -> ByteReader:
     """What follows the header."""
     data, start, end = place
-    return Cursor(data, start + HEADER_SIZE, end)
+    return ByteReader(data, start + HEADER_SIZE, end)
 
 
 def read_format(place: Place) -> bool:
@@ -263,7 +263,7 @@ def read_maria_gtid(place: Place, server: int) -> MariaEvent:
     )  # fmt: skip
 
 
-def _signed(cursor: Cursor) -> int:
+def _signed(cursor: ByteReader) -> int:
     return int.from_bytes(cursor.take(4), "little", signed=True)
 
 
@@ -281,14 +281,14 @@ def read_xa_prepare(place: Place) -> tuple[bool, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryEvent:
     """A statement in the log, and the database it ran in."""
 
     database: str
     text: str
 
 
-def read_query(place: Place, *, compressed: bool = False) -> Query:
+def read_query(place: Place, *, compressed: bool = False) -> QueryEvent:
     """A QUERY event; MariaDB compresses its statement."""
     cursor = body(place)
     cursor.take(8)
@@ -299,7 +299,7 @@ def read_query(place: Place, *, compressed: bool = False) -> Query:
     statement = cursor.take(cursor.left)
     if compressed:
         statement = maria_unpacked(statement)
-    return Query(name, statement.decode("utf-8", "replace"))
+    return QueryEvent(name, statement.decode("utf-8", "replace"))
 
 
 def is_begin(place: Place) -> bool:
@@ -316,7 +316,7 @@ def is_begin(place: Place) -> bool:
 def maria_unpacked(data: bytes) -> bytes:
     """What MariaDB compressed: a byte with the algorithm and the length's length, the length,
     zlib."""
-    cursor = Cursor(data, 0, len(data))
+    cursor = ByteReader(data, 0, len(data))
     first = cursor.number(1)
     if first & 0xF0 != 0x80:
         raise misfit("compressed in a way that is not known")
@@ -347,7 +347,7 @@ def read_payload(place: Place) -> Iterator[Place]:
     size = length = 0
     algorithm = _PLAIN
     while (field := cursor.packed()) != _PAYLOAD_END:
-        value = Cursor(data := cursor.take(cursor.packed()), 0, len(data))
+        value = ByteReader(data := cursor.take(cursor.packed()), 0, len(data))
         if field == _PAYLOAD_SIZE:
             size = value.packed()
         elif field == _PAYLOAD_TYPE:

@@ -12,9 +12,9 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe
 from changefeed.sources.mysql.address import Address
-from changefeed.sources.mysql.describe import Table
+from changefeed.sources.mysql.describe import ServerTable
 from changefeed.sources.mysql.log_place import file_end
-from changefeed.sources.mysql.session import Session, connect, quoted
+from changefeed.sources.mysql.session import MySQLSession, connect, quoted
 
 #: Oldest servers whose binlog names the columns of its rows.
 OLDEST = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
@@ -50,7 +50,7 @@ def check(address: Address, database: str, watches: Sequence[Watch]) -> list[Cha
 # ------------------------------------------------------------------------- the server
 
 
-def check_server(session: Session) -> Iterator[ChangefeedError]:
+def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
     """Version and the settings of the binlog."""
     if session.version < OLDEST[session.flavor]:
         oldest = ".".join(map(str, OLDEST[session.flavor]))
@@ -95,7 +95,7 @@ def check_server(session: Session) -> Iterator[ChangefeedError]:
         )
 
 
-def set_variable(session: Session, name: str, value: str) -> str:
+def set_variable(session: MySQLSession, name: str, value: str) -> str:
     """The statement that gives a variable of the server a value, for good."""
     shown = value if value.isdigit() or value in ("ON", "OFF") else f"'{value}'"
     if session.is_mariadb:
@@ -110,7 +110,7 @@ def _not_set_up(message: str, hint: str) -> ChangefeedError:
 # ------------------------------------------------------------------------- the user
 
 
-def check_user(session: Session) -> Iterator[ChangefeedError]:
+def check_user(session: MySQLSession) -> Iterator[ChangefeedError]:
     """The rights to read the binlog and to know where it ends."""
     missing = []
     if not _may_replicate(session):
@@ -129,13 +129,13 @@ def check_user(session: Session) -> Iterator[ChangefeedError]:
         )
 
 
-def account(session: Session) -> str:
+def account(session: MySQLSession) -> str:
     """The account as GRANT takes it: ``'user'@'host'``."""
     user, _, host = str(session.value("SELECT CURRENT_USER()")).rpartition("@")
     return f"'{user}'@'{host}'"
 
 
-def _may_replicate(session: Session) -> bool:
+def _may_replicate(session: MySQLSession) -> bool:
     """Whether a grant, of the account or of its roles, allows to read the binlog."""
     words = (" REPLICATION SLAVE", " ALL PRIVILEGES ON *.*", " REPLICATION REPLICA")
     grants = [str(row[0]).upper().replace(",", ", ") for row in session.rows("SHOW GRANTS")]
@@ -147,7 +147,7 @@ def _may_replicate(session: Session) -> bool:
 
 
 def table_problems(
-    session: Session, database: str, watches: Sequence[Watch]
+    session: MySQLSession, database: str, watches: Sequence[Watch]
 ) -> list[list[ChangefeedError]]:
     """The problems of each table, in order."""
     found: list[list[ChangefeedError]] = []
@@ -173,7 +173,10 @@ def table_problems(
 
 
 def _problems(
-    session: Session, table: Table, watch: Watch, filtered: tuple[frozenset[str], frozenset[str]]
+    session: MySQLSession,
+    table: ServerTable,
+    watch: Watch,
+    filtered: tuple[frozenset[str], frozenset[str]],
 ) -> Iterator[ChangefeedError]:
     refusal = describe.refusal(table, watch)
     if refusal is not None:
@@ -205,7 +208,7 @@ def _problems(
         )
 
 
-def engine_problem(table: Table) -> tuple[str, str] | None:
+def engine_problem(table: ServerTable) -> tuple[str, str] | None:
     """Why the storage engine has no consistent image of the table, and what to do."""
     if table.engine in describe.TRANSACTIONAL:
         return None
@@ -216,7 +219,7 @@ def engine_problem(table: Table) -> tuple[str, str] | None:
     )
 
 
-def _filters(session: Session) -> tuple[frozenset[str], frozenset[str]]:
+def _filters(session: MySQLSession) -> tuple[frozenset[str], frozenset[str]]:
     """The databases that alone are in the binlog (empty: all), and those that are not."""
     asks = "SHOW BINARY LOG STATUS"
     if session.is_mariadb or session.version < (8, 2, 0):

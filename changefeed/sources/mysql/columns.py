@@ -20,7 +20,7 @@ from changefeed.core.schema import Column
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import DIGIT_BYTES
-from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, Wire, codec, decoded
+from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType, codec, decoded
 from changefeed.sources.mysql.walk import Block, Bytes, Cells, Mask
 
 Numbers = npt.NDArray[np.int64]
@@ -377,7 +377,7 @@ def _too_large(column: Column) -> ChangefeedError:
 def _text(given: _Input) -> pa.Array:
     if given.column.logical == "bytes":
         return _bytes(given)
-    if given.shape.wire is Wire.STRING and given.column.type_name in _ADDRESSES:
+    if given.shape.wire is ColumnType.STRING and given.column.type_name in _ADDRESSES:
         return _each(given, _ADDRESSES[given.column.type_name])
     if codec(given.shape.collation, given.charsets) != "utf-8":
         return _each(given, lambda data: decoded(data, given.shape.collation, given.charsets))
@@ -439,7 +439,7 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
 def _bytes(given: _Input) -> pa.Array:
     values = gather(given.block, given.cells, text=False)
     # BINARY(n) is stored without its zeros at the end.
-    fixed = given.shape.meta if given.shape.wire is Wire.STRING else 0
+    fixed = given.shape.meta if given.shape.wire is ColumnType.STRING else 0
     return _hex(values, fixed, given)
 
 
@@ -515,33 +515,33 @@ def _null(given: _Input) -> pa.Array:
     return pa.nulls(len(given), given.column.arrow)
 
 
-_READERS: dict[Wire, Callable[[_Input], pa.Array]] = {
-    Wire.TINY: _integer(1),
-    Wire.SHORT: _integer(2),
-    Wire.INT24: _integer(3),
-    Wire.LONG: _integer(4),
-    Wire.LONGLONG: _integer(8),
-    Wire.FLOAT: _float,
-    Wire.DOUBLE: _double,
-    Wire.YEAR: _year,
-    Wire.NEWDECIMAL: _decimal,
-    Wire.DATE: _date,
-    Wire.NEWDATE: _date,
-    Wire.TIME: _time,
-    Wire.TIME2: _time2,
-    Wire.DATETIME: _datetime,
-    Wire.DATETIME2: _datetime2,
-    Wire.TIMESTAMP: _timestamp,
-    Wire.TIMESTAMP2: _timestamp2,
-    Wire.VARCHAR: _text,
-    Wire.VAR_STRING: _text,
-    Wire.STRING: _text,
-    Wire.BLOB: _blob,
-    Wire.GEOMETRY: _bytes,
-    Wire.VECTOR: _bytes,
-    Wire.JSON: _json,
-    Wire.BIT: _bit,
-    Wire.ENUM: _enum,
-    Wire.SET: _set,
-    Wire.NULL: _null,
+_READERS: dict[ColumnType, Callable[[_Input], pa.Array]] = {
+    ColumnType.TINY: _integer(1),
+    ColumnType.SHORT: _integer(2),
+    ColumnType.INT24: _integer(3),
+    ColumnType.LONG: _integer(4),
+    ColumnType.LONGLONG: _integer(8),
+    ColumnType.FLOAT: _float,
+    ColumnType.DOUBLE: _double,
+    ColumnType.YEAR: _year,
+    ColumnType.NEWDECIMAL: _decimal,
+    ColumnType.DATE: _date,
+    ColumnType.NEWDATE: _date,
+    ColumnType.TIME: _time,
+    ColumnType.TIME2: _time2,
+    ColumnType.DATETIME: _datetime,
+    ColumnType.DATETIME2: _datetime2,
+    ColumnType.TIMESTAMP: _timestamp,
+    ColumnType.TIMESTAMP2: _timestamp2,
+    ColumnType.VARCHAR: _text,
+    ColumnType.VAR_STRING: _text,
+    ColumnType.STRING: _text,
+    ColumnType.BLOB: _blob,
+    ColumnType.GEOMETRY: _bytes,
+    ColumnType.VECTOR: _bytes,
+    ColumnType.JSON: _json,
+    ColumnType.BIT: _bit,
+    ColumnType.ENUM: _enum,
+    ColumnType.SET: _set,
+    ColumnType.NULL: _null,
 }

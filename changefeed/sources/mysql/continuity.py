@@ -21,7 +21,7 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
-from changefeed.sources.mysql.position import GtidPlace, StreamPlace
+from changefeed.sources.mysql.position import BinlogPosition, GtidPosition
 
 #: In the folder that lives as long as the change log.
 _FILE = "witness"
@@ -175,14 +175,14 @@ class EndOfLog:
         self._ask = ask
         self._behind = 0
 
-    def reached(self, place: StreamPlace) -> bool:
+    def reached(self, place: BinlogPosition) -> bool:
         """Whether everything that the server has was read; asked only while nothing comes.
 
         Raises:
             ChangefeedError: CF2103 the server's log ends before what was read, CF2101 the server
                 does not send what it has.
         """
-        if not isinstance(place, GtidPlace):
+        if not isinstance(place, GtidPosition):
             return True  # a file that was read is followed by its own name
         known = place.gtids
         all_read = (

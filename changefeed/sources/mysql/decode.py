@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
-from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, Kind, misfit
+from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, EventType, misfit
 from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
@@ -28,18 +28,18 @@ SMALL_BYTES = 4096
 
 INSERT, UPDATE, DELETE = ord("i"), ord("u"), ord("d")
 _OPERATIONS = {
-    Kind.WRITE_ROWS: INSERT,
-    Kind.WRITE_ROWS_V1: INSERT,
-    Kind.MARIA_WRITE_ROWS_COMPRESSED: INSERT,
-    Kind.MARIA_WRITE_ROWS_COMPRESSED_V1: INSERT,
-    Kind.UPDATE_ROWS: UPDATE,
-    Kind.UPDATE_ROWS_V1: UPDATE,
-    Kind.MARIA_UPDATE_ROWS_COMPRESSED: UPDATE,
-    Kind.MARIA_UPDATE_ROWS_COMPRESSED_V1: UPDATE,
-    Kind.DELETE_ROWS: DELETE,
-    Kind.DELETE_ROWS_V1: DELETE,
-    Kind.MARIA_DELETE_ROWS_COMPRESSED: DELETE,
-    Kind.MARIA_DELETE_ROWS_COMPRESSED_V1: DELETE,
+    EventType.WRITE_ROWS: INSERT,
+    EventType.WRITE_ROWS_V1: INSERT,
+    EventType.MARIA_WRITE_ROWS_COMPRESSED: INSERT,
+    EventType.MARIA_WRITE_ROWS_COMPRESSED_V1: INSERT,
+    EventType.UPDATE_ROWS: UPDATE,
+    EventType.UPDATE_ROWS_V1: UPDATE,
+    EventType.MARIA_UPDATE_ROWS_COMPRESSED: UPDATE,
+    EventType.MARIA_UPDATE_ROWS_COMPRESSED_V1: UPDATE,
+    EventType.DELETE_ROWS: DELETE,
+    EventType.DELETE_ROWS_V1: DELETE,
+    EventType.MARIA_DELETE_ROWS_COMPRESSED: DELETE,
+    EventType.MARIA_DELETE_ROWS_COMPRESSED_V1: DELETE,
 }
 #: Kinds of row events, with the operation of each.
 OPERATIONS: dict[int, int] = {int(kind): operation for kind, operation in _OPERATIONS.items()}
@@ -74,7 +74,7 @@ def find_rows(
         head = heads[kind] = _usual_head(kind, shape)
     if head and start + len(head) <= end and data[start : start + len(head)] == head:
         return OPERATIONS[kind], start + len(head)
-    cursor = Cursor(data, start, end)
+    cursor = ByteReader(data, start, end)
     if kind not in _FIRST_VERSION:
         cursor.take(cursor.number(2) - 2)
     count = cursor.packed()

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.base import TableInfo, Watch
-from changefeed.sources.mysql.session import Session, listed, literal
+from changefeed.sources.mysql.session import MySQLSession, listed, literal
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 
 #: Databases of the server itself.
@@ -22,7 +22,7 @@ TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ServerTable:
     """A table as the catalog of the server has it.
 
     Attributes:
@@ -64,7 +64,9 @@ class Table:
         )
 
 
-def read_tables(session: Session, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Table]:
+def read_tables(
+    session: MySQLSession, names: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], ServerTable]:
     """The tables (and views) among ``names``, database and name each, with their columns."""
     if not names:
         return {}
@@ -80,7 +82,7 @@ def read_tables(session: Session, names: Sequence[tuple[str, str]]) -> dict[tupl
     columns = _columns(session, where, doing)
     keys = _keys(session, where, doing)
     return {
-        (database, name): Table(
+        (database, name): ServerTable(
             database=database,
             name=name,
             kind=kind.upper(),
@@ -97,7 +99,7 @@ def read_tables(session: Session, names: Sequence[tuple[str, str]]) -> dict[tupl
 
 
 def _columns(
-    session: Session, where: str, doing: str
+    session: MySQLSession, where: str, doing: str
 ) -> Mapping[tuple[str, str], list[ColumnInfo]]:
     rows = session.rows(
         "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE"
@@ -113,7 +115,7 @@ def _columns(
     return found
 
 
-def _json_columns(session: Session, where: str, doing: str) -> frozenset[tuple[str, str, str]]:
+def _json_columns(session: MySQLSession, where: str, doing: str) -> frozenset[tuple[str, str, str]]:
     """MariaDB's JSON columns: a CHECK constraint of the column's own name says ``json_valid``."""
     rows = session.rows(
         "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, CHECK_CLAUSE"
@@ -129,7 +131,7 @@ def _json_columns(session: Session, where: str, doing: str) -> frozenset[tuple[s
 
 
 def _keys(
-    session: Session, where: str, doing: str
+    session: MySQLSession, where: str, doing: str
 ) -> Mapping[tuple[str, str], tuple[tuple[str, ...], bool]]:
     """The primary key, else the first unique index over whole columns that are never NULL."""
     rows = session.rows(
@@ -175,7 +177,7 @@ def resolve(watch: Watch, database: str) -> tuple[str, str]:
     return schema, watch.name
 
 
-def unknown_table(session: Session, watch: Watch, database: str) -> ChangefeedError:
+def unknown_table(session: MySQLSession, watch: Watch, database: str) -> ChangefeedError:
     """The error for a name that stands for no table, with a suggestion."""
     near = difflib.get_close_matches(
         f"{database}.{watch.name}",
@@ -190,7 +192,7 @@ def unknown_table(session: Session, watch: Watch, database: str) -> ChangefeedEr
     )
 
 
-def refusal(table: Table, watch: Watch) -> ChangefeedError | None:
+def refusal(table: ServerTable, watch: Watch) -> ChangefeedError | None:
     """Why this is nothing that a changefeed can watch."""
     name = table.full_name
     if table.database.lower() in SYSTEM:
@@ -208,7 +210,7 @@ def refusal(table: Table, watch: Watch) -> ChangefeedError | None:
     )
 
 
-def describe(session: Session, source: str, database: str, name: str) -> TableSchema:
+def describe(session: MySQLSession, source: str, database: str, name: str) -> TableSchema:
     """The present shape of one table, version 0.
 
     Raises:
@@ -226,7 +228,7 @@ def describe(session: Session, source: str, database: str, name: str) -> TableSc
 # ------------------------------------------------------------------------- lists
 
 
-def _names(session: Session, database: str | None = None) -> list[tuple[str, str]]:
+def _names(session: MySQLSession, database: str | None = None) -> list[tuple[str, str]]:
     where = f"TABLE_SCHEMA NOT IN ({listed(SYSTEM)}) AND TABLE_TYPE = 'BASE TABLE'"
     if database is not None:
         where += f" AND TABLE_SCHEMA = {literal(database)}"
@@ -238,7 +240,7 @@ def _names(session: Session, database: str | None = None) -> list[tuple[str, str
 
 
 def matching(
-    session: Session, source: str, database: str | None, patterns: Iterable[str] = ()
+    session: MySQLSession, source: str, database: str | None, patterns: Iterable[str] = ()
 ) -> list[TableName]:
     """Tables of a database (None: of all) whose ``name`` or ``database.name`` fits a glob.
 
@@ -266,7 +268,7 @@ def _fits(schema: str, name: str, glob: str) -> bool:
     return fnmatchcase(f"{schema}.{name}" if "." in glob else name, glob)
 
 
-def table_list(session: Session, source: str, database: str) -> list[TableInfo]:
+def table_list(session: MySQLSession, source: str, database: str) -> list[TableInfo]:
     """The rows of SHOW TABLES: the tables of ``database``, or of all where it is empty."""
     names = _names(session, database or None)
     tables = read_tables(session, names)
@@ -285,7 +287,7 @@ def table_list(session: Session, source: str, database: str) -> list[TableInfo]:
     ]
 
 
-def _note(table: Table) -> str:
+def _note(table: ServerTable) -> str:
     if table.engine in TRANSACTIONAL:
         return ""
     return f"ALTER TABLE `{table.database}`.`{table.name}` ENGINE = InnoDB;"

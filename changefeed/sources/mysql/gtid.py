@@ -16,7 +16,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 
 #: ``[first, last]``, both included.
-Interval = list[int]
+GtidInterval = list[int]
 
 _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z")
 _MARIADB = re.compile(r"(\d{1,10})-(\d{1,10})-(\d{1,20})\Z")
@@ -62,7 +62,7 @@ class GtidSet:
     """A set of MySQL's GTIDs: intervals of numbers by server."""
 
     def __init__(self) -> None:
-        self._intervals: dict[bytes, list[Interval]] = {}
+        self._intervals: dict[bytes, list[GtidInterval]] = {}
         self._count = 0
 
     @classmethod
@@ -116,7 +116,7 @@ class GtidSet:
             raise ChangefeedError(
                 Code.UNEXPECTED_MESSAGE, f"a GTID interval that cannot be: {first}-{last}"
             )
-        merged: list[Interval] = []
+        merged: list[GtidInterval] = []
         for interval in sorted([*self._intervals.get(server, []), [first, last]]):
             if merged and interval[0] <= merged[-1][1] + 1:
                 merged[-1][1] = max(merged[-1][1], interval[1])
@@ -207,7 +207,7 @@ class MariaGtid:
             self._domains[domain] = (server, number)
 
 
-def _interval_text(interval: Interval) -> str:
+def _interval_text(interval: GtidInterval) -> str:
     first, last = interval
     return str(first) if first == last else f"{first}-{last}"
 

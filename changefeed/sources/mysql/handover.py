@@ -10,10 +10,10 @@ from changefeed.sources.base import Handover
 from changefeed.sources.connector_offset import demand_streaming
 from changefeed.sources.mysql import log_place
 from changefeed.sources.mysql.log_place import BinlogPlace
-from changefeed.sources.mysql.session import Session
+from changefeed.sources.mysql.session import MySQLSession
 
 
-def handover(session: Session, offset: Mapping[str, Any]) -> Handover:
+def handover(session: MySQLSession, offset: Mapping[str, Any]) -> Handover:
     """See :meth:`changefeed.sources.base.Source.handover`.
 
     Within a transaction the offset names the transaction's begin (and counts events and rows,
@@ -32,7 +32,7 @@ def handover(session: Session, offset: Mapping[str, Any]) -> Handover:
     return Handover(place.position, {"begin": begin})
 
 
-def _by_gtids(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
+def _by_gtids(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
     gtids = offset.get("gtids")
     if not isinstance(gtids, str) or not gtids:
         raise ChangefeedError(
@@ -56,7 +56,7 @@ def _by_gtids(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
     return place
 
 
-def _by_file(session: Session, offset: Mapping[str, Any]) -> BinlogPlace:
+def _by_file(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
     file, begin = offset.get("file"), offset.get("pos")
     if not isinstance(file, str) or not isinstance(begin, int) or not file:
         raise ChangefeedError(

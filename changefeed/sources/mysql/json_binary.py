@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.decimals import decimal_text
-from changefeed.sources.mysql.tablemap import Wire
+from changefeed.sources.mysql.tablemap import ColumnType
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = 0, 1, 2, 3
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64 = 4, 5, 6, 7, 8, 9, 10
@@ -208,9 +208,9 @@ def _datetime(data: bytes) -> str:
 
 
 _OPAQUES: dict[int, Callable[[bytes], str]] = {
-    Wire.NEWDECIMAL: _decimal,
-    Wire.TIME: _time,
-    Wire.DATE: _date,
-    Wire.DATETIME: _datetime,
-    Wire.TIMESTAMP: _datetime,
+    ColumnType.NEWDECIMAL: _decimal,
+    ColumnType.TIME: _time,
+    ColumnType.DATE: _date,
+    ColumnType.DATETIME: _datetime,
+    ColumnType.TIMESTAMP: _datetime,
 }

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from changefeed.sources.mysql.binlog import misfit
-from changefeed.sources.mysql.tablemap import ColumnShape, TableShape, Wire
+from changefeed.sources.mysql.tablemap import ColumnShape, ColumnType, TableShape
 
 _FIXED = {
-    Wire.TINY: 1, Wire.SHORT: 2, Wire.INT24: 3, Wire.LONG: 4, Wire.LONGLONG: 8, Wire.FLOAT: 4,
-    Wire.DOUBLE: 8, Wire.YEAR: 1, Wire.DATE: 3, Wire.NEWDATE: 3, Wire.TIME: 3,
-    Wire.TIMESTAMP: 4, Wire.DATETIME: 8, Wire.NULL: 0,
+    ColumnType.TINY: 1, ColumnType.SHORT: 2, ColumnType.INT24: 3, ColumnType.LONG: 4,
+    ColumnType.LONGLONG: 8, ColumnType.FLOAT: 4, ColumnType.DOUBLE: 8, ColumnType.YEAR: 1,
+    ColumnType.DATE: 3, ColumnType.NEWDATE: 3, ColumnType.TIME: 3,
+    ColumnType.TIMESTAMP: 4, ColumnType.DATETIME: 8, ColumnType.NULL: 0,
 }  # fmt: skip
 #: Bytes of so many decimal digits.
 DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldLayout:
     """One column: its position, and ``width`` bytes, or ``-width`` bytes of a length before it."""
 
     place: int
@@ -42,7 +43,7 @@ class Layout:
 
     columns: int
     null_bytes: int
-    groups: tuple[tuple[Field, ...], ...]
+    groups: tuple[tuple[FieldLayout, ...], ...]
 
 
 def fraction_bytes(digits: int) -> int:
@@ -66,24 +67,24 @@ def width_of(column: ColumnShape) -> int:
     wire, meta = column.wire, column.meta
     if wire in _FIXED:
         return _FIXED[wire]
-    if wire in (Wire.VARCHAR, Wire.VAR_STRING, Wire.STRING):
+    if wire in (ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING):
         return -1 if meta < 256 else -2
-    if wire in (Wire.BLOB, Wire.JSON, Wire.GEOMETRY, Wire.VECTOR):
+    if wire in (ColumnType.BLOB, ColumnType.JSON, ColumnType.GEOMETRY, ColumnType.VECTOR):
         if not 1 <= meta <= 4:
             raise misfit(f"a length of {meta} bytes")
         return -meta
-    if wire in (Wire.ENUM, Wire.SET):
+    if wire in (ColumnType.ENUM, ColumnType.SET):
         if not 1 <= meta <= 8:
             raise misfit(f"an ENUM or SET of {meta} bytes")
         return meta
-    if wire is Wire.NEWDECIMAL:
+    if wire is ColumnType.NEWDECIMAL:
         return decimal_bytes(meta >> 8, meta & 0xFF)
-    if wire is Wire.BIT:
+    if wire is ColumnType.BIT:
         bits = (meta >> 8) * 8 + (meta & 0xFF)
         if not 0 < bits <= 64:
             raise misfit(f"a bit({bits})")
         return (bits + 7) // 8
-    seconds = {Wire.TIMESTAMP2: 4, Wire.DATETIME2: 5, Wire.TIME2: 3}.get(wire)
+    seconds = {ColumnType.TIMESTAMP2: 4, ColumnType.DATETIME2: 5, ColumnType.TIME2: 3}.get(wire)
     if seconds is None:
         raise misfit(f"a column of type {wire.name}, which cannot be read")
     return seconds + fraction_bytes(meta)
@@ -92,11 +93,11 @@ def width_of(column: ColumnShape) -> int:
 @lru_cache(maxsize=1024)
 def layout_of(shape: TableShape) -> Layout:
     """The layout of a table's rows."""
-    groups: list[tuple[Field, ...]] = []
-    group: list[Field] = []
+    groups: list[tuple[FieldLayout, ...]] = []
+    group: list[FieldLayout] = []
     for place, column in enumerate(shape.columns):
         # The bitmap counts, whatever the table's map says of nulls.
-        group.append(Field(place, width_of(column), column.nullable))
+        group.append(FieldLayout(place, width_of(column), column.nullable))
         if group[-1].variable:
             groups.append(tuple(group))
             group = []

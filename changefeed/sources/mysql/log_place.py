@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.mysql import gtid
-from changefeed.sources.mysql.session import Session
+from changefeed.sources.mysql.session import MySQLSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,20 @@ class BinlogPlace:
     history: str
 
 
-def mode_of(session: Session) -> str:
+def mode_of(session: MySQLSession) -> str:
     """``gtid`` where each transaction has one, else ``file``."""
     if session.is_mariadb:
         return "gtid"
     return "gtid" if session.value("SELECT @@global.gtid_mode") == "ON" else "file"
 
 
-def gtid_place(session: Session, executed: str) -> BinlogPlace:
+def gtid_place(session: MySQLSession, executed: str) -> BinlogPlace:
     """The place of a set of transactions, as the server writes it."""
     known = gtid.parse(session.flavor, executed.replace("\n", ""))
     return BinlogPlace(known.position, known.text())
 
 
-def present(session: Session, mode: str) -> BinlogPlace:
+def present(session: MySQLSession, mode: str) -> BinlogPlace:
     """The end of the binlog.
 
     Raises:
@@ -48,12 +48,12 @@ def present(session: Session, mode: str) -> BinlogPlace:
     return file_place(session, file, offset)
 
 
-def file_place(session: Session, file: str, offset: int) -> BinlogPlace:
+def file_place(session: MySQLSession, file: str, offset: int) -> BinlogPlace:
     """The place of an offset in a file of this server."""
     return BinlogPlace(gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}")
 
 
-def file_end(session: Session) -> tuple[str, int]:
+def file_end(session: MySQLSession) -> tuple[str, int]:
     """The present binlog file and its length.
 
     Raises:
@@ -70,11 +70,11 @@ def file_end(session: Session) -> tuple[str, int]:
     return str(rows[0]["File"]), int(rows[0]["Position"])
 
 
-def _renamed(session: Session) -> bool:
+def _renamed(session: MySQLSession) -> bool:
     return not session.is_mariadb and session.version >= (8, 2, 0)
 
 
-def has(session: Session, history: str) -> bool:
+def has(session: MySQLSession, history: str) -> bool:
     """Whether the server's log holds the transactions of a history in the mode ``gtid``."""
     if not session.is_mariadb:
         known = "".join(filter(lambda letter: letter in _GTID_LETTERS, history))
@@ -93,7 +93,7 @@ def has(session: Session, history: str) -> bool:
     )
 
 
-def reaches(session: Session, history: str) -> bool:
+def reaches(session: MySQLSession, history: str) -> bool:
     """Whether the server still has every transaction that is not in a history in the mode
     ``gtid``. MariaDB tells only when it is asked to send them: true then."""
     if session.is_mariadb:
@@ -110,7 +110,7 @@ def _listed(gtids: str) -> list[str]:
     return [gtid.strip() for gtid in gtids.split(",") if gtid.strip()]
 
 
-def server_of(session: Session) -> str:
+def server_of(session: MySQLSession) -> str:
     """What tells this server from all others; empty where it does not say."""
     variable = "server_uid" if session.is_mariadb else "server_uuid"
     return session.variables(variable).get(variable, "-") or "-"

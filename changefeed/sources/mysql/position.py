@@ -9,7 +9,7 @@ from changefeed.core.events import Position
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
 
 
-class StreamPlace(Protocol):
+class BinlogPosition(Protocol):
     """The end of what was read completely."""
 
     @property
@@ -27,7 +27,7 @@ class StreamPlace(Protocol):
         ...
 
 
-class GtidPlace:
+class GtidPosition:
     """By the GTIDs of all transactions that were read."""
 
     def __init__(self, gtids: GtidSet | MariaGtid) -> None:
@@ -45,14 +45,14 @@ class GtidPlace:
         """Files have nothing to do with it."""
 
 
-class FilePlace:
+class FilePosition:
     """By a file of one server and an offset in it: ``<server_uuid> <file> <offset>``."""
 
     def __init__(self, server: str, file: str, offset: int) -> None:
         self.server, self.file, self.offset = server, file, offset
 
     @classmethod
-    def parse(cls, history: str) -> FilePlace:
+    def parse(cls, history: str) -> FilePosition:
         """The inverse of :attr:`history`.
 
         Raises:

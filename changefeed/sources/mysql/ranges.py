@@ -8,7 +8,7 @@ import re
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange
-from changefeed.sources.mysql.session import Session, literal, quoted
+from changefeed.sources.mysql.session import MySQLSession, literal, quoted
 
 #: A table is never cut into more parts than this.
 MOST_PARTS = 1_000
@@ -20,7 +20,7 @@ _INTEGERS = frozenset({"int16", "int32", "int64", "decimal(20,0)"})
 
 
 def split(
-    session: Session, table: TableSchema, rows: int, size: int, target_bytes: int
+    session: MySQLSession, table: TableSchema, rows: int, size: int, target_bytes: int
 ) -> list[str]:
     """Conditions on the first key column, of which each row fulfils exactly one.
 
@@ -105,7 +105,9 @@ def _value(column: Column, text: str) -> str:
     return literal(text)
 
 
-def range_problem(session: Session, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+def range_problem(
+    session: MySQLSession, table: TableSchema, keys: KeyRange
+) -> ChangefeedError | None:
     """Why no row can have a key in the range: a bound that is no value, or the wrong order."""
     columns = table.key_columns
     for side, bound in (("FROM", keys.low), ("TO", keys.high)):
@@ -136,7 +138,7 @@ def range_problem(session: Session, table: TableSchema, keys: KeyRange) -> Chang
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?")
 
 
-def _is_value(session: Session, column: Column, text: str) -> bool:
+def _is_value(session: MySQLSession, column: Column, text: str) -> bool:
     if column.logical in _INTEGERS:
         return bool(_NUMBER.fullmatch(text)) and "." not in text
     if column.logical.startswith(("decimal(", "float")):

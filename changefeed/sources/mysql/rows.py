@@ -22,11 +22,11 @@ from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.decimals import decimal_text
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import width_of
-from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, Wire, decoded
+from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType, TableShape, decoded
 
 Row = list[Any]
 #: Makes a log value of the bytes of one.
-Reader = Callable[[bytes], Any]
+ValueReader = Callable[[bytes], Any]
 
 
 class RowReader:
@@ -73,7 +73,7 @@ class RowReader:
         return row, place
 
 
-def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     """How a value of the column is read."""
     make = _MAKERS.get(shape.wire)
     if make is None:
@@ -81,10 +81,10 @@ def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return make(shape, column, charsets)
 
 
-Maker = Callable[[ColumnShape, Column, Charsets], Reader]
+Maker = Callable[[ColumnShape, Column, Charsets], ValueReader]
 
 
-def _integer(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _integer(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     signed, text = not shape.unsigned, column.physical == "string"
 
     def read(data: bytes) -> Any:
@@ -94,9 +94,9 @@ def _integer(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _float(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
-    kind = pa.float32() if shape.wire is Wire.FLOAT else pa.float64()
-    form = "<f" if shape.wire is Wire.FLOAT else "<d"
+def _float(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
+    kind = pa.float32() if shape.wire is ColumnType.FLOAT else pa.float64()
+    form = "<f" if shape.wire is ColumnType.FLOAT else "<d"
 
     @lru_cache(maxsize=512)
     def read(data: bytes) -> Any:
@@ -109,15 +109,15 @@ def _float(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _year(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _year(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     return lambda data: data[0] + 1900 if data[0] else 0
 
 
-def _decimal(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _decimal(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     return lambda data: decimal_text(data, shape.meta >> 8, shape.meta & 0xFF)
 
 
-def _date(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _date(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     def read(data: bytes) -> Any:
         packed = int.from_bytes(data, "little")
         return _calendar(packed >> 9, packed >> 5 & 15, packed & 31)
@@ -136,7 +136,7 @@ def _fraction(data: bytes, digits: int) -> str:
     return "." + f"{int.from_bytes(data, 'big') * 10 ** (6 - 2 * size) % 10**6:06d}"[:digits]
 
 
-def _datetime2(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _datetime2(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     def read(data: bytes) -> Any:
         packed = int.from_bytes(data[:5], "big") - (1 << 39)
         date = packed >> 17
@@ -149,7 +149,7 @@ def _datetime2(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader
     return read
 
 
-def _datetime(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _datetime(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     def read(data: bytes) -> Any:
         text = f"{int.from_bytes(data, 'little'):014d}"
         day = _calendar(int(text[:-10]), int(text[-10:-8]), int(text[-8:-6]))
@@ -158,8 +158,8 @@ def _datetime(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _timestamp(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
-    order: Any = "big" if shape.wire is Wire.TIMESTAMP2 else "little"
+def _timestamp(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
+    order: Any = "big" if shape.wire is ColumnType.TIMESTAMP2 else "little"
 
     def read(data: bytes) -> Any:
         if not any(data):
@@ -171,7 +171,7 @@ def _timestamp(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader
     return read
 
 
-def _time2(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _time2(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     def read(data: bytes) -> Any:
         size = len(data) - 3
         packed = int.from_bytes(data, "big") - (1 << (8 * len(data) - 1))
@@ -186,7 +186,7 @@ def _time2(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _time(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _time(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     def read(data: bytes) -> Any:
         value = int.from_bytes(data, "little", signed=True)
         sign, whole = ("-", -value) if value < 0 else ("", value)
@@ -195,10 +195,10 @@ def _time(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _text(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _text(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     if column.logical == "bytes":
         return _bytes(shape, column, charsets)
-    if shape.wire is Wire.STRING:
+    if shape.wire is ColumnType.STRING:
         special = {"uuid": uuid_text, "inet6": inet6_text, "inet4": inet4_text}
         if column.type_name in special:
             return special[column.type_name]
@@ -211,22 +211,22 @@ def _text(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _bytes(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
-    width = shape.meta if shape.wire is Wire.STRING else 0
+def _bytes(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
+    width = shape.meta if shape.wire is ColumnType.STRING else 0
     return lambda data: "\\x" + data.ljust(width, b"\0").hex()
 
 
-def _json(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _json(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     return json_text
 
 
-def _bit(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _bit(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     if column.physical == "bool":
         return lambda data: bool(data[0] & 1)
     return lambda data: "\\x" + data.hex()
 
 
-def _enum(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _enum(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     names = [decoded(value, shape.collation, charsets) for value in shape.values]
 
     def read(data: bytes) -> Any:
@@ -238,7 +238,7 @@ def _enum(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
     return read
 
 
-def _set(shape: ColumnShape, column: Column, charsets: Charsets) -> Reader:
+def _set(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     names = [decoded(value, shape.collation, charsets) for value in shape.values]
 
     def read(data: bytes) -> Any:
@@ -275,24 +275,29 @@ def inet6_text(data: bytes) -> str:
     return str(ipaddress.IPv6Address(data))
 
 
-_MAKERS: dict[Wire, Maker] = {
-    **dict.fromkeys((Wire.TINY, Wire.SHORT, Wire.INT24, Wire.LONG, Wire.LONGLONG), _integer),
-    **dict.fromkeys((Wire.FLOAT, Wire.DOUBLE), _float),
-    **dict.fromkeys((Wire.DATE, Wire.NEWDATE), _date),
-    **dict.fromkeys((Wire.TIMESTAMP, Wire.TIMESTAMP2), _timestamp),
-    **dict.fromkeys((Wire.VARCHAR, Wire.VAR_STRING, Wire.STRING, Wire.BLOB), _text),
-    **dict.fromkeys((Wire.GEOMETRY, Wire.VECTOR), _bytes),
-    Wire.YEAR: _year,
-    Wire.NEWDECIMAL: _decimal,
-    Wire.TIME: _time,
-    Wire.TIME2: _time2,
-    Wire.DATETIME: _datetime,
-    Wire.DATETIME2: _datetime2,
-    Wire.JSON: _json,
-    Wire.BIT: _bit,
-    Wire.ENUM: _enum,
-    Wire.SET: _set,
-    Wire.NULL: lambda shape, column, charsets: lambda data: None,
+_MAKERS: dict[ColumnType, Maker] = {
+    **dict.fromkeys(
+        (ColumnType.TINY, ColumnType.SHORT, ColumnType.INT24, ColumnType.LONG, ColumnType.LONGLONG),
+        _integer,
+    ),
+    **dict.fromkeys((ColumnType.FLOAT, ColumnType.DOUBLE), _float),
+    **dict.fromkeys((ColumnType.DATE, ColumnType.NEWDATE), _date),
+    **dict.fromkeys((ColumnType.TIMESTAMP, ColumnType.TIMESTAMP2), _timestamp),
+    **dict.fromkeys(
+        (ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING, ColumnType.BLOB), _text
+    ),
+    **dict.fromkeys((ColumnType.GEOMETRY, ColumnType.VECTOR), _bytes),
+    ColumnType.YEAR: _year,
+    ColumnType.NEWDECIMAL: _decimal,
+    ColumnType.TIME: _time,
+    ColumnType.TIME2: _time2,
+    ColumnType.DATETIME: _datetime,
+    ColumnType.DATETIME2: _datetime2,
+    ColumnType.JSON: _json,
+    ColumnType.BIT: _bit,
+    ColumnType.ENUM: _enum,
+    ColumnType.SET: _set,
+    ColumnType.NULL: lambda shape, column, charsets: lambda data: None,
 }
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
-from changefeed.sources.mysql.session import Session, quoted
+from changefeed.sources.mysql.session import MySQLSession, quoted
 from changefeed.sources.mysql.values import log_column
 
 
@@ -32,7 +32,7 @@ def query(table: TableSchema, columns: Sequence[int], where: str) -> str:
 
 
 def read_table(
-    session: Session, table: TableSchema, columns: Sequence[int], where: str
+    session: MySQLSession, table: TableSchema, columns: Sequence[int], where: str
 ) -> Iterator[pa.RecordBatch]:
     """The rows as batches of ``a0..an``; columns that are not asked for are NULL.
 
@@ -47,7 +47,7 @@ def read_table(
         yield _batch(table, columns, block)
 
 
-def _next(session: Session, blocks: Iterator[list[Values]]) -> list[Values] | None:
+def _next(session: MySQLSession, blocks: Iterator[list[Values]]) -> list[Values] | None:
     with session.explained("read a table"):
         try:
             return next(blocks, None)

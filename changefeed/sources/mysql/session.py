@@ -2,7 +2,7 @@
 
 Every session prints values alike: UTC, UTF-8, and modes that change neither the text of a CHAR nor
 the meaning of a quote. Rows of a scan do not come through here as objects: a scan reads the
-packets of its answer by :meth:`Session.packets`.
+packets of its answer by :meth:`MySQLSession.packets`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COM_QUERY = 3
 _READ_SECONDS = 3600.0
 
 
-class Answer:
+class ResultBytes:
     """The bytes of an answer, from its first row on, past the client library's buffer."""
 
     def __init__(self, buffered: io.BufferedReader) -> None:
@@ -61,7 +61,7 @@ def literal(text: str) -> str:
     return "_utf8mb4 0x" + text.encode().hex() if text else "''"
 
 
-class Session:
+class MySQLSession:
     """One connection. Not thread-safe. Close it after an error that names the connection."""
 
     def __init__(self, address: Address, connection: Any) -> None:
@@ -113,7 +113,7 @@ class Session:
         answer = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
         return {str(name).lower(): str(value) for name, value in answer}
 
-    def packets(self, sql: str, columns: int) -> Answer:
+    def packets(self, sql: str, columns: int) -> ResultBytes:
         """Run a query and give the bytes from the first row's packet on.
 
         The caller reads the answer to its end, or closes the session.
@@ -129,7 +129,7 @@ class Session:
             # One packet per column, and one that ends the list.
             for _ in range(columns + 1):
                 connection._read_packet()
-            return Answer(connection._rfile)
+            return ResultBytes(connection._rfile)
 
     def explained(self, doing: str) -> AbstractContextManager[None]:
         """Errors inside are ours, as those of the session's own methods are."""
@@ -158,13 +158,13 @@ def _plain(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def connect(address: Address) -> Session:
+def connect(address: Address) -> MySQLSession:
     """A new session.
 
     Raises:
         ChangefeedError: CF2001, CF2002; CF2003 PyMySQL is not installed.
     """
-    session = Session(address, open_connection(address))
+    session = MySQLSession(address, open_connection(address))
     try:
         session.run(*_SETTINGS, doing="begin a session")
         if not session.is_mariadb:
@@ -221,10 +221,10 @@ class Sessions:
         self._address = address
         self._keep = keep
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[MySQLSession] = []
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[MySQLSession]:
         """A session for one question; it is closed when the question fails."""
         session = self._take() or connect(self._address)
         try:
@@ -238,7 +238,7 @@ class Sessions:
                 return
         session.close()
 
-    def _take(self) -> Session | None:
+    def _take(self) -> MySQLSession | None:
         while True:
             with self._lock:
                 session = self._idle.pop() if self._idle else None

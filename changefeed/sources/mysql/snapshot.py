@@ -42,7 +42,7 @@ from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.log_place import BinlogPlace
 from changefeed.sources.mysql.ranges import in_range, split
 from changefeed.sources.mysql.scan import read_table
-from changefeed.sources.mysql.session import Session, connect, error_number, quoted
+from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
 
 #: Sessions that read at the same time.
 READERS = 4
@@ -92,7 +92,7 @@ class MySQLSnapshot:
         sessions, place = _common_snapshot(address, tables, mode, patience, clock)
         self._place = place
         self._sessions = sessions
-        self._idle: queue.Queue[Session] = queue.Queue()
+        self._idle: queue.Queue[MySQLSession] = queue.Queue()
         for session in sessions:
             self._idle.put(session)
         self._number = secrets.token_hex(8)
@@ -139,7 +139,7 @@ class MySQLSnapshot:
         ]
 
     @contextlib.contextmanager
-    def session(self, table: TableSchema) -> Iterator[Session]:
+    def session(self, table: TableSchema) -> Iterator[MySQLSession]:
         """One of the sessions, inside a savepoint that ends with the use of it.
 
         Raises:
@@ -158,14 +158,14 @@ class MySQLSnapshot:
             raise
         self._idle.put(session)
 
-    def _take(self) -> Session:
+    def _take(self) -> MySQLSession:
         deadline = self._clock.monotonic() + SESSION_SECONDS
         while self._clock.monotonic() < deadline and not self._closed.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._idle.get(timeout=0.2)
         raise _gone("it was closed")
 
-    def _lose(self, session: Session) -> None:
+    def _lose(self, session: MySQLSession) -> None:
         """A session that failed in the middle of an answer is of no more use; the last one ends
         the snapshot."""
         session.close()
@@ -237,9 +237,9 @@ def _common_snapshot(
     mode: str,
     patience: SnapshotPatience,
     clock: Clock,
-) -> tuple[list[Session], BinlogPlace]:
+) -> tuple[list[MySQLSession], BinlogPlace]:
     """Sessions with the same snapshot, and its place."""
-    sessions: list[Session] = []
+    sessions: list[MySQLSession] = []
     try:
         sessions += (_reader(address) for _ in range(READERS))
         place = _lock_free(sessions, mode, patience.lock_free, clock)
@@ -262,7 +262,7 @@ def _common_snapshot(
     return sessions, place
 
 
-def _reader(address: Address) -> Session:
+def _reader(address: Address) -> MySQLSession:
     """A session that lets go of tables between parts, where the user may have one."""
     session = connect(address)
     if session.is_mariadb:
@@ -276,7 +276,7 @@ def _reader(address: Address) -> Session:
 
 
 def _lock_free(
-    sessions: Sequence[Session], mode: str, attempts: int, clock: Clock
+    sessions: Sequence[MySQLSession], mode: str, attempts: int, clock: Clock
 ) -> BinlogPlace | None:
     """Begin all snapshots at a moment in which nothing commits; None when there was none."""
     if not sessions[0].is_mariadb and mode != "gtid":
@@ -292,25 +292,25 @@ def _lock_free(
     return None
 
 
-def _begin(sessions: Sequence[Session]) -> None:
+def _begin(sessions: Sequence[MySQLSession]) -> None:
     for session in sessions:
         session.run(_BEGIN, doing="begin the initial scan")
 
 
-def _maria_attempt(sessions: Sequence[Session]) -> BinlogPlace | None:
+def _maria_attempt(sessions: Sequence[MySQLSession]) -> BinlogPlace | None:
     _begin(sessions)
     files = [_snapshot_file(session) for session in sessions]
     return _own_place(sessions[0]) if len(set(files)) == 1 else None
 
 
-def _snapshot_file(session: Session) -> tuple[str, str]:
+def _snapshot_file(session: MySQLSession) -> tuple[str, str]:
     """MariaDB: the place in the binlog of the session's own snapshot."""
     status = session.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot%'")
     known = {str(name).lower(): str(value) for name, value in status}
     return known.get("binlog_snapshot_file", ""), known.get("binlog_snapshot_position", "")
 
 
-def _own_place(session: Session) -> BinlogPlace:
+def _own_place(session: MySQLSession) -> BinlogPlace:
     file, offset = _snapshot_file(session)
     if not file:
         raise ChangefeedError(
@@ -322,7 +322,7 @@ def _own_place(session: Session) -> BinlogPlace:
     return log_place.gtid_place(session, str(executed or ""))
 
 
-def _mysql_attempt(sessions: Sequence[Session]) -> BinlogPlace | None:
+def _mysql_attempt(sessions: Sequence[MySQLSession]) -> BinlogPlace | None:
     """A transaction is owned from the time its GTID is given until it counts as executed, and the
     file grows before the transaction can be seen. So what a snapshot shows and ``executed`` does
     not hold has made the file longer than it was before ``executed`` was read.
@@ -338,7 +338,7 @@ def _mysql_attempt(sessions: Sequence[Session]) -> BinlogPlace | None:
     return log_place.gtid_place(watcher, executed)
 
 
-def _executed(session: Session) -> str | None:
+def _executed(session: MySQLSession) -> str | None:
     """The transactions that are committed; None while one is in between."""
     owned, executed = session.rows("SELECT @@global.gtid_owned, @@global.gtid_executed")[0]
     return None if owned else str(executed)
@@ -346,7 +346,7 @@ def _executed(session: Session) -> str | None:
 
 def _locked(
     address: Address,
-    sessions: Sequence[Session],
+    sessions: Sequence[MySQLSession],
     tables: Sequence[TableSchema],
     mode: str,
     seconds: int,

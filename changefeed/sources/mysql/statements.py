@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from changefeed.sources.mysql.binlog import Query, misfit, xa_name
+from changefeed.sources.mysql.binlog import QueryEvent, misfit, xa_name
 
 #: Statements whose changes should have been sent as rows.
 WRITES = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD"})
@@ -39,24 +39,24 @@ def first_word(statement: str) -> str:
     return word[1].upper() if word else ""
 
 
-def truncated(query: Query) -> tuple[str, str] | None:
+def truncated(query: QueryEvent) -> tuple[str, str] | None:
     """Database and table of a TRUNCATE."""
     return _named(_TRUNCATE, query)
 
 
-def altered(query: Query) -> tuple[str, str] | None:
+def altered(query: QueryEvent) -> tuple[str, str] | None:
     """Database and table of CREATE, ALTER or DROP TABLE."""
     return _named(_ALTERED, query)
 
 
-def renamed_to(query: Query) -> list[tuple[str, str]]:
+def renamed_to(query: QueryEvent) -> list[tuple[str, str]]:
     """Databases and tables that got their names by RENAME TABLE or ALTER TABLE .. RENAME."""
     text = _COMMENTS.sub(" ", query.text)
     found = (_MOVED if first_word(text) == "RENAME" else _GETS_NAME).finditer(text)
     return [(_unquoted(m[1]) or query.database, _unquoted(m[2])) for m in found]
 
 
-def made(query: Query) -> tuple[tuple[str, str], bool] | None:
+def made(query: QueryEvent) -> tuple[tuple[str, str], bool] | None:
     """Database and table of a CREATE TABLE, and whether it is a new one for certain."""
     match = _MADE.match(_COMMENTS.sub(" ", query.text))
     if match is None:
@@ -64,7 +64,7 @@ def made(query: Query) -> tuple[tuple[str, str], bool] | None:
     return (_unquoted(match[2]) or query.database, _unquoted(match[3])), match[1] is None
 
 
-def _named(pattern: re.Pattern[str], query: Query) -> tuple[str, str] | None:
+def _named(pattern: re.Pattern[str], query: QueryEvent) -> tuple[str, str] | None:
     match = pattern.match(_COMMENTS.sub(" ", query.text))
     if match is None:
         return None

@@ -22,8 +22,8 @@ from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
 from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
-from changefeed.sources.mysql.position import FilePlace, GtidPlace
-from changefeed.sources.mysql.position import StreamPlace as StreamPlace
+from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
+from changefeed.sources.mysql.position import FilePosition, GtidPosition
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset, Charsets
 from changefeed.sources.mysql.transactions import BATCH_BYTES, Assembler
@@ -46,7 +46,7 @@ _SMALL_PIECE = 128 << 10
 
 
 class SqlSession(Protocol):
-    """What is needed of :class:`changefeed.sources.mysql.session.Session`."""
+    """What is needed of :class:`changefeed.sources.mysql.session.MySQLSession`."""
 
     @property
     def raw(self) -> Any:
@@ -178,16 +178,16 @@ class BinlogStream:
 
     # ------------------------------------------------------------------------- start
 
-    def _place(self) -> StreamPlace:
+    def _place(self) -> BinlogPosition:
         history = self._request.start.history
         if self._mode == "file":
-            return FilePlace.parse(history)
+            return FilePosition.parse(history)
         mariadb = self._flavor == "mariadb"
-        return GtidPlace(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
+        return GtidPosition(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
 
-    def _check(self, session: SqlSession, place: StreamPlace) -> None:
+    def _check(self, session: SqlSession, place: BinlogPosition) -> None:
         """Does this server's log go on from what was read?"""
-        if isinstance(place, FilePlace):
+        if isinstance(place, FilePosition):
             if self._flavor == "mysql":
                 [(server,)] = session.rows("SELECT @@GLOBAL.server_uuid")
                 if server != place.server:
@@ -225,14 +225,14 @@ class BinlogStream:
         )
 
     def _begin(
-        self, session: SqlSession, place: StreamPlace, continuity: Continuity
+        self, session: SqlSession, place: BinlogPosition, continuity: Continuity
     ) -> BinlogConnection:
         beat = int(HEARTBEAT * 1e9)
         session.run(
             "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
             f"SET @master_heartbeat_period = {beat}, @source_heartbeat_period = {beat}",
         )
-        gtids = continuity.begin(place.gtids) if isinstance(place, GtidPlace) else None
+        gtids = continuity.begin(place.gtids) if isinstance(place, GtidPosition) else None
         if self._flavor == "mariadb":
             session.run("SET @mariadb_slave_capability = 4")
             if gtids is not None:
@@ -243,7 +243,7 @@ class BinlogStream:
                 raise ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
             self._connection = connection
         connection.register(self._server_id)
-        if isinstance(place, FilePlace):
+        if isinstance(place, FilePosition):
             connection.dump(self._server_id, place.file, place.offset)
         elif isinstance(gtids, GtidSet):
             connection.dump_gtid(self._server_id, gtids)
@@ -256,7 +256,7 @@ class BinlogStream:
     def _follow(
         self,
         connection: BinlogConnection,
-        place: StreamPlace,
+        place: BinlogPosition,
         shapes: Shapes,
         skew: int,
         continuity: Continuity,
@@ -332,7 +332,7 @@ class _EndSession:
         self._session: SqlSession | None = None
         self._end = EndOfLog(self._ask)
 
-    def reached(self, place: StreamPlace) -> bool:
+    def reached(self, place: BinlogPosition) -> bool:
         """See :meth:`EndOfLog.reached`."""
         return self._end.reached(place)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from changefeed.sources.mysql.binlog import HEADER_SIZE, Cursor, misfit
+from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, misfit
 
 #: MySQL allows 4096 columns, MariaDB as many.
 MAX_COLUMNS = 4096
 
 
-class Wire(IntEnum):
+class ColumnType(IntEnum):
     """Types of columns in the binlog."""
 
     DECIMAL = 0
@@ -55,24 +55,25 @@ class Wire(IntEnum):
 #: Types whose metadata have one byte, and two.
 _ONE_BYTE = frozenset(
     {
-        Wire.FLOAT, Wire.DOUBLE, Wire.TIMESTAMP2, Wire.DATETIME2, Wire.TIME2, Wire.BLOB,
-        Wire.GEOMETRY, Wire.JSON, Wire.VECTOR, Wire.MARIA_BLOB_COMPRESSED,
+        ColumnType.FLOAT, ColumnType.DOUBLE, ColumnType.TIMESTAMP2, ColumnType.DATETIME2,
+        ColumnType.TIME2, ColumnType.BLOB, ColumnType.GEOMETRY, ColumnType.JSON,
+        ColumnType.VECTOR, ColumnType.MARIA_BLOB_COMPRESSED,
     }
 )  # fmt: skip
 _TWO_BYTES = frozenset(
     {
-        Wire.VARCHAR, Wire.VAR_STRING, Wire.BIT, Wire.NEWDECIMAL, Wire.STRING, Wire.ENUM,
-        Wire.SET, Wire.MARIA_VARCHAR_COMPRESSED,
+        ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.BIT, ColumnType.NEWDECIMAL,
+        ColumnType.STRING, ColumnType.ENUM, ColumnType.SET, ColumnType.MARIA_VARCHAR_COMPRESSED,
     }
 )  # fmt: skip
 _NUMBERS = frozenset(
     {
-        Wire.TINY, Wire.SHORT, Wire.INT24, Wire.LONG, Wire.LONGLONG, Wire.YEAR, Wire.FLOAT,
-        Wire.DOUBLE, Wire.NEWDECIMAL,
+        ColumnType.TINY, ColumnType.SHORT, ColumnType.INT24, ColumnType.LONG, ColumnType.LONGLONG,
+        ColumnType.YEAR, ColumnType.FLOAT, ColumnType.DOUBLE, ColumnType.NEWDECIMAL,
     }
 )  # fmt: skip
-_TEXTS = frozenset({Wire.VARCHAR, Wire.VAR_STRING, Wire.STRING, Wire.BLOB})
-_LISTS = frozenset({Wire.ENUM, Wire.SET})
+_TEXTS = frozenset({ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING, ColumnType.BLOB})
+_LISTS = frozenset({ColumnType.ENUM, ColumnType.SET})
 #: The "character set" of bytes.
 BINARY = 63
 
@@ -101,7 +102,7 @@ class ColumnShape:
     """
 
     name: str | None
-    wire: Wire
+    wire: ColumnType
     meta: int
     nullable: bool
     unsigned: bool = False
@@ -149,10 +150,10 @@ def read_table_id(data: bytes | bytearray, start: int, end: int) -> int:
 
 def read_table_name(data: bytes | bytearray, start: int, end: int) -> tuple[str, str]:
     """Database and table: all that matters where nobody watches it."""
-    return _names(Cursor(data, start + HEADER_SIZE + 8, end))
+    return _names(ByteReader(data, start + HEADER_SIZE + 8, end))
 
 
-def _names(cursor: Cursor) -> tuple[str, str]:
+def _names(cursor: ByteReader) -> tuple[str, str]:
     database = cursor.text(cursor.number(1))
     cursor.take(1)
     table = cursor.text(cursor.number(1))
@@ -167,13 +168,13 @@ def read_table_map(
 
     ``mariadb``: the server counts geometries among the columns with a character set.
     """
-    cursor = Cursor(data, start + HEADER_SIZE + 8, end)
+    cursor = ByteReader(data, start + HEADER_SIZE + 8, end)
     database, table = _names(cursor)
     count = cursor.packed()
     if not 0 < count <= MAX_COLUMNS:
         raise misfit(f"a table of {count} columns")
     kinds = cursor.take(count)
-    types = _types(kinds, Cursor(told := cursor.take(cursor.packed()), 0, len(told)))
+    types = _types(kinds, ByteReader(told := cursor.take(cursor.packed()), 0, len(told)))
     nulls = cursor.take((count + 7) // 8)
     found = _metadata(cursor)
     columns = _columns(types, nulls, found, mariadb)
@@ -182,11 +183,11 @@ def read_table_map(
     return TableShape(database, table, columns, tuple(found.key))
 
 
-def _types(kinds: bytes, cursor: Cursor) -> list[tuple[Wire, int]]:
+def _types(kinds: bytes, cursor: ByteReader) -> list[tuple[ColumnType, int]]:
     types = []
     for kind in kinds:
         try:
-            wire = Wire(kind)
+            wire = ColumnType(kind)
         except ValueError:
             raise misfit(f"a column of unknown type {kind}") from None
         meta = 0
@@ -194,9 +195,9 @@ def _types(kinds: bytes, cursor: Cursor) -> list[tuple[Wire, int]]:
             meta = cursor.number(1)
         elif wire in _TWO_BYTES:
             meta = cursor.number(2)
-        if wire is Wire.STRING:
+        if wire is ColumnType.STRING:
             wire, meta = _string(meta)
-        elif wire is Wire.NEWDECIMAL:
+        elif wire is ColumnType.NEWDECIMAL:
             meta = (meta & 0xFF) << 8 | meta >> 8  # precision high, scale low
         types.append((wire, meta))
     if cursor.left:
@@ -204,68 +205,68 @@ def _types(kinds: bytes, cursor: Cursor) -> list[tuple[Wire, int]]:
     return types
 
 
-def _string(meta: int) -> tuple[Wire, int]:
+def _string(meta: int) -> tuple[ColumnType, int]:
     """CHAR, BINARY, ENUM and SET share a type; the real one is in the first byte, of which two
     bits belong to the length."""
     low, high = meta & 0xFF, meta >> 8
     if low & 0x30 != 0x30:
-        return Wire.STRING, high | ((low & 0x30) ^ 0x30) << 4
-    if low in (Wire.ENUM, Wire.SET):
-        return Wire(low), high
-    return Wire.STRING, high
+        return ColumnType.STRING, high | ((low & 0x30) ^ 0x30) << 4
+    if low in (ColumnType.ENUM, ColumnType.SET):
+        return ColumnType(low), high
+    return ColumnType.STRING, high
 
 
-def _metadata(cursor: Cursor) -> _Metadata:
+def _metadata(cursor: ByteReader) -> _Metadata:
     found = _Metadata()
     while cursor.left:
         kind = cursor.number(1)
         part = cursor.take(cursor.packed())
         reader = _METADATA.get(kind)
         if reader is not None:  # a newer server says more than we need
-            reader(Cursor(part, 0, len(part)), found)
+            reader(ByteReader(part, 0, len(part)), found)
     return found
 
 
-def _signs(cursor: Cursor, found: _Metadata) -> None:
+def _signs(cursor: ByteReader, found: _Metadata) -> None:
     found.signs = cursor.take(cursor.left)
 
 
-def _numbers(cursor: Cursor) -> list[int]:
+def _numbers(cursor: ByteReader) -> list[int]:
     numbers = []
     while cursor.left:
         numbers.append(cursor.packed())
     return numbers
 
 
-def _default(cursor: Cursor) -> tuple[int, dict[int, int]]:
+def _default(cursor: ByteReader) -> tuple[int, dict[int, int]]:
     first, *others = _numbers(cursor) or [BINARY]
     return first, dict(zip(others[::2], others[1::2], strict=False))
 
 
-def _default_charset(cursor: Cursor, found: _Metadata) -> None:
+def _default_charset(cursor: ByteReader, found: _Metadata) -> None:
     found.default = _default(cursor)
 
 
-def _list_default_charset(cursor: Cursor, found: _Metadata) -> None:
+def _list_default_charset(cursor: ByteReader, found: _Metadata) -> None:
     found.list_default = _default(cursor)
 
 
-def _column_charsets(cursor: Cursor, found: _Metadata) -> None:
+def _column_charsets(cursor: ByteReader, found: _Metadata) -> None:
     found.charsets = _numbers(cursor)
 
 
-def _list_charsets(cursor: Cursor, found: _Metadata) -> None:
+def _list_charsets(cursor: ByteReader, found: _Metadata) -> None:
     found.list_charsets = _numbers(cursor)
 
 
-def _column_names(cursor: Cursor, found: _Metadata) -> None:
+def _column_names(cursor: ByteReader, found: _Metadata) -> None:
     names = []
     while cursor.left:
         names.append(cursor.text(cursor.packed()))
     found.names = names
 
 
-def _value_lists(cursor: Cursor) -> list[tuple[bytes, ...]]:
+def _value_lists(cursor: ByteReader) -> list[tuple[bytes, ...]]:
     lists = []
     while cursor.left:
         count = cursor.packed()
@@ -275,27 +276,27 @@ def _value_lists(cursor: Cursor) -> list[tuple[bytes, ...]]:
     return lists
 
 
-def _set_values(cursor: Cursor, found: _Metadata) -> None:
+def _set_values(cursor: ByteReader, found: _Metadata) -> None:
     found.sets = _value_lists(cursor)
 
 
-def _enum_values(cursor: Cursor, found: _Metadata) -> None:
+def _enum_values(cursor: ByteReader, found: _Metadata) -> None:
     found.enums = _value_lists(cursor)
 
 
-def _geometry(cursor: Cursor, found: _Metadata) -> None:
+def _geometry(cursor: ByteReader, found: _Metadata) -> None:
     found.geometries = _numbers(cursor)
 
 
-def _simple_key(cursor: Cursor, found: _Metadata) -> None:
+def _simple_key(cursor: ByteReader, found: _Metadata) -> None:
     found.key = _numbers(cursor)
 
 
-def _prefix_key(cursor: Cursor, found: _Metadata) -> None:
+def _prefix_key(cursor: ByteReader, found: _Metadata) -> None:
     found.key = _numbers(cursor)[::2]
 
 
-_METADATA: dict[int, Callable[[Cursor, _Metadata], None]] = {
+_METADATA: dict[int, Callable[[ByteReader, _Metadata], None]] = {
     1: _signs,
     2: _default_charset,
     3: _column_charsets,
@@ -311,7 +312,7 @@ _METADATA: dict[int, Callable[[Cursor, _Metadata], None]] = {
 
 
 def _columns(
-    types: Sequence[tuple[Wire, int]], nulls: bytes, found: _Metadata, mariadb: bool
+    types: Sequence[tuple[ColumnType, int]], nulls: bytes, found: _Metadata, mariadb: bool
 ) -> tuple[ColumnShape, ...]:
     if found.names is not None and len(found.names) != len(types):
         raise misfit("another number of names than of columns")
@@ -325,11 +326,11 @@ def _columns(
         values: tuple[bytes, ...] = ()
         if wire in _TEXTS:
             collation = next(texts, None)
-        elif wire is Wire.GEOMETRY and mariadb:
+        elif wire is ColumnType.GEOMETRY and mariadb:
             next(texts, None)
         elif wire in _LISTS:
             collation = next(lists, None)
-            values = next(enums if wire is Wire.ENUM else sets, ())
+            values = next(enums if wire is ColumnType.ENUM else sets, ())
         columns.append(
             ColumnShape(
                 name=None if found.names is None else found.names[place],
@@ -339,7 +340,7 @@ def _columns(
                 unsigned=wire in _NUMBERS and next(signs, False),
                 collation=collation,
                 values=values,
-                geometry=next(shapes, 0) if wire is Wire.GEOMETRY else 0,
+                geometry=next(shapes, 0) if wire is ColumnType.GEOMETRY else 0,
             )
         )
     return tuple(columns)
@@ -373,27 +374,27 @@ class _collations:
 # ---------------------------------------------------------------------------- type texts
 
 _INTEGERS = {
-    Wire.TINY: "tinyint",
-    Wire.SHORT: "smallint",
-    Wire.INT24: "mediumint",
-    Wire.LONG: "int",
-    Wire.LONGLONG: "bigint",
+    ColumnType.TINY: "tinyint",
+    ColumnType.SHORT: "smallint",
+    ColumnType.INT24: "mediumint",
+    ColumnType.LONG: "int",
+    ColumnType.LONGLONG: "bigint",
 }
 _PLAIN = {
-    Wire.FLOAT: "float",
-    Wire.DOUBLE: "double",
-    Wire.DATE: "date",
-    Wire.NEWDATE: "date",
-    Wire.YEAR: "year",
-    Wire.JSON: "json",
+    ColumnType.FLOAT: "float",
+    ColumnType.DOUBLE: "double",
+    ColumnType.DATE: "date",
+    ColumnType.NEWDATE: "date",
+    ColumnType.YEAR: "year",
+    ColumnType.JSON: "json",
 }
 _TIMES = {
-    Wire.TIMESTAMP: "timestamp",
-    Wire.TIMESTAMP2: "timestamp",
-    Wire.DATETIME: "datetime",
-    Wire.DATETIME2: "datetime",
-    Wire.TIME: "time",
-    Wire.TIME2: "time",
+    ColumnType.TIMESTAMP: "timestamp",
+    ColumnType.TIMESTAMP2: "timestamp",
+    ColumnType.DATETIME: "datetime",
+    ColumnType.DATETIME2: "datetime",
+    ColumnType.TIME: "time",
+    ColumnType.TIME2: "time",
 }
 _SIZES = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _GEOMETRIES = (
@@ -408,17 +409,17 @@ def type_text(column: ColumnShape, charsets: Charsets) -> str:
     sign = " unsigned" if column.unsigned else ""
     if wire in _INTEGERS:
         return _INTEGERS[wire] + sign
-    if wire is Wire.NEWDECIMAL:
+    if wire is ColumnType.NEWDECIMAL:
         return f"decimal({meta >> 8},{meta & 0xFF}){sign}"
-    if wire in (Wire.FLOAT, Wire.DOUBLE):
+    if wire in (ColumnType.FLOAT, ColumnType.DOUBLE):
         return _PLAIN[wire] + sign
     if wire in _PLAIN:
         return _PLAIN[wire]
     if wire in _TIMES:
         return _TIMES[wire] + (f"({meta})" if meta else "")
-    if wire is Wire.BIT:
+    if wire is ColumnType.BIT:
         return f"bit({(meta >> 8) * 8 + (meta & 0xFF)})"
-    if wire is Wire.GEOMETRY:
+    if wire is ColumnType.GEOMETRY:
         known = column.geometry < len(_GEOMETRIES)
         return _GEOMETRIES[column.geometry] if known else "geometry"
     if wire in _LISTS:
@@ -429,19 +430,19 @@ def type_text(column: ColumnShape, charsets: Charsets) -> str:
 def _list_text(column: ColumnShape, charsets: Charsets) -> str:
     texts = (decoded(value, column.collation, charsets) for value in column.values)
     listed = ",".join("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"{'enum' if column.wire is Wire.ENUM else 'set'}({listed})"
+    return f"{'enum' if column.wire is ColumnType.ENUM else 'set'}({listed})"
 
 
 def _text_type(column: ColumnShape, charsets: Charsets) -> str:
     wire, meta = column.wire, column.meta
     binary = column.collation in (BINARY, None)
-    if wire in (Wire.BLOB, Wire.MARIA_BLOB_COMPRESSED):
+    if wire in (ColumnType.BLOB, ColumnType.MARIA_BLOB_COMPRESSED):
         return _SIZES.get(meta, "long") + ("blob" if binary else "text")
-    if wire is Wire.VECTOR:
+    if wire is ColumnType.VECTOR:
         return "vector"
     charset = None if column.collation is None else charsets.get(column.collation)
     length = meta // (charset.width if charset is not None and not binary else 1)
-    if wire is Wire.STRING:
+    if wire is ColumnType.STRING:
         return f"{'binary' if binary else 'char'}({length})"
     return f"{'varbinary' if binary else 'varchar'}({length})"
 

@@ -35,11 +35,11 @@ from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.mysql import binlog, statements
-from changefeed.sources.mysql.binlog import Header, Kind, Query, misfit
+from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
-from changefeed.sources.mysql.position import GtidPlace
-from changefeed.sources.mysql.position import StreamPlace as StreamPlace
+from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
+from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.tablemap import (
@@ -47,7 +47,7 @@ from changefeed.sources.mysql.tablemap import (
     read_table_map,
     read_table_name,
 )
-from changefeed.sources.mysql.waiting import PendingRows, WatchedTable
+from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
 from changefeed.sources.mysql.wire import Place
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
@@ -103,7 +103,7 @@ class Assembler:
     def __init__(
         self,
         start: Frontier,
-        place: StreamPlace,
+        place: BinlogPosition,
         shapes: Shapes,
         spool: Path,
         folder: Path,
@@ -128,7 +128,7 @@ class Assembler:
         self._last = start.at
         self._seq = start.seq
         self._place = place
-        self._mariadb = isinstance(place, GtidPlace) and isinstance(place.gtids, MariaGtid)
+        self._mariadb = isinstance(place, GtidPosition) and isinstance(place.gtids, MariaGtid)
         self._shapes = shapes
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
@@ -138,7 +138,7 @@ class Assembler:
         #: Domains of MariaDB of which this stream has taken a transaction.
         self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
-        self._waiting = PendingRows()
+        self._waiting = PendingEvents()
         self._finished: list[tuple[int, _Commit]] = []
         self._open: _Open | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
@@ -185,9 +185,9 @@ class Assembler:
         """One event as it came; what is ready because of it, to be taken before the next one."""
         header = binlog.read_header(place)
         if self._checksums is None:
-            if header.kind != Kind.FORMAT_DESCRIPTION:  # says itself whether it has one
+            if header.kind != EventType.FORMAT_DESCRIPTION:  # says itself whether it has one
                 place = binlog.without_guessed_checksum(place)
-        elif self._checksums and header.kind != Kind.FORMAT_DESCRIPTION:
+        elif self._checksums and header.kind != EventType.FORMAT_DESCRIPTION:
             place = binlog.strip_checksum(place)
         if header.kind in _HEARTBEATS:
             self.heartbeats += 1
@@ -249,7 +249,7 @@ class Assembler:
     def _gtid(self, header: Header, place: Place) -> None:
         told = binlog.read_gtid(place)
         opened = _Open(len(self._waiting), commit_us=told.commit_us)
-        if isinstance(self._place, GtidPlace):
+        if isinstance(self._place, GtidPosition):
             held = self._place.gtids
             if not isinstance(held, GtidSet):
                 raise misfit("a GTID of MySQL in the log of MariaDB")
@@ -268,7 +268,7 @@ class Assembler:
     def _maria_gtid(self, header: Header, place: Place) -> None:
         told = binlog.read_maria_gtid(place, header.server_id)
         opened = _Open(len(self._waiting), begun=not told.alone)
-        if isinstance(self._place, GtidPlace):
+        if isinstance(self._place, GtidPosition):
             held = self._place.gtids
             if not isinstance(held, MariaGtid):
                 raise misfit("a GTID of MariaDB in the log of MySQL")
@@ -313,7 +313,7 @@ class Assembler:
                 self._open = _Open(len(self._waiting))
             self._open.begun = True
             return None
-        compressed = header.kind == Kind.MARIA_QUERY_COMPRESSED
+        compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
         query = binlog.read_query(place, compressed=compressed)
         first = statements.first_word(query.text)
         opened = self._open
@@ -335,7 +335,7 @@ class Assembler:
             return self._definition(query, first, header)
         return None
 
-    def _rollback(self, query: Query, opened: _Open) -> None:
+    def _rollback(self, query: QueryEvent, opened: _Open) -> None:
         """Written only where tables without transactions were changed as well."""
         if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
@@ -355,7 +355,7 @@ class Assembler:
             opened.gtid()
         self._open = None
 
-    def _statement(self, query: Query, first: str) -> None:
+    def _statement(self, query: QueryEvent, first: str) -> None:
         """A statement inside a transaction: rows are sent as statements where they should not."""
         if first not in statements.WRITES:
             return
@@ -369,7 +369,7 @@ class Assembler:
                     " setting until they end. Then RESCAN the feeds of this source.",
                 )
 
-    def _definition(self, query: Query, first: str, header: Header) -> Flushes:
+    def _definition(self, query: QueryEvent, first: str, header: Header) -> Flushes:
         """A statement that is a transaction by itself: DDL."""
         opened = self._open
         if opened is not None and not opened.skip:
@@ -394,7 +394,7 @@ class Assembler:
                 self._replaced(query, first, opened)
         return self._commit(header.seconds)
 
-    def _replaced(self, query: Query, first: str, opened: _Open) -> None:
+    def _replaced(self, query: QueryEvent, first: str, opened: _Open) -> None:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         names = statements.renamed_to(query) if first != "CREATE" else []
@@ -509,7 +509,7 @@ class Assembler:
         for part in parts:
             part.number[:] += opened.stored.rows
         opened.stored.append(parts, count)
-        self._waiting, opened.first = PendingRows(), 0
+        self._waiting, opened.first = PendingEvents(), 0
 
     def _commit(self, seconds: int) -> Flushes:
         """The open transaction is complete."""
@@ -598,7 +598,7 @@ class Assembler:
 
     # -------------------------------------------------------------------------- XA
 
-    def _xa(self, query: Query, header: Header, opened: _Open) -> Flushes:
+    def _xa(self, query: QueryEvent, header: Header, opened: _Open) -> Flushes:
         verb, name = statements.xa_verb(query.text)
         if not name:
             opened.begun = True
@@ -659,12 +659,12 @@ class Assembler:
         tail = None
         if opened is not None and opened.first < len(self._waiting):
             tail = self._waiting.split(opened.first)
-        waiting, self._waiting = self._waiting, tail or PendingRows()
+        waiting, self._waiting = self._waiting, tail or PendingEvents()
         if opened is not None:
             opened.first = 0
         self._give_out(waiting, finished)
 
-    def _give_out(self, waiting: PendingRows, finished: list[tuple[int, _Commit]]) -> None:
+    def _give_out(self, waiting: PendingEvents, finished: list[tuple[int, _Commit]]) -> None:
         firsts = np.array([first for first, _ in finished], np.intp)
         commits = [commit for _, commit in finished]
         parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
@@ -687,23 +687,23 @@ class Assembler:
 
 
 _SKIPPED: tuple[bytes, None] = (b"skipped", None)
-_HEARTBEATS = frozenset({int(Kind.HEARTBEAT), int(Kind.HEARTBEAT_V2)})
-_COMPRESSED = frozenset(int(kind) for kind in Kind if "COMPRESSED" in kind.name)
+_HEARTBEATS = frozenset({int(EventType.HEARTBEAT), int(EventType.HEARTBEAT_V2)})
+_COMPRESSED = frozenset(int(kind) for kind in EventType if "COMPRESSED" in kind.name)
 
-Action = Callable[[Assembler, Header, Place], Flushes]
-_ACTIONS: dict[int, Action] = {
-    Kind.FORMAT_DESCRIPTION: Assembler._format,
-    Kind.ROTATE: Assembler._rotate,
-    Kind.GTID: Assembler._gtid,
-    Kind.ANONYMOUS_GTID: Assembler._gtid,
-    Kind.GTID_TAGGED: Assembler._tagged,
-    Kind.MARIA_GTID: Assembler._maria_gtid,
-    Kind.QUERY: Assembler._query,
-    Kind.MARIA_QUERY_COMPRESSED: Assembler._query,
-    Kind.XID: Assembler._xid,
-    Kind.TABLE_MAP: Assembler._table_map,
-    Kind.PARTIAL_UPDATE_ROWS: Assembler._partial,
-    Kind.TRANSACTION_PAYLOAD: Assembler._payload,
-    Kind.XA_PREPARE: Assembler._xa_prepare,
-    Kind.INCIDENT: Assembler._incident,
+EventHandler = Callable[[Assembler, Header, Place], Flushes]
+_ACTIONS: dict[int, EventHandler] = {
+    EventType.FORMAT_DESCRIPTION: Assembler._format,
+    EventType.ROTATE: Assembler._rotate,
+    EventType.GTID: Assembler._gtid,
+    EventType.ANONYMOUS_GTID: Assembler._gtid,
+    EventType.GTID_TAGGED: Assembler._tagged,
+    EventType.MARIA_GTID: Assembler._maria_gtid,
+    EventType.QUERY: Assembler._query,
+    EventType.MARIA_QUERY_COMPRESSED: Assembler._query,
+    EventType.XID: Assembler._xid,
+    EventType.TABLE_MAP: Assembler._table_map,
+    EventType.PARTIAL_UPDATE_ROWS: Assembler._partial,
+    EventType.TRANSACTION_PAYLOAD: Assembler._payload,
+    EventType.XA_PREPARE: Assembler._xa_prepare,
+    EventType.INCIDENT: Assembler._incident,
 }

@@ -26,7 +26,7 @@ class WatchedTable:
     heads: dict[int, bytes] = field(default_factory=dict)
 
 
-class PendingRows:
+class PendingEvents:
     """Row events that wait to be decoded, with their rows in one buffer."""
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class PendingRows:
         self.table.append(number)
         self.operation.append(operation)
 
-    def split(self, first: int) -> PendingRows:
+    def split(self, first: int) -> PendingEvents:
         """Take out the events from ``first`` on."""
-        tail = PendingRows()
+        tail = PendingEvents()
         for i in range(first, len(self)):
             table = self.tables[self.table[i]]
             tail.add(table, self.operation[i], self.data, self.starts[i], self.ends[i])

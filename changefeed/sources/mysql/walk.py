@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from changefeed.sources.mysql.binlog import misfit
-from changefeed.sources.mysql.layout import Field, Layout
+from changefeed.sources.mysql.layout import FieldLayout, Layout
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
@@ -120,7 +120,7 @@ class _Walk:
                 at = at + self._variable(group[-1], at, nulls)
         return [*anchors, at]
 
-    def _variable(self, field: Field, at: Places, nulls: list[Bytes]) -> Places:
+    def _variable(self, field: FieldLayout, at: Places, nulls: list[Bytes]) -> Places:
         length = self.block.number(at, -field.width) - field.width
         missing = nulls[field.place >> 3] >> (field.place & 7) & 1
         if missing.any():
@@ -165,7 +165,7 @@ class _Walk:
         return Images(event, columns[0], columns[1:])
 
 
-def _fixed(group: tuple[Field, ...], nulls: list[Bytes]) -> Places | int:
+def _fixed(group: tuple[FieldLayout, ...], nulls: list[Bytes]) -> Places | int:
     """The width of a group's columns of fixed width, of which some may be null."""
     fixed = [field for field in group if not field.variable]
     width: Places | int = sum(field.width for field in fixed)

@@ -41,7 +41,7 @@ from changefeed.sources.decoded.spans import Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, collapse
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
-from changefeed.sources.postgres.continuity import History, Redelivery, Witness
+from changefeed.sources.postgres.continuity import Redelivery, ServerHistory, Witness
 from changefeed.sources.postgres.logical_messages import decode_messages
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.relations import Relations, ShapeChange
@@ -49,9 +49,9 @@ from changefeed.sources.postgres.replay import Collapse
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.transactions import (
+    OpenTransaction,
     RowMessages,
     Shapes,
-    Transaction,
     table_oids,
 )
 from changefeed.sources.postgres.visibility import Visibility
@@ -81,7 +81,7 @@ class LookupAnswer(Protocol):
 
 #: Values of columns (positions) of rows given by their key, an array a key column, where they are
 #: still as the (sub)transactions of the last argument wrote them.
-Lookup = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], LookupAnswer]
+LookupCall = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], LookupAnswer]
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class _Commits:
     position: list[str] = field(default_factory=list)
     xid: list[int] = field(default_factory=list)
 
-    def add(self, transaction: Transaction, position: str) -> None:
+    def add(self, transaction: OpenTransaction, position: str) -> None:
         self.wall.append(transaction.at.wall)
         self.logical.append(transaction.at.logical)
         self.position.append(position)
@@ -109,11 +109,11 @@ class Assembler:
         start: Frontier,
         relations: Relations,
         spool: Spool,
-        lookup: Lookup | None = None,
+        lookup: LookupCall | None = None,
         *,
         visibility: Visibility | None = None,
         small: int = SMALL,
-        history: History | None = None,
+        history: ServerHistory | None = None,
         redelivery: Redelivery | None = None,
         upto: Position | None = None,
     ) -> None:
@@ -131,10 +131,10 @@ class Assembler:
         """
         self._start = lsn_of(start.position)
         self._upto = lsn_of(upto) if upto else None
-        known = history or History.parse(start.history)
+        known = history or ServerHistory.parse(start.history)
         self._timeline, self._witness = known.timeline, known.witness
         #: A later one than the witness: there are many commits to a frontier.
-        self._newest: Transaction | None = None
+        self._newest: OpenTransaction | None = None
         self._redelivery = redelivery
         self._last = start.at
         self._position = self._start
@@ -146,7 +146,7 @@ class Assembler:
         self._visibility = visibility
         self._small = small
         #: The transaction that is half read.
-        self.open: Transaction | None = None
+        self.open: OpenTransaction | None = None
         #: The transaction whose part the server streams now, by its number.
         self.streaming: int | None = None
         #: The open transaction goes into the spool.
@@ -169,7 +169,7 @@ class Assembler:
         if self._position == self._upto:
             # What lies before cannot be asked for again: it has another publication.
             self._witness = None
-        history = History(self._timeline, self._witness).text()
+        history = ServerHistory(self._timeline, self._witness).text()
         return Frontier(at, position_of(self._position), self._seq, history)
 
     @property
@@ -194,7 +194,7 @@ class Assembler:
 
     # ------------------------------------------------------------------- transactions
 
-    def begin(self, lsn: int, commit_us: int, xid: int) -> Transaction:
+    def begin(self, lsn: int, commit_us: int, xid: int) -> OpenTransaction:
         """The next transaction in commit order; one that the frontier covers is skipped."""
         covered = lsn < self._start
         beyond = self._upto is not None and lsn >= self._upto
@@ -206,10 +206,10 @@ class Assembler:
         elif not covered:
             self._last = previous.at_least(commit_us * 1000)
         skip = covered or beyond
-        self.open = Transaction(lsn, xid, self._last, previous, commit_us, skip)
+        self.open = OpenTransaction(lsn, xid, self._last, previous, commit_us, skip)
         return self.open
 
-    def outside(self, end: int) -> Transaction:
+    def outside(self, end: int) -> OpenTransaction:
         """A logical message outside of any transaction, by the end of its record: a transaction of
         its own, which committed when the one before it did."""
         transaction = self.begin(end - 1, self._last.wall // 1_000, 0)
@@ -337,7 +337,7 @@ class Assembler:
             self._events.append(self._batch(part, number, ordinals, rows, marked))
         self._seq += int(width.sum())
 
-    def _tell_change(self, shapes: Shapes, oid: int, transaction: Transaction) -> None:
+    def _tell_change(self, shapes: Shapes, oid: int, transaction: OpenTransaction) -> None:
         change = shapes.changes.get(oid)
         if change is not None:
             self._seq += 1
@@ -395,7 +395,7 @@ class Assembler:
         schema: TableSchema,
         rows: DecodedRows,
         writers: Places,
-        transactions: Sequence[Transaction],
+        transactions: Sequence[OpenTransaction],
     ) -> pa.Array:
         """Look up values that were not sent; the ``missing`` column for those not found."""
         if not rows.unchanged:
@@ -413,7 +413,7 @@ class Assembler:
         return pa.array([json.dumps(some) if some else None for some in names], pa.string())
 
     def truncate(
-        self, oids: Sequence[int], transaction: Transaction, shapes: Shapes | None = None
+        self, oids: Sequence[int], transaction: OpenTransaction, shapes: Shapes | None = None
     ) -> None:
         """TRUNCATE of tables."""
         if shapes is None:
@@ -438,7 +438,7 @@ class _TableRows:
 # ------------------------------------------------------------------------------- helpers
 
 
-def _witness(transaction: Transaction) -> Witness:
+def _witness(transaction: OpenTransaction) -> Witness:
     return Witness(transaction.lsn, transaction.xid, transaction.commit_us)
 
 
@@ -472,7 +472,7 @@ def _numbers(count: int, parts: Sequence[tuple[Places, _TableRows]]) -> tuple[li
 
 
 def look_up(
-    schema: TableSchema, rows: DecodedRows, writers: Places, lookup: Lookup
+    schema: TableSchema, rows: DecodedRows, writers: Places, lookup: LookupCall
 ) -> dict[int, Mask]:
     """Put values of the table where the source sent none; what could not be found, by column.
 

@@ -14,7 +14,7 @@ from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
 from changefeed.sources.postgres import checks, introspect, publications, slots, standby
 from changefeed.sources.postgres.address import Address
-from changefeed.sources.postgres.connect import Connection, Sessions
+from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
 from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.logical_messages import is_messages
 from changefeed.sources.postgres.lookup import Lookup
@@ -40,7 +40,7 @@ def object_name(owner: str, source: str) -> str:
 
 
 @dataclass
-class Patience:
+class SetupPatience:
     """How long preparing a database waits for those who use it, in seconds.
 
     A slot waits for every transaction that is open, and each attempt begins its wait again: on a
@@ -61,7 +61,12 @@ class Patience:
     _attempt: float = field(default=0.0, init=False)
 
     def create_slot(
-        self, connection: Connection, slot: str, *, least: float = 0.0, **options: Connection
+        self,
+        connection: PsycopgConnection,
+        slot: str,
+        *,
+        least: float = 0.0,
+        **options: PsycopgConnection,
     ) -> None:
         """Make the slot unless it is there; wait for ``least`` seconds before giving up.
 
@@ -84,7 +89,7 @@ class Server(Protocol):
     address: Address
     sessions: Sessions
     readers: Sessions
-    patience: Patience
+    patience: SetupPatience
 
     def identity(self) -> str:
         """Which database this is."""
@@ -211,7 +216,7 @@ class PostgresAttachment(Attachment):
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
         )
 
-    def _make_slot(self, connection: Connection) -> None:
+    def _make_slot(self, connection: PsycopgConnection) -> None:
         """The slot, where the log is read; a standby must know the publication before."""
         address, patience = self._source.address, self._source.patience
         if not address.apart:

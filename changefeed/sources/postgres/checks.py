@@ -19,7 +19,7 @@ from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import introspect, publications, server, slots, standby
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import (
-    Connection,
+    PsycopgConnection,
     connect,
     connect_replication,
     in_recovery,
@@ -79,7 +79,9 @@ def _refused(problems: Iterable[ChangefeedError]) -> bool:
     return any(problem.code in refusals for problem in problems)
 
 
-def check_standby(primary: Connection, address: Address, plan: Plan) -> Iterator[ChangefeedError]:
+def check_standby(
+    primary: PsycopgConnection, address: Address, plan: Plan
+) -> Iterator[ChangefeedError]:
     """The server that is read is a standby of the primary, and has all that reading needs."""
     try:
         connection = connect(address.reader)
@@ -103,7 +105,7 @@ def check_standby(primary: Connection, address: Address, plan: Plan) -> Iterator
 
 
 def check_server(
-    connection: Connection, plan: Plan, *, read: bool = True
+    connection: PsycopgConnection, plan: Plan, *, read: bool = True
 ) -> Iterator[ChangefeedError]:
     """Version, role of the server, settings, free slots and senders.
 
@@ -127,13 +129,13 @@ def check_server(
     yield from _check_log(connection, plan) if read else _check_level(connection)
 
 
-def _check_log(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
+def _check_log(connection: PsycopgConnection, plan: Plan) -> Iterator[ChangefeedError]:
     yield from _check_level(connection)
     known = server.settings(connection, ["max_replication_slots", "max_wal_senders"])
     yield from _check_free(connection, plan, known)
 
 
-def _check_level(connection: Connection) -> Iterator[ChangefeedError]:
+def _check_level(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
     known = server.settings(connection, ["wal_level"])
     if known.get("wal_level") != "logical":
         yield ChangefeedError(
@@ -145,7 +147,7 @@ def _check_level(connection: Connection) -> Iterator[ChangefeedError]:
 
 
 def _check_free(
-    connection: Connection, plan: Plan, known: Mapping[str, Any]
+    connection: PsycopgConnection, plan: Plan, known: Mapping[str, Any]
 ) -> Iterator[ChangefeedError]:
     present = plan.slot is not None and slots.slot_state(connection, plan.slot).exists
     # One slot and sender stay; an initial scan takes one more for a moment.
@@ -168,7 +170,7 @@ def _check_free(
             )
 
 
-def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]:
+def check_replication(connection: PsycopgConnection, uri: str) -> list[ChangefeedError]:
     """A replication connection can be had and leads to the same server."""
     try:
         with connect_replication(uri) as replication:
@@ -192,7 +194,7 @@ def check_replication(connection: Connection, uri: str) -> list[ChangefeedError]
     return []
 
 
-def _explain_refusal(connection: Connection, error: ChangefeedError) -> ChangefeedError:
+def _explain_refusal(connection: PsycopgConnection, error: ChangefeedError) -> ChangefeedError:
     if is_pooled(connection):
         return ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
@@ -208,7 +210,7 @@ def _explain_refusal(connection: Connection, error: ChangefeedError) -> Changefe
     )
 
 
-def is_pooled(connection: Connection) -> bool:
+def is_pooled(connection: PsycopgConnection) -> bool:
     """Somebody between us and the server hands out connections.
 
     A pooler makes up the process id in the key for cancelling, since any server process may
@@ -235,7 +237,7 @@ _ROLE = """
 """
 
 
-def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
+def check_role(connection: PsycopgConnection, plan: Plan) -> Iterator[ChangefeedError]:
     """REPLICATION, and what the publication needs."""
     row = connection.execute(_ROLE).fetchone()
     if row is None:
@@ -267,7 +269,7 @@ def check_role(connection: Connection, plan: Plan) -> Iterator[ChangefeedError]:
         )
 
 
-def _owns_publication(connection: Connection, publication: str | None) -> bool:
+def _owns_publication(connection: PsycopgConnection, publication: str | None) -> bool:
     return bool(
         _value(
             connection,
@@ -364,7 +366,7 @@ _UNSAFE = f"""
 
 
 def check_tables(
-    connection: Connection, source: str, watches: Sequence[Watch], plan: Plan
+    connection: PsycopgConnection, source: str, watches: Sequence[Watch], plan: Plan
 ) -> list[ChangefeedError]:
     """Names, kinds, rights, replica identity of every table asked for."""
     found = table_problems(connection, watches, plan.publication)
@@ -372,7 +374,7 @@ def check_tables(
 
 
 def table_problems(
-    connection: Connection, watches: Sequence[Watch], publication: str | None
+    connection: PsycopgConnection, watches: Sequence[Watch], publication: str | None
 ) -> list[list[ChangefeedError]]:
     """The problems of each table asked for, in order."""
     found: list[list[ChangefeedError]] = []
@@ -402,7 +404,7 @@ def name_role(problems: Iterable[ChangefeedError], role: str) -> None:
 
 
 def unpublishable(
-    connection: Connection, relations: Sequence[Relation]
+    connection: PsycopgConnection, relations: Sequence[Relation]
 ) -> dict[int, ChangefeedError]:
     """The tables on which PostgreSQL would refuse UPDATE and DELETE once they are published."""
     problems: dict[int, ChangefeedError] = {}
@@ -414,14 +416,14 @@ def unpublishable(
     return problems
 
 
-def unsafe(connection: Connection, oids: Sequence[int]) -> frozenset[int]:
+def unsafe(connection: PsycopgConnection, oids: Sequence[int]) -> frozenset[int]:
     """Those of the tables for which :func:`unpublishable` has an error; cheap."""
     if not oids:
         return frozenset()
     return frozenset(oid for (oid,) in connection.execute(_UNSAFE, [list(oids)]))
 
 
-def _facts(connection: Connection, relations: Sequence[Relation]) -> dict[int, TableFacts]:
+def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict[int, TableFacts]:
     by_oid = {relation.oid: relation for relation in relations}
     facts: dict[int, TableFacts] = {}
     elsewhere = read_scattered(connection, list(by_oid))
@@ -595,7 +597,7 @@ def _problem(
 
 
 def range_problem(
-    connection: Connection, table: TableSchema, keys: KeyRange
+    connection: PsycopgConnection, table: TableSchema, keys: KeyRange
 ) -> ChangefeedError | None:
     """Why no row can have a key in the range, by the server's own types and order."""
     columns = table.key_columns
@@ -639,9 +641,9 @@ def _ordered(column: Column) -> sql.Composable:
 
 
 def warnings(
-    connection: Connection,
+    connection: PsycopgConnection,
     watches: Sequence[Watch],
-    reader: Connection | None = None,
+    reader: PsycopgConnection | None = None,
     much_log: int = MUCH_LOG,
 ) -> list[str]:
     """What works but deserves a word.
@@ -680,7 +682,7 @@ def warnings(
     return notes
 
 
-def _unsynchronised(connection: Connection) -> Iterator[str]:
+def _unsynchronised(connection: PsycopgConnection) -> Iterator[str]:
     """Standbys that a failover slot does not wait for."""
     known = server.settings(connection, ["synchronized_standby_slots"])
     if known.get("synchronized_standby_slots") != "":
@@ -699,7 +701,7 @@ def _unsynchronised(connection: Connection) -> Iterator[str]:
         )
 
 
-def _held_back(connection: Connection, much_log: int) -> Iterator[str]:
+def _held_back(connection: PsycopgConnection, much_log: int) -> Iterator[str]:
     """Slots that nobody reads from, and that keep much of the log on the server's disk."""
     rows = connection.execute(
         "SELECT slot_name::text, pg_catalog.pg_wal_lsn_diff("
@@ -717,7 +719,7 @@ def _held_back(connection: Connection, much_log: int) -> Iterator[str]:
             )
 
 
-def _has_children(connection: Connection, relation: Relation) -> bool:
+def _has_children(connection: PsycopgConnection, relation: Relation) -> bool:
     return relation.kind == "r" and bool(
         _value(
             connection,
@@ -730,6 +732,6 @@ def _has_children(connection: Connection, relation: Relation) -> bool:
 # ------------------------------------------------------------------------- small things
 
 
-def _value(connection: Connection, query: str, parameters: Sequence[object] = ()) -> Any:
+def _value(connection: PsycopgConnection, query: str, parameters: Sequence[object] = ()) -> Any:
     row = connection.execute(query, parameters or None).fetchone()
     return row[0] if row else None

@@ -22,7 +22,7 @@ from psycopg import conninfo, pq
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.login import login
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+PsycopgConnection = psycopg.Connection[tuple[Any, ...]]
 
 #: How values are printed. Every session that reads values must set all of these.
 SESSION: Mapping[str, str] = {
@@ -183,7 +183,7 @@ def _parameters() -> list[str]:
     return [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
 
 
-def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:
+def connect(uri: str, *, autocommit: bool = True, **changes: str) -> PsycopgConnection:
     """A session with :data:`SESSION` and :data:`BEHAVIOUR`.
 
     Raises:
@@ -200,7 +200,7 @@ def connect(uri: str, *, autocommit: bool = True, **changes: str) -> Connection:
     return connection
 
 
-def apply_settings(connection: Connection, **changes: str) -> None:
+def apply_settings(connection: PsycopgConnection, **changes: str) -> None:
     """Give a fresh session our settings, in one round trip."""
     major = connection.info.server_version // 10_000
     settings = {**SESSION, **BEHAVIOUR}
@@ -224,13 +224,13 @@ def connect_replication(uri: str) -> psycopg.Connection[tuple[Any, ...]]:
         return login(info, _understood, cursor_factory=psycopg.ClientCursor)
 
 
-def in_recovery(connection: Connection) -> bool:
+def in_recovery(connection: PsycopgConnection) -> bool:
     """Whether the server is a standby, as yet."""
     [standby] = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone() or (False,)
     return bool(standby)
 
 
-def is_plain(connection: Connection) -> bool:
+def is_plain(connection: PsycopgConnection) -> bool:
     """The bytes on the socket are the protocol's own: neither TLS nor GSSAPI encrypts them."""
     if connection.pgconn.ssl_in_use:
         return False
@@ -248,7 +248,7 @@ class LateSession:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._connection: Connection | None = None
+        self._connection: PsycopgConnection | None = None
 
     def __enter__(self) -> LateSession:
         return self
@@ -257,7 +257,7 @@ class LateSession:
         if self._connection is not None:
             self._connection.close()
 
-    def get(self) -> Connection:
+    def get(self) -> PsycopgConnection:
         """The open session.
 
         Raises:
@@ -278,12 +278,12 @@ class Sessions:
     def __init__(self, uri: str, keep: int = 2) -> None:
         self._uri = uri
         self._keep = keep
-        self._idle: list[Connection] = []
+        self._idle: list[PsycopgConnection] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle, os.getpid())
 
     @contextmanager
-    def session(self, doing: str) -> Iterator[Connection]:
+    def session(self, doing: str) -> Iterator[PsycopgConnection]:
         """A session in autocommit mode; errors come out as :class:`ChangefeedError`."""
         connection = self._take() or connect(self._uri)
         try:
@@ -298,7 +298,7 @@ class Sessions:
                 return
         connection.close()
 
-    def _take(self) -> Connection | None:
+    def _take(self) -> PsycopgConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -314,14 +314,14 @@ class Sessions:
             _close_all(self._idle, os.getpid())
 
 
-def _close_all(connections: list[Connection], pid: int) -> None:
+def _close_all(connections: list[PsycopgConnection], pid: int) -> None:
     """Close and empty the list; in a forked process the sockets are still the parent's."""
     if pid == os.getpid():
         while connections:
             connections.pop().close()
 
 
-def is_quiet(connection: Connection) -> bool:
+def is_quiet(connection: PsycopgConnection) -> bool:
     """An idle session that is still there: open, and with nothing (an end of file) to read."""
     if connection.closed or connection.pgconn.status != pq.ConnStatus.OK:
         return False

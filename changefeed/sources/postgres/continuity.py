@@ -40,7 +40,7 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ServerHistory:
     """What a frontier remembers of the server's history.
 
     Attributes:
@@ -59,7 +59,7 @@ class History:
         return f"{self.timeline} {format_lsn(witness.lsn)} {witness.xid} {witness.commit_us}"
 
     @classmethod
-    def parse(cls, text: str) -> History:
+    def parse(cls, text: str) -> ServerHistory:
         """The inverse of :meth:`text`.
 
         Raises:
@@ -82,7 +82,7 @@ class History:
             hint="a newer version of changefeed wrote it: run that version.",
         )
 
-    def on(self, timeline: int) -> History:
+    def on(self, timeline: int) -> ServerHistory:
         """The same history, on the server's present timeline."""
         return replace(self, timeline=timeline)
 

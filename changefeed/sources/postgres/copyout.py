@@ -29,7 +29,7 @@ import numpy.typing as npt
 import psycopg
 from psycopg import errors, sql
 
-from changefeed.sources.postgres.connect import Connection, is_plain
+from changefeed.sources.postgres.connect import PsycopgConnection, is_plain
 from changefeed.sources.postgres.garbage import LONGEST_MESSAGE
 
 Bytes = npt.NDArray[np.uint8]
@@ -49,7 +49,7 @@ _ROW = ord("d")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CopyBlock:
     """Whole rows of CSV. ``marked``: each row begins with one column that is none of its own.
 
     ``text`` may be overwritten when the next block is asked for.
@@ -60,8 +60,8 @@ class Block:
 
 
 def copy_out(
-    connection: Connection, statement: sql.Composed, size: int = BLOCK_BYTES
-) -> Iterator[Block]:
+    connection: PsycopgConnection, statement: sql.Composed, size: int = BLOCK_BYTES
+) -> Iterator[CopyBlock]:
     """The rows of a COPY in blocks of about ``size`` bytes. Close the session on any error.
 
     Raises:
@@ -72,7 +72,7 @@ def copy_out(
     else:
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for text in joined(copy, size):
-                yield Block(text)
+                yield CopyBlock(text)
 
 
 def joined(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
@@ -92,14 +92,14 @@ def joined(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
 class _Raw:
     """One COPY on the socket of an idle session."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PsycopgConnection) -> None:
         self._descriptor = connection.pgconn.socket
         self._data: Bytes = np.empty(0, np.uint8)
         self._filled = 0
         self._done = False
         self._failure: psycopg.Error | None = None
 
-    def run(self, statement: str, size: int) -> Iterator[Block]:
+    def run(self, statement: str, size: int) -> Iterator[CopyBlock]:
         """Send the statement; blocks of rows until the session is ready again."""
         self._data = np.empty(size + size // 4, np.uint8)
         # A duplicate: the session keeps its descriptor when this one is closed.
@@ -114,7 +114,7 @@ class _Raw:
                 rows, end = find_rows(self._data[: self._filled], end)
                 if len(rows):
                     blank(self._data, rows)
-                    yield Block(self._data.data[int(rows[0]) : end], marked=True)
+                    yield CopyBlock(self._data.data[int(rows[0]) : end], marked=True)
                 self._keep_from(end)
                 if complete and not self._done:
                     raise psycopg.OperationalError("the server sent rows that do not add up")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.postgres.copyout import Block
+from changefeed.sources.postgres.copyout import CopyBlock
 
 
-def parse_csv(block: Block, columns: int) -> list[pa.StringArray]:
+def parse_csv(block: CopyBlock, columns: int) -> list[pa.StringArray]:
     """CSV without a header as string columns; NULL and '' stay apart.
 
     PostgreSQL writes NULL as nothing and the empty string as ``""``. A row of one NULL is an

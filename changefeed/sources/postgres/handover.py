@@ -20,7 +20,7 @@ from changefeed.core.schema import TableName
 from changefeed.sources.base import Handover, Memo
 from changefeed.sources.connector_offset import demand_streaming
 from changefeed.sources.postgres import publications, server, slots
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, position_of
 
 #: What Debezium calls them unless it is told otherwise.
@@ -59,7 +59,7 @@ class Predecessor:
 
 
 def handover(
-    connection: Connection,
+    connection: PsycopgConnection,
     offset: Mapping[str, Any],
     tables: Sequence[TableName],
     *,
@@ -107,7 +107,7 @@ def _delivered(offset: Mapping[str, Any]) -> int:
 
 
 def _slot_problems(
-    connection: Connection, before: Predecessor, position: Position
+    connection: PsycopgConnection, before: Predecessor, position: Position
 ) -> list[ChangefeedError]:
     state = slots.slot_state(connection, before.slot)
     if not state.exists:
@@ -151,7 +151,7 @@ def _slot_problems(
 
 
 def _publication_problems(
-    connection: Connection, before: Predecessor, tables: Sequence[TableName]
+    connection: PsycopgConnection, before: Predecessor, tables: Sequence[TableName]
 ) -> list[ChangefeedError]:
     name = before.publication
     row = connection.execute(
@@ -186,7 +186,7 @@ def _publication_problems(
     return problems
 
 
-def _tables_of(connection: Connection, publication: str) -> dict[tuple[str, str], bool]:
+def _tables_of(connection: PsycopgConnection, publication: str) -> dict[tuple[str, str], bool]:
     """The tables of a publication, and whether it has some of their rows or columns only."""
     newer = connection.info.server_version >= 150_000
     narrowed = "r.prqual IS NOT NULL OR r.prattrs IS NOT NULL" if newer else "false"
@@ -217,7 +217,7 @@ def _not_whole(publication: str, why: str, table: str = "the feed") -> Changefee
 
 
 def take_over(
-    connection: Connection, before: Predecessor, slot: str, publication: str
+    connection: PsycopgConnection, before: Predecessor, slot: str, publication: str
 ) -> Predecessor:
     """Copy the predecessor's slot, unless that is done; our publication must be there.
 
@@ -240,9 +240,9 @@ def take_over(
     return replace(before, until=server.current_position(connection))
 
 
-def _identifier(connection: Connection, name: str) -> str:
+def _identifier(connection: PsycopgConnection, name: str) -> str:
     return sql.Identifier(name).as_string(connection)
 
 
-def _literal(connection: Connection, text: str) -> str:
+def _literal(connection: PsycopgConnection, text: str) -> str:
     return sql.Literal(text).as_string(connection)

@@ -17,8 +17,8 @@ from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, StreamMark
 from changefeed.sources.postgres.replay import has_rows, replay
 from changefeed.sources.postgres.transactions import (
+    OpenTransaction,
     RowMessages,
-    Transaction,
 )
 
 
@@ -41,7 +41,7 @@ class _Pass:
         self.cut = cut
         self.block = Block(inbox.bytes())
         self.from_row = 0
-        self.transactions: list[Transaction] = []
+        self.transactions: list[OpenTransaction] = []
         self.first_rows: list[int] = []
         #: From here on the bytes belong to the transaction that goes into the spool.
         self.region = 0
@@ -84,7 +84,7 @@ class _Pass:
         if flush is not None:
             yield flush
 
-    def _keep(self, transaction: Transaction) -> None:
+    def _keep(self, transaction: OpenTransaction) -> None:
         """Put the open transaction into the spool, from its beginning on."""
         to = self.to
         if to.spooling:
@@ -107,7 +107,7 @@ class _Pass:
         to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
     def _replay(
-        self, transaction: Transaction, before: Frontier, *, streamed: bool
+        self, transaction: OpenTransaction, before: Frontier, *, streamed: bool
     ) -> Iterator[Flush]:
         flush = self.to.flush(before)
         if flush is not None:
@@ -123,7 +123,7 @@ class _Pass:
         self._enter(self.to.begin(message.lsn, message.commit_us, message.xid), mark.rows)
         self.begun = pgoutput.frame_end(self.inbox.data, mark.place)
 
-    def _enter(self, transaction: Transaction, row: int) -> None:
+    def _enter(self, transaction: OpenTransaction, row: int) -> None:
         self.transactions.append(transaction)
         self.first_rows.append(row)
 
@@ -133,7 +133,7 @@ class _Pass:
             self._see(transaction, self.first_rows[-1], mark.rows)
         self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
-    def _see(self, transaction: Transaction, first: int, upto: int) -> None:
+    def _see(self, transaction: OpenTransaction, first: int, upto: int) -> None:
         """Note what there is of a transaction among these rows."""
         if upto > first:
             transaction.touched |= self.inbox.has_table_rows(first, upto)

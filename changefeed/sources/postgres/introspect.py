@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import TableInfo, TableLocations, Watch
-from changefeed.sources.postgres.connect import SEARCH_PATH, Connection
+from changefeed.sources.postgres.connect import SEARCH_PATH, PsycopgConnection
 from changefeed.sources.postgres.details import identity_of, read_details
 from changefeed.sources.postgres.publications import Member
 from changefeed.sources.postgres.types import ReplicaIdentity, schema_of
@@ -89,7 +89,7 @@ _WATCHABLE = f"""
 """
 
 
-def look_up(connection: Connection, watches: Sequence[Watch]) -> list[Relation | None]:
+def look_up(connection: PsycopgConnection, watches: Sequence[Watch]) -> list[Relation | None]:
     """What each name stands for, in order; None where there is nothing of that name."""
     rows = connection.execute(
         _LOOK_UP, [[w.schema for w in watches], [w.name for w in watches]]
@@ -112,7 +112,7 @@ _LOCATE = """
 
 
 def locate(
-    connection: Connection, source: str, tables: Sequence[TableName], oids: Sequence[int]
+    connection: PsycopgConnection, source: str, tables: Sequence[TableName], oids: Sequence[int]
 ) -> TableLocations:
     """Where the tables are now, by name and by oid, in one statement: one moment."""
     asked = set(tables)
@@ -179,7 +179,7 @@ def _why_refused(relation: Relation) -> tuple[str, str]:
     return "", ""
 
 
-def unknown_table(connection: Connection, watch: Watch) -> ChangefeedError:
+def unknown_table(connection: PsycopgConnection, watch: Watch) -> ChangefeedError:
     """The error for a name that leads nowhere, with the nearest that does."""
     hint = _suggestion(watch, watchable_names(connection))
     if watch.schema is not None and not _schema_exists(connection, watch.schema):
@@ -191,7 +191,7 @@ def unknown_table(connection: Connection, watch: Watch) -> ChangefeedError:
     )
 
 
-def _schema_exists(connection: Connection, schema: str) -> bool:
+def _schema_exists(connection: PsycopgConnection, schema: str) -> bool:
     query = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
     return connection.execute(query, [schema]).fetchone() is not None
 
@@ -211,7 +211,7 @@ def _suggestion(watch: Watch, known: Sequence[tuple[str, str]]) -> str:
 
 
 def describe(
-    connection: Connection, source: str, watches: Sequence[Watch]
+    connection: PsycopgConnection, source: str, watches: Sequence[Watch]
 ) -> tuple[dict[int, TableSchema], list[ChangefeedError]]:
     """Shapes by the position of the watch, and what is wrong with the others."""
     schemas: dict[int, TableSchema] = {}
@@ -231,7 +231,9 @@ def describe(
 # ------------------------------------------------------------------------- lists
 
 
-def watchable_names(connection: Connection, schema: str | None = None) -> list[tuple[str, str]]:
+def watchable_names(
+    connection: PsycopgConnection, schema: str | None = None
+) -> list[tuple[str, str]]:
     """(schema, name) of every table that can be watched, sorted."""
     query = f"""
         SELECT n.nspname, c.relname
@@ -243,7 +245,7 @@ def watchable_names(connection: Connection, schema: str | None = None) -> list[t
 
 
 def matching(
-    connection: Connection, source: str, schema: str | None, patterns: Iterable[str] = ()
+    connection: PsycopgConnection, source: str, schema: str | None, patterns: Iterable[str] = ()
 ) -> list[TableName]:
     """Tables of a schema (None: of all) whose ``name`` or ``schema.name`` fits a glob.
 
@@ -322,7 +324,7 @@ _TABLES = f"""
 """
 
 
-def table_list(connection: Connection, source: str) -> list[TableInfo]:
+def table_list(connection: PsycopgConnection, source: str) -> list[TableInfo]:
     """The rows of SHOW TABLES."""
     rows = connection.execute(_TABLES)
     return [

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from changefeed.core.schema import Column, Form, TableSchema
-from changefeed.sources.postgres.connect import Connection, Sessions
+from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
 from changefeed.sources.postgres.copyout import copy_out
 from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.details import read_details
@@ -123,7 +123,7 @@ _OPERATORS = """
 """
 
 
-def _equality(connection: Connection, table: TableSchema) -> dict[int, tuple[str, str]]:
+def _equality(connection: PsycopgConnection, table: TableSchema) -> dict[int, tuple[str, str]]:
     rows = connection.execute(_OPERATORS, [table.table_id])
     return {number: (schema, name) for number, schema, name in rows}
 
@@ -137,7 +137,7 @@ class _Query:
     operators: dict[int, tuple[str, str]]
 
     def run(
-        self, connection: Connection, keys: Sequence[pa.Array], start: int
+        self, connection: PsycopgConnection, keys: Sequence[pa.Array], start: int
     ) -> Iterator[list[pa.Array]]:
         """Rows found: their places among all keys, who wrote them, then the columns as text."""
         for block in copy_out(connection, self._statement(keys)):

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.partition import Condition, Interval, Members, Partition, has_order
+from changefeed.core.partition import KeyInterval, Members, Partition, PartitionCondition, has_order
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import PartitionInfo
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.values import text_value
 
 _TREE = """
@@ -74,7 +74,7 @@ _SIZE = """
 """
 
 
-def find(connection: Connection, table: TableSchema, name: str) -> PartitionInfo:
+def find(connection: PsycopgConnection, table: TableSchema, name: str) -> PartitionInfo:
     """The partition ``name`` of ``table``, at any level below it.
 
     Raises:
@@ -86,13 +86,13 @@ def find(connection: Connection, table: TableSchema, name: str) -> PartitionInfo
     return PartitionInfo(read(connection, table, oid, name), rows, size)
 
 
-def names(connection: Connection, table: TableSchema) -> list[str]:
+def names(connection: PsycopgConnection, table: TableSchema) -> list[str]:
     """The partitions of a table at every level below it; none of a table without partitions."""
     asked = {"oid": table.table_id, "schema": table.table.schema}
     return [str(name) for _, name, _ in connection.execute(_TREE, asked).fetchall()]
 
 
-def oid_of(connection: Connection, table: TableSchema, name: str) -> int:
+def oid_of(connection: PsycopgConnection, table: TableSchema, name: str) -> int:
     """Which relation the partition is.
 
     Raises:
@@ -120,14 +120,14 @@ def oid_of(connection: Connection, table: TableSchema, name: str) -> int:
     )
 
 
-def read(connection: Connection, table: TableSchema, oid: int, name: str) -> Partition:
+def read(connection: PsycopgConnection, table: TableSchema, oid: int, name: str) -> Partition:
     """What the rows of the partition ``oid`` have in common.
 
     Raises:
         ChangefeedError: CF1303 their columns do not say it.
     """
     columns = {column.name: column for column in table.columns}
-    conditions: list[Condition] = []
+    conditions: list[PartitionCondition] = []
     for child, bound, strategy, names, plain, usual in connection.execute(_LEVELS, [oid]):
         level = _Level(child, bound, tuple(columns.get(n) for n in names), tuple(plain))
         if not usual:
@@ -154,7 +154,7 @@ class _Level:
             hint="watch the whole table, or a range of its key with VALUES FROM .. TO ..",
         )
 
-    def conditions(self, strategy: str) -> list[Condition]:
+    def conditions(self, strategy: str) -> list[PartitionCondition]:
         if self.bound == "DEFAULT":
             raise self.refused("what a DEFAULT partition holds changes with the others")
         columns = [column for column in self.columns if column is not None]
@@ -174,14 +174,14 @@ class _Level:
             column.column_id, tuple(None if t is None else _value(column, t) for t in texts)
         )
 
-    def _interval(self, columns: Sequence[Column]) -> Interval:
+    def _interval(self, columns: Sequence[Column]) -> KeyInterval:
         for column, plain in zip(columns, self.plain, strict=True):
             if not has_order(column) or (column.logical == "text" and not _byte_order(column)):
                 raise self.refused(f"values of type {column.type_name} are not ordered here")
             if column.logical == "text" and not plain:
                 raise self.refused(f"texts of {column.name} have another collation than C")
         low, high = (_prefix(columns, texts) for texts in _tuples(self.bound))
-        return Interval(
+        return KeyInterval(
             tuple(column.column_id for column in columns),
             low[0],
             high[0],

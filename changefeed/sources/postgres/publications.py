@@ -28,7 +28,7 @@ from psycopg import errors, sql
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.server import (
     POLL_SECONDS,
     look_at_sessions,
@@ -72,7 +72,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PublicationChange:
     """What :func:`set_tables` did.
 
     ``refused`` became unsafe just before it was added. ``altered`` has the tables that somebody
@@ -89,7 +89,7 @@ class Change:
 # ------------------------------------------------------------------------- publication
 
 
-def members(connection: Connection, publication: str) -> dict[int, Member] | None:
+def members(connection: PsycopgConnection, publication: str) -> dict[int, Member] | None:
     """The tables of a publication by oid; None when there is no such publication."""
     row = connection.execute(
         "SELECT oid FROM pg_catalog.pg_publication WHERE pubname = %s", [publication]
@@ -110,12 +110,12 @@ def members(connection: Connection, publication: str) -> dict[int, Member] | Non
 
 
 def set_tables(
-    connection: Connection,
+    connection: PsycopgConnection,
     publication: str,
     wanted: Iterable[Member],
     unsafe: Callable[[Sequence[int]], Collection[int]] = lambda oids: (),
     lock_seconds: float = LOCK_SECONDS,
-) -> Change:
+) -> PublicationChange:
     """Make the publication exist and hold exactly ``wanted``.
 
     ``unsafe`` tells which tables must not be published. It is asked of those that were added,
@@ -148,7 +148,7 @@ def set_tables(
         changed = added or removed or refused or altered or present is None
         if changed or _last_change(connection, publication) is None:
             _remember(connection, publication, waiting)
-    return Change(present is None, tuple(added), tuple(removed), tuple(refused), altered)
+    return PublicationChange(present is None, tuple(added), tuple(removed), tuple(refused), altered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class _Publication:
     comment: str
 
 
-def _publication(connection: Connection, publication: str) -> _Publication | None:
+def _publication(connection: PsycopgConnection, publication: str) -> _Publication | None:
     version = connection.info.server_version
     by_root = "p.pubviaroot" if version >= 130_000 else "true"
     schemas = (
@@ -192,7 +192,7 @@ def _publication(connection: Connection, publication: str) -> _Publication | Non
 
 
 def changed_by_others(
-    connection: Connection, publication: str, tables: Collection[int]
+    connection: PsycopgConnection, publication: str, tables: Collection[int]
 ) -> dict[int, str] | None:
     """Which of ``tables`` (that we had put into the publication) may have missed changes, and
     what was done to the publication; None when it is gone.
@@ -224,7 +224,7 @@ def changed_by_others(
     return reasons
 
 
-def _existing(connection: Connection, tables: Collection[int]) -> set[int]:
+def _existing(connection: PsycopgConnection, tables: Collection[int]) -> set[int]:
     query = "SELECT oid::int8 FROM pg_catalog.pg_class WHERE oid = ANY(%s::oid[])"
     return {oid for (oid,) in connection.execute(query, [list(tables)])}
 
@@ -235,7 +235,7 @@ class _MemberRow:
     restricted: bool
 
 
-def _members_rows(connection: Connection, oid: int) -> dict[int, _MemberRow]:
+def _members_rows(connection: PsycopgConnection, oid: int) -> dict[int, _MemberRow]:
     newer = connection.info.server_version >= 150_000
     restricted = "prqual IS NOT NULL OR prattrs IS NOT NULL" if newer else "false"
     rows = connection.execute(
@@ -253,7 +253,7 @@ def _younger(xmin: int, last: int | None) -> bool:
     return last is not None and 0 < (xmin - last) % 2**32 < 2**31
 
 
-def _last_change(connection: Connection, publication: str) -> int | None:
+def _last_change(connection: PsycopgConnection, publication: str) -> int | None:
     """The number of the transaction that changed the publication last for us.
 
     None when it is not known (an earlier version made it), or so long ago that numbers of 32 bits
@@ -271,7 +271,7 @@ def _last_change(connection: Connection, publication: str) -> int | None:
     return int(found[1])
 
 
-def _undo_changes(connection: Connection, publication: str) -> None:
+def _undo_changes(connection: PsycopgConnection, publication: str) -> None:
     """Make of the publication what we made it; its tables are seen to by the caller."""
     found = _publication(connection, publication)
     if found is None:
@@ -295,7 +295,7 @@ def _undo_changes(connection: Connection, publication: str) -> None:
 
 @contextmanager
 def _publication_change(
-    connection: Connection,
+    connection: PsycopgConnection,
     publication: str,
     tables: Iterable[int],
     lock_seconds: float = LOCK_SECONDS,
@@ -311,7 +311,7 @@ def _publication_change(
         raise _locked(connection, sorted(tables)) from error
 
 
-def _locked(connection: Connection, tables: Sequence[int]) -> ChangefeedError:
+def _locked(connection: PsycopgConnection, tables: Sequence[int]) -> ChangefeedError:
     rows = connection.execute(
         """
         SELECT DISTINCT l.pid FROM pg_catalog.pg_locks l
@@ -333,7 +333,7 @@ def _locked(connection: Connection, tables: Sequence[int]) -> ChangefeedError:
 
 
 def of_others(
-    connection: Connection, publication: str, wanted: Iterable[int]
+    connection: PsycopgConnection, publication: str, wanted: Iterable[int]
 ) -> dict[int, tuple[str, str]]:
     """Tables that are still to be added and that only somebody else may add: name and owner."""
     present = members(connection, publication) or {}
@@ -348,7 +348,7 @@ def of_others(
     return {oid: (name, owner) for oid, name, owner in rows}
 
 
-def _create(connection: Connection, publication: str, tables: Iterable[Member]) -> None:
+def _create(connection: PsycopgConnection, publication: str, tables: Iterable[Member]) -> None:
     listed = sql.SQL(", ").join(table.clause() for table in tables)
     statement = sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(publication))
     if listed.as_string(connection):
@@ -356,7 +356,7 @@ def _create(connection: Connection, publication: str, tables: Iterable[Member]) 
     connection.execute(statement + sql.SQL(" WITH ({})").format(_options(connection)))
 
 
-def _options(connection: Connection) -> sql.Composable:
+def _options(connection: PsycopgConnection) -> sql.Composable:
     """What our publications send."""
     options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
     if connection.info.server_version >= 130_000:
@@ -364,7 +364,9 @@ def _options(connection: Connection) -> sql.Composable:
     return sql.SQL(", ").join(options)
 
 
-def _alter(connection: Connection, publication: str, verb: str, tables: Sequence[Member]) -> None:
+def _alter(
+    connection: PsycopgConnection, publication: str, verb: str, tables: Sequence[Member]
+) -> None:
     if not tables:
         return
     # DROP TABLE takes no ONLY for a plain table that has children it never held; naming
@@ -378,7 +380,7 @@ def _alter(connection: Connection, publication: str, verb: str, tables: Sequence
     )
 
 
-def drop_publication(connection: Connection, publication: str) -> None:
+def drop_publication(connection: PsycopgConnection, publication: str) -> None:
     """Remove the publication, if it is there."""
     with connection.transaction():
         _lock(connection, publication)
@@ -387,7 +389,7 @@ def drop_publication(connection: Connection, publication: str) -> None:
         )
 
 
-def _lock(connection: Connection, publication: str) -> None:
+def _lock(connection: PsycopgConnection, publication: str) -> None:
     connection.execute(
         "SELECT pg_catalog.pg_advisory_xact_lock(%s, pg_catalog.hashtext(%s))",
         [_LOCK_CLASS, publication],
@@ -397,7 +399,7 @@ def _lock(connection: Connection, publication: str) -> None:
 # ------------------------------------------------------------------------- settling
 
 
-def settling(connection: Connection, publication: str) -> set[int]:
+def settling(connection: PsycopgConnection, publication: str) -> set[int]:
     """Tables whose earlier writers had not been waited for."""
     row = connection.execute(
         "SELECT pg_catalog.obj_description(oid, 'pg_publication')"
@@ -408,7 +410,7 @@ def settling(connection: Connection, publication: str) -> set[int]:
     return {int(oid) for oid in found[1].split()} if found else set()
 
 
-def _remember(connection: Connection, publication: str, waiting: Iterable[int]) -> None:
+def _remember(connection: PsycopgConnection, publication: str, waiting: Iterable[int]) -> None:
     """Write into the comment which tables wait, and that this transaction is ours."""
     [number] = connection.execute("SELECT pg_catalog.txid_current()").fetchone() or (0,)
     oids = " ".join(str(oid) for oid in sorted(waiting))
@@ -421,7 +423,7 @@ def _remember(connection: Connection, publication: str, waiting: Iterable[int]) 
 
 
 def settle(
-    connection: Connection,
+    connection: PsycopgConnection,
     publication: str,
     seconds: float = SETTLE_SECONDS,
     clock: Clock = SYSTEM_CLOCK,
@@ -452,7 +454,7 @@ def settle(
 
 
 def await_elders(
-    connection: Connection,
+    connection: PsycopgConnection,
     publication: str,
     seconds: float = SETTLE_SECONDS,
     clock: Clock = SYSTEM_CLOCK,
@@ -476,7 +478,7 @@ def await_elders(
         clock.sleep(POLL_SECONDS)
 
 
-def _writers(connection: Connection, tables: Iterable[int]) -> set[tuple[str, int | None]]:
+def _writers(connection: PsycopgConnection, tables: Iterable[int]) -> set[tuple[str, int | None]]:
     """Transactions that hold a lock only a writer takes: (virtual id, pid)."""
     rows = connection.execute(
         """
@@ -501,7 +503,7 @@ def _writers(connection: Connection, tables: Iterable[int]) -> set[tuple[str, in
 
 
 def _still_writing(
-    connection: Connection, writers: Iterable[tuple[str, int | None]]
+    connection: PsycopgConnection, writers: Iterable[tuple[str, int | None]]
 ) -> ChangefeedError:
     pids = sorted(pid for _, pid in writers if pid is not None)
     prepared = any(pid is None for _, pid in writers)

@@ -44,11 +44,11 @@ from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
 from changefeed.sources.postgres.pgoutput import TAG_OFFSET
 from changefeed.sources.postgres.relations import Relations
-from changefeed.sources.postgres.spool import Chunk, Spool
+from changefeed.sources.postgres.spool import Spool, SpoolChunk
 from changefeed.sources.postgres.transactions import (
+    OpenTransaction,
     RowMessages,
     Shapes,
-    Transaction,
     table_oids,
 )
 
@@ -75,7 +75,7 @@ class Recipient(Protocol):
         """Rows of one stretch."""
         ...
 
-    def truncate(self, oids: list[int], transaction: Transaction, shapes: Shapes) -> None:
+    def truncate(self, oids: list[int], transaction: OpenTransaction, shapes: Shapes) -> None:
         """TRUNCATE of tables, after the rows before it."""
         ...
 
@@ -85,7 +85,12 @@ class Recipient(Protocol):
 
 
 def replay(
-    to: Recipient, relations: Relations, spool: Spool, transaction: Transaction, *, streamed: bool
+    to: Recipient,
+    relations: Relations,
+    spool: Spool,
+    transaction: OpenTransaction,
+    *,
+    streamed: bool,
 ) -> Iterator[Flush]:
     """Give the rows of a kept transaction to ``to``, and out what has gathered between.
 
@@ -184,7 +189,7 @@ class _Replay:
         to: Recipient,
         relations: Relations,
         spool: Spool,
-        transaction: Transaction,
+        transaction: OpenTransaction,
         streamed: bool,
     ) -> None:
         self.to = to
@@ -230,11 +235,11 @@ class _Replay:
             stretches.append(self._stretch(chunk, block, done, len(chunk.rows)))
             self.plan.chunks.append(stretches)
 
-    def _undone(self, chunk: Chunk, place: int) -> bool:
+    def _undone(self, chunk: SpoolChunk, place: int) -> bool:
         return self.streamed and pgoutput.read_xid(chunk.data, place) in self.aborted
 
     def _stretch(
-        self, chunk: Chunk, block: Block, first: int, upto: int, emptied: Sequence[int] = ()
+        self, chunk: SpoolChunk, block: Block, first: int, upto: int, emptied: Sequence[int] = ()
     ) -> _Stretch:
         tags = self._tags(chunk, block, first, upto)
         tables = self._tables(block, tags)
@@ -258,7 +263,7 @@ class _Replay:
             self.plan.begin_group(oid)
         known.append((place, schema))
 
-    def _tags(self, chunk: Chunk, block: Block, first: int, upto: int) -> Places:
+    def _tags(self, chunk: SpoolChunk, block: Block, first: int, upto: int) -> Places:
         tags = chunk.rows[first:upto]
         return _not_aborted(block, tags, self.aborted) if self.streamed else tags
 
@@ -292,7 +297,7 @@ class _Replay:
     # -- third pass: rows -------------------------------------------------------------------
 
     def _chunk(
-        self, chunk: Chunk, stretches: Sequence[_Stretch], repeats: Repeats
+        self, chunk: SpoolChunk, stretches: Sequence[_Stretch], repeats: Repeats
     ) -> Iterator[Flush]:
         block = Block(_bytes(chunk))
         for stretch in stretches:
@@ -304,7 +309,7 @@ class _Replay:
                 )
 
     def _rows(
-        self, chunk: Chunk, block: Block, stretch: _Stretch, repeats: Repeats
+        self, chunk: SpoolChunk, block: Block, stretch: _Stretch, repeats: Repeats
     ) -> Iterator[Flush]:
         writes = {oid: repeats.take() for oid in self._compared(stretch)}
         shapes = stretch.shapes
@@ -332,7 +337,7 @@ class _Replay:
         return RowMessages(tags, of, [self.transaction], writers, streamed=self.streamed)
 
     def _parts(
-        self, chunk: Chunk, tags: Places, writes: Mapping[int, Writes], shapes: Shapes
+        self, chunk: SpoolChunk, tags: Places, writes: Mapping[int, Writes], shapes: Shapes
     ) -> list[Places]:
         """Rows whose images before the transaction fit into memory together."""
         if not len(tags):
@@ -438,7 +443,7 @@ class _Replay:
         return np.memmap(self.kept.frames, np.uint8, "r")
 
 
-def _bytes(chunk: Chunk) -> Bytes:
+def _bytes(chunk: SpoolChunk) -> Bytes:
     return np.frombuffer(chunk.data, np.uint8)
 
 

@@ -21,8 +21,8 @@ from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.sources.postgres.connect import Connection, connect, is_quiet, translate
-from changefeed.sources.postgres.copyout import Block, copy_out
+from changefeed.sources.postgres.connect import PsycopgConnection, connect, is_quiet, translate
+from changefeed.sources.postgres.copyout import CopyBlock, copy_out
 from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.introspect import quoted
 from changefeed.sources.postgres.values import text_column
@@ -87,14 +87,14 @@ class Readers:
     """
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[str, str], list[Connection]] = {}
+        self._idle: dict[tuple[str, str], list[PsycopgConnection]] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
         #: The server ends one that was left idle this long: a process that took part in a scan must
         #: not hold back VACUUM after it.
         self.idle_timeout = "15s"
 
-    def take(self, uri: str, snapshot: str) -> Connection:
+    def take(self, uri: str, snapshot: str) -> PsycopgConnection:
         """A connection inside a transaction with the snapshot.
 
         Raises:
@@ -113,7 +113,7 @@ class Readers:
             raise snapshot_gone(error) from error
         return connection
 
-    def give_back(self, uri: str, snapshot: str, connection: Connection) -> None:
+    def give_back(self, uri: str, snapshot: str, connection: PsycopgConnection) -> None:
         """Keep the connection for the next part; at most one idle for each snapshot.
 
         The server ends it when nobody takes it for a while. A reader at work has no such limit:
@@ -143,7 +143,7 @@ class Readers:
         for connection in idle:
             connection.close()
 
-    def _pop(self, uri: str, snapshot: str) -> Connection | None:
+    def _pop(self, uri: str, snapshot: str) -> PsycopgConnection | None:
         with self._lock:
             if self._pid != os.getpid():
                 # Forked: the sockets are the parent's. Drop them without a goodbye.
@@ -152,7 +152,7 @@ class Readers:
             return idle.pop() if idle else None
 
 
-def _set_idle(connection: Connection, limit: str) -> bool:
+def _set_idle(connection: PsycopgConnection, limit: str) -> bool:
     """Let the server end the session after ``limit`` of idling; False when it is gone."""
     try:
         connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{limit}'")
@@ -164,7 +164,7 @@ def _set_idle(connection: Connection, limit: str) -> bool:
 READERS = Readers()
 
 
-def import_snapshot(connection: Connection, exported: str) -> None:
+def import_snapshot(connection: PsycopgConnection, exported: str) -> None:
     """Let the transaction that was just begun see the exported snapshot."""
     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported)))
 
@@ -194,7 +194,9 @@ def read_part(part: PostgresPart) -> Iterator[pa.RecordBatch]:
     READERS.give_back(part.uri, part.snapshot, connection)
 
 
-def shape_now(connection: Connection, relation: tuple[str, str], names: Sequence[str]) -> Shape:
+def shape_now(
+    connection: PsycopgConnection, relation: tuple[str, str], names: Sequence[str]
+) -> Shape:
     """Number, type and modifier of each column as it is *now*; takes the table's lock.
 
     A query of the catalog would not do: inside the snapshot's transaction it shows the
@@ -212,7 +214,7 @@ def shape_now(connection: Connection, relation: tuple[str, str], names: Sequence
     )
 
 
-def _prove_unchanged(connection: Connection, part: PostgresPart) -> None:
+def _prove_unchanged(connection: PsycopgConnection, part: PostgresPart) -> None:
     """Take the lock that keeps the table as it is, and compare it with what the part knows."""
     shape = shape_now(connection, part.relation, [c.name for c in part.table.columns])
     (file,) = only_row(
@@ -226,12 +228,12 @@ def _prove_unchanged(connection: Connection, part: PostgresPart) -> None:
         raise table_changed(part.table, "its columns changed")
 
 
-def _batches(connection: Connection, part: PostgresPart) -> Iterator[pa.RecordBatch]:
+def _batches(connection: PsycopgConnection, part: PostgresPart) -> Iterator[pa.RecordBatch]:
     for block in copy_out(connection, part.query()):
         yield _batch(part, block)
 
 
-def _batch(part: PostgresPart, block: Block) -> pa.RecordBatch:
+def _batch(part: PostgresPart, block: CopyBlock) -> pa.RecordBatch:
     """A block of CSV as columns ``a0..an`` in log form."""
     table = part.table
     texts = parse_csv(block, len(part.columns))

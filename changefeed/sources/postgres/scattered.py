@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import PsycopgConnection
 
 _EXTENSIONS = """
     SELECT pg_catalog.to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL,
@@ -25,7 +25,7 @@ _DISTRIBUTED = """
 """
 
 
-def read_scattered(connection: Connection, oids: Sequence[int]) -> Mapping[int, str]:
+def read_scattered(connection: PsycopgConnection, oids: Sequence[int]) -> Mapping[int, str]:
     """Those of the tables that have their rows elsewhere, and where."""
     hyper, distributed = connection.execute(_EXTENSIONS).fetchone() or (False, False)
     found: dict[int, str] = {}

@@ -7,14 +7,14 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
-from changefeed.sources.postgres.connect import Connection
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 
 #: How often we look again at what we wait for.
 POLL_SECONDS = 0.05
 
 
-def system_id(connection: Connection) -> str:
+def system_id(connection: PsycopgConnection) -> str:
     """``<system identifier>/<database oid>``: differs after a restore into a new cluster."""
     row = connection.execute(
         "SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()),"
@@ -25,7 +25,7 @@ def system_id(connection: Connection) -> str:
     return f"{row[0]}/{row[1]}"
 
 
-def current_position(connection: Connection) -> Position:
+def current_position(connection: PsycopgConnection) -> Position:
     """A place above every commit that was visible before the call, which the log will reach.
 
     The insert position would not do: it may point into the header of a page that nothing is
@@ -44,7 +44,7 @@ def current_position(connection: Connection) -> Position:
     return position_of(parse_lsn(row[0]))
 
 
-def settings(connection: Connection, names: Sequence[str]) -> Mapping[str, Any]:
+def settings(connection: PsycopgConnection, names: Sequence[str]) -> Mapping[str, Any]:
     """Server settings by name in their base unit as text; unknown ones are absent."""
     rows = connection.execute(
         "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY(%s)", [list(names)]
@@ -63,7 +63,7 @@ def look_at_sessions(pids: Sequence[int]) -> str:
     )
 
 
-def slot_waits(connection: Connection) -> ChangefeedError:
+def slot_waits(connection: PsycopgConnection) -> ChangefeedError:
     """Who has written something and not ended, in any database of the server."""
     rows = connection.execute(
         "SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL "

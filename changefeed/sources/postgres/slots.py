@@ -11,7 +11,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.postgres.connect import (
     BEHAVIOUR,
-    Connection,
+    PsycopgConnection,
     connect_replication,
     in_recovery,
 )
@@ -48,7 +48,7 @@ class SlotState:
     failover: bool = False
 
 
-def slot_state(connection: Connection, slot: str) -> SlotState:
+def slot_state(connection: PsycopgConnection, slot: str) -> SlotState:
     """What ``pg_replication_slots`` says, with the columns this server version has."""
     version = connection.info.server_version
     status = "coalesce(s.wal_status, '')" if version >= 130_000 else "''"
@@ -93,7 +93,10 @@ def _position(lsn: str | None) -> Position:
 
 
 def create_slot(
-    connection: Connection, slot: str, seconds: float = 2.0, primary: Connection | None = None
+    connection: PsycopgConnection,
+    slot: str,
+    seconds: float = 2.0,
+    primary: PsycopgConnection | None = None,
 ) -> bool:
     """Make the slot unless it is there; True when it was made.
 
@@ -131,12 +134,12 @@ def create_slot(
     return False
 
 
-def _has_failover(connection: Connection) -> bool:
+def _has_failover(connection: PsycopgConnection) -> bool:
     """A slot made on a standby cannot be copied to another one."""
     return connection.info.server_version >= FAILOVER and not in_recovery(connection)
 
 
-def keep_through_failover(connection: Connection, uri: str, slot: str) -> None:
+def keep_through_failover(connection: PsycopgConnection, uri: str, slot: str) -> None:
     """Make a failover slot of one that is none: a copy of another slot, or one that an upgrade
     of the server brought along. Left as it is while somebody reads from it.
 
@@ -155,12 +158,12 @@ def keep_through_failover(connection: Connection, uri: str, slot: str) -> None:
             return  # A reader came in between; it is tried again with the next change of tables.
 
 
-def _usual_limits(connection: Connection) -> None:
+def _usual_limits(connection: PsycopgConnection) -> None:
     for name in ("statement_timeout", "lock_timeout"):
         connection.execute(f"SET {name} = '{BEHAVIOUR[name]}'")
 
 
-def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
+def _check_slot(connection: PsycopgConnection, slot: str, state: SlotState) -> None:
     database = connection.info.dbname
     if state.plugin == "pgoutput" and state.database == database:
         return
@@ -174,7 +177,7 @@ def _check_slot(connection: Connection, slot: str, state: SlotState) -> None:
 
 
 def drop_slot(
-    connection: Connection,
+    connection: PsycopgConnection,
     slot: str,
     seconds: float = RELEASE_SECONDS,
     clock: Clock = SYSTEM_CLOCK,
@@ -213,7 +216,7 @@ def drop_slot(
         clock.sleep(POLL_SECONDS)
 
 
-def _end_reader(connection: Connection, slot: str) -> None:
+def _end_reader(connection: PsycopgConnection, slot: str) -> None:
     connection.execute(
         "SELECT pg_catalog.pg_terminate_backend(active_pid)"
         " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL",

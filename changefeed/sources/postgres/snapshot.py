@@ -32,7 +32,7 @@ from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
 from changefeed.sources.postgres.connect import (
-    Connection,
+    PsycopgConnection,
     connect,
     connect_replication,
     source_errors,
@@ -188,12 +188,12 @@ class _HolderUse:
     keeps the snapshot, and their locks are let go.
     """
 
-    def __init__(self, holder: Connection, lock: threading.Lock, table: TableSchema) -> None:
+    def __init__(self, holder: PsycopgConnection, lock: threading.Lock, table: TableSchema) -> None:
         self._holder = holder
         self._lock = lock
         self._table = table
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> PsycopgConnection:
         self._lock.acquire()
         try:
             self._holder.execute("SAVEPOINT part")
@@ -260,7 +260,7 @@ def _await_standby(primary: str, uri: str, seconds: float) -> None:
         await_replay(written, read, seconds)
 
 
-def _import(holder: Connection, exported: str) -> None:
+def _import(holder: PsycopgConnection, exported: str) -> None:
     try:
         import_snapshot(holder, exported)
     except psycopg.Error as error:
@@ -338,7 +338,7 @@ _HEAPS = """
 """
 
 
-def _same_partition(holder: Connection, table: TableSchema, partition: Partition) -> int:
+def _same_partition(holder: PsycopgConnection, table: TableSchema, partition: Partition) -> int:
     """The oid of a partition that still has the bounds a feed began with."""
     top = oid_of(holder, table, partition.name)
     if read_partition(holder, table, top, partition.name) != partition:
@@ -350,7 +350,7 @@ def _same_partition(holder: Connection, table: TableSchema, partition: Partition
     return top
 
 
-def _heaps(holder: Connection, table: TableSchema, top: int) -> list[_Heap]:
+def _heaps(holder: PsycopgConnection, table: TableSchema, top: int) -> list[_Heap]:
     """The relations with rows below ``top``: the table, or a partition of it."""
     rows = holder.execute(_HEAPS, {"top": top}).fetchall()
     foreign = [f"{schema}.{name}" for _, schema, name, kind, *_ in rows if kind == "f"]
@@ -398,7 +398,7 @@ _COLUMNS = """
 """
 
 
-def _check_columns(holder: Connection, table: TableSchema) -> Shape:
+def _check_columns(holder: PsycopgConnection, table: TableSchema) -> Shape:
     """The columns of ``table``, of the snapshot and of now are the same: as they are now.
 
     Raises:

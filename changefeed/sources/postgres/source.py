@@ -23,7 +23,7 @@ from changefeed.sources.base import (
 )
 from changefeed.sources.postgres import checks, introspect, partitions, server, standby
 from changefeed.sources.postgres.address import Address
-from changefeed.sources.postgres.attachment import Patience, PostgresAttachment
+from changefeed.sources.postgres.attachment import PostgresAttachment, SetupPatience
 from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.handover import handover
@@ -50,7 +50,7 @@ class PostgresSource(Source):
         self.address = Address.read(uri)
         self.sessions = Sessions(self.address.primary)
         self.readers = Sessions(self.address.reader) if self.address.apart else self.sessions
-        self.patience = Patience()
+        self.patience = SetupPatience()
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.name!r})"

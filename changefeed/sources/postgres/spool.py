@@ -26,7 +26,7 @@ from changefeed.sources.postgres.pgoutput import Inbox, StreamMark
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SpoolChunk:
     """A stretch of a kept transaction, small enough to be decoded at once.
 
     Attributes:
@@ -129,7 +129,7 @@ class ScannedTransaction:
         self._chunk = chunk
         self._extents: list[_Extent] | None = None
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[SpoolChunk]:
         """The transaction from its beginning; each chunk is good until the next is asked for."""
         if self._extents is None:
             yield from self._first_pass()
@@ -142,9 +142,9 @@ class ScannedTransaction:
                 with memoryview(data) as view:
                     frames.readinto(view[: extent.length])
                 rows = np.fromfile(places, np.int32, extent.rows).astype(np.intp)
-                yield Chunk(extent.start, data, rows, extent.marks)
+                yield SpoolChunk(extent.start, data, rows, extent.marks)
 
-    def _first_pass(self) -> Iterator[Chunk]:
+    def _first_pass(self) -> Iterator[SpoolChunk]:
         extents: list[_Extent] = []
         if self.frames.exists():
             inbox, start = Inbox(self._chunk, logical=self._logical, kept=True), 0
@@ -161,7 +161,7 @@ class ScannedTransaction:
 
     def _noted(
         self, inbox: Inbox, start: int, extents: list[_Extent], write: Callable[[bytes], int]
-    ) -> Chunk:
+    ) -> SpoolChunk:
         """Remember where the messages of a chunk lie."""
         rows = np.array(inbox.rows, np.intp)
         marks = tuple(inbox.marks)
@@ -170,4 +170,4 @@ class ScannedTransaction:
         except OSError as error:
             raise no_room(error) from error
         extents.append(_Extent(start, inbox.place, len(rows), marks))
-        return Chunk(start, inbox.data, rows, marks)
+        return SpoolChunk(start, inbox.data, rows, marks)

@@ -18,7 +18,7 @@ from psycopg import errors
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres import server
-from changefeed.sources.postgres.connect import Connection, connect, in_recovery
+from changefeed.sources.postgres.connect import PsycopgConnection, connect, in_recovery
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, parse_lsn, position_of
 
 #: First version with logical slots on a standby.
@@ -74,7 +74,7 @@ class Prompter:
             return
 
 
-def prompts(primary: Connection) -> bool:
+def prompts(primary: PsycopgConnection) -> bool:
     """Whether our role may ask the primary for the record that a slot on a standby begins at."""
     [allowed] = primary.execute(
         "SELECT pg_catalog.has_function_privilege('pg_catalog.pg_log_standby_snapshot()',"
@@ -84,8 +84,8 @@ def prompts(primary: Connection) -> bool:
 
 
 def await_replay(
-    primary: Connection,
-    standby: Connection,
+    primary: PsycopgConnection,
+    standby: PsycopgConnection,
     seconds: float = REPLAY_SECONDS,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
@@ -118,7 +118,7 @@ def await_replay(
 # ------------------------------------------------------------------------- checks
 
 
-def demand(primary: Connection, standby: Connection, named: str) -> None:
+def demand(primary: PsycopgConnection, standby: PsycopgConnection, named: str) -> None:
     """Refuse a server that must not be read in the place of the primary.
 
     Raises:
@@ -128,7 +128,9 @@ def demand(primary: Connection, standby: Connection, named: str) -> None:
         raise problem
 
 
-def check(primary: Connection, standby: Connection, named: str) -> Iterator[ChangefeedError]:
+def check(
+    primary: PsycopgConnection, standby: PsycopgConnection, named: str
+) -> Iterator[ChangefeedError]:
     """What hinders reading from this server, beside what every server needs.
 
     ``named`` leads to the hosts of the connection without this one.
@@ -172,7 +174,7 @@ def _strange(named: str, system_id: str) -> bool:
         return False
 
 
-def warnings(primary: Connection, standby: Connection) -> Iterator[str]:
+def warnings(primary: PsycopgConnection, standby: PsycopgConnection) -> Iterator[str]:
     """What works but deserves a word."""
     if not in_recovery(standby):
         yield (

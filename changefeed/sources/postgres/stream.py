@@ -22,12 +22,12 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.sources.base import StreamFallback
-from changefeed.sources.postgres.assemble import SMALL, Assembler, Lookup
+from changefeed.sources.postgres.assemble import SMALL, Assembler, LookupCall
 from changefeed.sources.postgres.binary import has_binary
 from changefeed.sources.postgres.connect import LateSession, connect, source_errors
 from changefeed.sources.postgres.continuity import (
-    History,
     Redelivery,
+    ServerHistory,
     check_end,
     check_timeline,
 )
@@ -87,7 +87,7 @@ class _Start:
     frontier: Frontier
     confirmed: int
     begin: int
-    history: History
+    history: ServerHistory
 
 
 class ReplicationStream:
@@ -134,7 +134,7 @@ class ReplicationStream:
         source: str,
         spool_dir: Path,
         latest: Latest | None = None,
-        lookup: Lookup | None = None,
+        lookup: LookupCall | None = None,
         unseen: Unseen | None = None,
         primary: str | None = None,
         system_id: str = "",
@@ -338,13 +338,13 @@ class ReplicationStream:
 
     def _check_history(
         self, connection: ReplicationConnection, identity: SystemIdentity
-    ) -> History:
+    ) -> ServerHistory:
         """Hold the server's log against what the frontier remembers, before it sends anything.
 
         What it remembers from here on: the server's present timeline. A standby may be promoted
         while we read, so its timeline says nothing.
         """
-        known, position = History.parse(self._start.history), lsn_of(self._start.position)
+        known, position = ServerHistory.parse(self._start.history), lsn_of(self._start.position)
         [(recovery,)] = connection.query("select pg_is_in_recovery()")
         in_recovery = recovery == "t"
         check_end(lsn_of(identity.position), position, in_recovery=in_recovery)

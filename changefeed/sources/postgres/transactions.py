@@ -15,7 +15,7 @@ from changefeed.sources.postgres.relations import ShapeChange
 
 
 @dataclass(slots=True)
-class Transaction:
+class OpenTransaction:
     """A transaction being read.
 
     ``lsn`` is the place of its commit record, ``previous`` the timestamp before it; ``rows`` counts
@@ -55,7 +55,7 @@ class RowMessages:
 
     tags: Places
     of: Places
-    transactions: Sequence[Transaction]
+    transactions: Sequence[OpenTransaction]
     writers: Places
     streamed: bool = False
 

@@ -32,7 +32,7 @@ _FIELDS = (
 )
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Where a transport reads and writes. Called by one thread at a time; never waits."""
 
     def receive_into(self, view: memoryview) -> int:
@@ -52,7 +52,7 @@ class PlainStream:
         self._sock = sock
 
     def receive_into(self, view: memoryview) -> int:
-        """See :class:`Stream`."""
+        """See :class:`ByteStream`."""
         try:
             count = self._sock.recv_into(view)
         except BlockingIOError:
@@ -62,11 +62,11 @@ class PlainStream:
         return count
 
     def pending(self) -> bool:
-        """See :class:`Stream`."""
+        """See :class:`ByteStream`."""
         return False
 
     def send(self, body: memoryview) -> int:
-        """See :class:`Stream`."""
+        """See :class:`ByteStream`."""
         try:
             return self._sock.send(body)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class EncryptedStream:
         self._ended = False
 
     def receive_into(self, view: memoryview) -> int:
-        """See :class:`Stream`."""
+        """See :class:`ByteStream`."""
         try:
             return self._take(view)
         except psycopg.Error as error:
@@ -131,11 +131,11 @@ class EncryptedStream:
         return struct.pack(">ci", b"E", len(body) + 4) + body
 
     def pending(self) -> bool:
-        """See :class:`Stream`."""
+        """See :class:`ByteStream`."""
         return bool(self._rest)
 
     def send(self, body: memoryview) -> int:
-        """See :class:`Stream`. ``body`` is one CopyData or CopyDone: it is taken whole, or not."""
+        """See :class:`ByteStream`. ``body`` is one CopyData or CopyDone: taken whole or not."""
         try:
             if body[0] == ord("c"):
                 taken = self._connection.put_copy_end()
@@ -161,7 +161,7 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         """``sock``: not blocking; closed with the transport."""
         self._sock = sock
-        self._stream: Stream = PlainStream(sock)
+        self._stream: ByteStream = PlainStream(sock)
         self._use = threading.Lock()
         self._waiting = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
@@ -173,7 +173,7 @@ class Transport:
         self._poll.register(sock.fileno(), select.POLLIN)
         self._poll.register(self._wake_read, select.POLLIN)
 
-    def read_from(self, stream: Stream) -> None:
+    def read_from(self, stream: ByteStream) -> None:
         """Leave the bare socket."""
         self._stream = stream
 

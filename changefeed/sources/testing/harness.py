@@ -12,7 +12,7 @@ from typing import Protocol
 from changefeed.sources.base import Source
 
 
-class Session(Protocol):
+class UserSession(Protocol):
     """A connection of somebody who uses the database; begins a transaction when first used."""
 
     def execute(self, sql: str) -> object:
@@ -71,7 +71,7 @@ class SourceHarness(ABC):
         """Another database under the name ``shop``, which has other changes in its log."""
 
     @abstractmethod
-    def connect(self) -> Session:
+    def connect(self) -> UserSession:
         """A session without autocommit."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class SourceHarness(ABC):
             session.commit()
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[UserSession]:
         """A session that ends with the block; what was not committed is undone."""
         session = self.connect()
         try:

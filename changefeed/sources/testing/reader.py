@@ -29,7 +29,7 @@ from changefeed.sources.testing.harness import SourceHarness
 OWNER = "testme"
 
 
-class Schemas:
+class SchemaVersions:
     """Versions of schemas, as the state gives them."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class State:
     folder: Path
     memo: Memo | None = None
     identity: str = ""
-    schemas: Schemas = field(default_factory=Schemas)
+    schemas: SchemaVersions = field(default_factory=SchemaVersions)
     flushes: list[Flush] = field(default_factory=list)
     frontier: Frontier | None = None
     deadline: float = 60.0
@@ -127,7 +127,7 @@ class State:
         }
 
 
-class Reader:
+class CaptureDouble:
     """One stream, read by a thread into the state, as the capture process does."""
 
     def __init__(self, state: State, source: Source, *, acknowledge: bool = True) -> None:
@@ -226,9 +226,9 @@ class Reader:
 
 
 @contextmanager
-def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterator[Reader]:
+def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterator[CaptureDouble]:
     """A reader that ends with the block."""
-    reader = Reader(state, source, acknowledge=acknowledge)
+    reader = CaptureDouble(state, source, acknowledge=acknowledge)
     try:
         yield reader
     finally:
@@ -236,7 +236,7 @@ def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterat
 
 
 @contextmanager
-def capturing(harness: SourceHarness, *tables: str) -> Iterator[tuple[State, Reader]]:
+def capturing(harness: SourceHarness, *tables: str) -> Iterator[tuple[State, CaptureDouble]]:
     """A new state that captures these tables and reads; nothing of it is left afterwards."""
     state, source = State.of(harness), harness.source()
     captured = state.capture(source, *tables)

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.files.staged import StagedFile
+from sinks.files.staged import UnpublishedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Move:
 
     temporary: str
     name: str
-    file: StagedFile | None
+    file: UnpublishedFile | None
 
 
 @dataclass(frozen=True, slots=True)

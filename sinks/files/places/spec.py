@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from sinks.parameters import CA_CERT, Parameters
 
@@ -33,7 +33,7 @@ PLACE_PARAMETERS = (
     Parameter(
         "AUTH",
         "Where the login is: in the URI, or with the machine (implicit).",
-        Kind.CHOICE,
+        ParameterKind.CHOICE,
         ("specified", "implicit"),
         "specified",
         secret=True,
@@ -44,19 +44,29 @@ PLACE_PARAMETERS = (
     _of(_S3, "AWS_SESSION_TOKEN", "The token of a temporary access key.", secret=True),
     _of((*_S3, *_GS), "ASSUME_ROLE", "The role or service account that the login takes."),
     _of(_S3, "AWS_REGION", "The bucket's region."),
-    Parameter("AWS_ENDPOINT", "Another store with S3's protocol.", Kind.URL, schemes=_S3),
+    Parameter("AWS_ENDPOINT", "Another store with S3's protocol.", ParameterKind.URL, schemes=_S3),
     Parameter(
-        "CREDENTIALS", "A service account's key, JSON.", Kind.BASE64, secret=True, schemes=_GS
+        "CREDENTIALS",
+        "A service account's key, JSON.",
+        ParameterKind.BASE64,
+        secret=True,
+        schemes=_GS,
     ),
     _of(_GS, "BEARER_TOKEN", "An OAuth token, instead of CREDENTIALS.", secret=True),
-    Parameter("GCS_ENDPOINT", "Another store with the same protocol.", Kind.URL, schemes=_GS),
+    Parameter(
+        "GCS_ENDPOINT", "Another store with the same protocol.", ParameterKind.URL, schemes=_GS
+    ),
     _of(_AZURE, "AZURE_ACCOUNT_NAME", "The storage account; always needed."),
-    Parameter("AZURE_ACCOUNT_KEY", "The account's key.", Kind.BASE64, secret=True, schemes=_AZURE),
+    Parameter(
+        "AZURE_ACCOUNT_KEY", "The account's key.", ParameterKind.BASE64, secret=True, schemes=_AZURE
+    ),
     _of(_AZURE, "AZURE_CLIENT_ID", "An application's id, instead of the account's key."),
     _of(_AZURE, "AZURE_CLIENT_SECRET", "The application's secret.", secret=True),
     _of(_AZURE, "AZURE_TENANT_ID", "The application's tenant."),
-    Parameter("AZURE_ENDPOINT", "Another store with the same protocol.", Kind.URL, schemes=_AZURE),
-    Parameter("kerb_ticket", "The Kerberos ticket cache.", Kind.PATH, schemes=_HDFS),
+    Parameter(
+        "AZURE_ENDPOINT", "Another store with the same protocol.", ParameterKind.URL, schemes=_AZURE
+    ),
+    Parameter("kerb_ticket", "The Kerberos ticket cache.", ParameterKind.PATH, schemes=_HDFS),
     replace(CA_CERT, schemes=_WEB),
 )
 

@@ -32,7 +32,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_requests
 from sinks.warehouse.bigquery.errors import sorted_out, translated
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.unreadable import readable
 
 #: Limits of one script and of one transaction, with some room.
@@ -174,13 +174,13 @@ class BigQueryWarehouse(Warehouse):
 
     # ------------------------------------------------------------------ statements
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         """All of it is one transaction, but for rounds of very many tables: then the tables of
         a script are, and the next script goes on with others."""
         for script in _scripts(statements):
             self._script(script)
 
-    def _script(self, statements: Sequence[Statement]) -> None:
+    def _script(self, statements: Sequence[SqlStatement]) -> None:
         lines = [_one_line(statement.sql) for statement in statements]
         if len(lines) > 1:
             lines = ["BEGIN TRANSACTION", *lines, "COMMIT TRANSACTION"]
@@ -211,7 +211,7 @@ class BigQueryWarehouse(Warehouse):
             job_retry=None,
         )
 
-    def _blamed(self, job: bigquery.QueryJob | None, statements: Sequence[Statement]) -> str:
+    def _blamed(self, job: bigquery.QueryJob | None, statements: Sequence[SqlStatement]) -> str:
         """The table of the statement that failed; empty when BigQuery does not tell."""
         if job is None:
             return ""
@@ -336,9 +336,9 @@ class BigQueryWarehouse(Warehouse):
         )
 
 
-def _scripts(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
+def _scripts(statements: Sequence[SqlStatement]) -> Iterator[list[SqlStatement]]:
     """Statements in groups that fit a script; those of one table stay together."""
-    group: list[Statement] = []
+    group: list[SqlStatement] = []
     size, topics = 0, 0
     for i, statement in enumerate(statements):
         new_topic = i == 0 or statement.topic != statements[i - 1].topic

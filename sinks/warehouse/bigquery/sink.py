@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
@@ -37,9 +37,12 @@ class BigQuerySink(PacedSink):
         CREDENTIALS,
         Parameter("gcs_bucket", "Files are loaded from this bucket.", default="sent directly"),
         Parameter(
-            "load_interval", "Seconds between two rounds.", Kind.NUMBER, default=str(INTERVAL)
+            "load_interval",
+            "Seconds between two rounds.",
+            ParameterKind.NUMBER,
+            default=str(INTERVAL),
         ),
-        Parameter("api_endpoint", "Another server, such as an emulator.", Kind.URL),
+        Parameter("api_endpoint", "Another server, such as an emulator.", ParameterKind.URL),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -23,7 +23,7 @@ from urllib3 import PoolManager
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_pools, within
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.unreadable import UNREADABLE, unreadable
 
 # It tells of every failed request itself; what matters comes out as an error of ours.
@@ -152,7 +152,7 @@ class ClickHouse(Warehouse):
 
     # ------------------------------------------------------------------ statements
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         """In order. What a statement did stays when a later one fails: each may be repeated."""
         for statement in statements:
             self._command(statement.sql, "a statement", statement.topic)

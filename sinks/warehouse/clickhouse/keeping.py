@@ -55,7 +55,7 @@ from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import Dialect, Warehouse
 from sinks.warehouse.staging import SEQUENCE, TargetShape
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 ROWS = "_rows_"
 """What the name of a table of rows begins with."""
@@ -124,17 +124,17 @@ class ClickHouseStrategy(Strategy):
 
     def table(
         self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
-    ) -> Table:
+    ) -> TargetTable:
         plain = super().table(warehouse, topic, policy, applied)
         return replace(plain, name=warehouse.name(self.place(topic)), view=plain.name)
 
     def place(self, topic: str) -> str:
         return ROWS + topic
 
-    def has_side(self, table: Table, schema: TableSchema) -> bool:
+    def has_side(self, table: TargetTable, schema: TableSchema) -> bool:
         return False
 
-    def number(self, table: Table, schema: TableSchema) -> str:
+    def number(self, table: TargetTable, schema: TableSchema) -> str:
         return SEQUENCE
 
     def beside(self, topic: str) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class ClickHouseStrategy(Strategy):
     def bookkeeping_names(self) -> tuple[str, ...]:
         return bookkeeping.TABLE, _FACTS
 
-    def empty(self, table: Table) -> list[str]:
+    def empty(self, table: TargetTable) -> list[str]:
         return [f"TRUNCATE TABLE {table.name}"]
 
     def applied(self, warehouse: Warehouse, job: str, name: str) -> AppliedRow:
@@ -181,7 +181,7 @@ class ClickHouseStrategy(Strategy):
 
     # ------------------------------------------------------------------ definitions
 
-    def check(self, table: Table, schema: TableSchema) -> None:
+    def check(self, table: TargetTable, schema: TableSchema) -> None:
         super().check(table, schema)
         taken = [c.name for c in schema.columns if c.name in OURS]
         if taken:
@@ -190,7 +190,7 @@ class ClickHouseStrategy(Strategy):
             why = "history = 'append' needs a table with a key in ClickHouse"
             raise table.refused(schema, why)
 
-    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+    def columns(self, table: TargetTable, schema: TableSchema) -> dict[str, str]:
         d, policy = table.d, table.policy
         number, text, flag = (d.staging_types[kind] for kind in ("int64", "string", "bool"))
         found = {
@@ -207,7 +207,7 @@ class ClickHouseStrategy(Strategy):
             return found | {ORDER: number, ROW: _DIGEST, COPIES: number}
         return found | {IS_DELETED: "UInt8"} | ({DELETED: flag} if policy.soft else {})
 
-    def create(self, table: Table, schema: TableSchema) -> list[str]:
+    def create(self, table: TargetTable, schema: TableSchema) -> list[str]:
         d = table.d
         assert isinstance(d, ClickHouseDialect)
         columns = self.columns(table, schema)
@@ -215,27 +215,29 @@ class ClickHouseStrategy(Strategy):
         ours = [n for n in (SEQUENCE, IS_DELETED, ORDER, COPIES, GONE) if n in columns]
         return [d.sorted_table(table.name, columns, engine, order, ours)]
 
-    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+    def settle(self, table: TargetTable, schema: TableSchema) -> list[str]:
         return [f"CREATE OR REPLACE VIEW {table.view} AS {_shown(table, schema)}"]
 
-    def evolve(self, table: Table, event: SchemaChange, present: Mapping[str, str]) -> list[str]:
+    def evolve(
+        self, table: TargetTable, event: SchemaChange, present: Mapping[str, str]
+    ) -> list[str]:
         _can_follow(table, event)
         steps = [change.sql for change in evolution.changes(table, event, present)]
         return [*steps, *self.settle(table, event.new)]
 
-    def drop(self, table: Table) -> list[str]:
+    def drop(self, table: TargetTable) -> list[str]:
         return [f"DROP VIEW IF EXISTS {table.view}", table.d.drop_table(table.name)]
 
     # ------------------------------------------------------------------ rows
 
-    def readable(self, table: Table) -> str:
+    def readable(self, table: TargetTable) -> str:
         return f"{table.view}"
 
-    def begin(self, table: Table, node: str) -> list[str]:
+    def begin(self, table: TargetTable, node: str) -> list[str]:
         """Nothing: a run that comes late inserts what loses."""
         return []
 
-    def apply(self, table: Table, staged: StagedRows) -> list[str]:
+    def apply(self, table: TargetTable, staged: StagedRows) -> list[str]:
         mode = table.policy.mode(staged.shape.schema)
         if mode is MergeMode.APPEND:
             return [rows.append(table, staged)]
@@ -256,7 +258,9 @@ class ClickHouseStrategy(Strategy):
     def unstage(self, d: Dialect, staging: str, batch: int) -> str:
         return f"ALTER TABLE {staging} DROP PARTITION {batch}"
 
-    def truncate(self, table: Table, shape: TargetShape, at: Timestamp, seq: int) -> list[str]:
+    def truncate(
+        self, table: TargetTable, shape: TargetShape, at: Timestamp, seq: int
+    ) -> list[str]:
         d = table.d
         q = d.quote
         if table.policy.removal is Removal.RECORD:
@@ -272,20 +276,20 @@ class ClickHouseStrategy(Strategy):
 
     # ------------------------------------------------------------------ scans
 
-    def gathers(self, table: Table, shape: TargetShape) -> list[str]:
+    def gathers(self, table: TargetTable, shape: TargetShape) -> list[str]:
         """Batches are moved there, so the table is made as staging is."""
         if table.policy.mode(shape.schema) is not MergeMode.COUNT:
             return []
         create = table.d.create_staging(table.scan, shape.staging_columns(table.d))
         return [table.d.drop_table(table.scan), create]
 
-    def forget_scans(self, table: Table, after: int) -> list[str]:
+    def forget_scans(self, table: TargetTable, after: int) -> list[str]:
         q = table.d.quote
         return [
             f"DELETE FROM {table.name} WHERE {q(OPERATION)} = 'READ' AND {q(SEQUENCE)} > {after}"
         ]
 
-    def end_scan(self, table: Table, shape: TargetShape, at: Timestamp) -> list[str]:
+    def end_scan(self, table: TargetTable, shape: TargetShape, at: Timestamp) -> list[str]:
         q = table.d.quote
         if table.policy.removal is Removal.RECORD:
             return []
@@ -300,7 +304,7 @@ _DIGEST = "FixedString(16)"
 _SHOWN = ("feed", "table_name", "version", "seq", "scanned")
 
 
-def engine_of(table: Table, schema: TableSchema) -> tuple[str, tuple[str, ...]]:
+def engine_of(table: TargetTable, schema: TableSchema) -> tuple[str, tuple[str, ...]]:
     """The engine of a table of rows, and what it is sorted by."""
     q, key = table.d.quote, tuple(c.name for c in schema.key_columns)
     if table.policy.history is History.APPEND:
@@ -327,7 +331,7 @@ def _parts(engine: str) -> tuple[str, str]:
     return (parts[1], parts[2] or "") if parts else ("", "")
 
 
-def _shown(table: Table, schema: TableSchema) -> str:
+def _shown(table: TargetTable, schema: TableSchema) -> str:
     """SELECT of the rows that are, for the view. Columns that others added are shown too."""
     d, policy = table.d, table.policy
     q = d.quote
@@ -361,7 +365,7 @@ def _shown(table: Table, schema: TableSchema) -> str:
     return f"SELECT * EXCEPT ({hidden}){number} FROM {table.name} FINAL"
 
 
-def _can_follow(table: Table, event: SchemaChange) -> None:
+def _can_follow(table: TargetTable, event: SchemaChange) -> None:
     """ClickHouse can alter no column of a sorting key, and a digest is made of all columns."""
     d, old, new = table.d, event.old, event.new
 

@@ -15,7 +15,7 @@ from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.merge import numbered, unapplied, unsent
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, TargetShape, staged_name
-from sinks.warehouse.tables import StagedRows, Table
+from sinks.warehouse.tables import StagedRows, TargetTable
 
 IS_DELETED, ROW, COPIES, GONE, SEEN = "_is_deleted", "_row", "_copies", "_gone", "_seen"
 NEXT, CURRENT, SEEN_LAST, COPY = "_next", "_current", "_last", "_copy"
@@ -28,7 +28,7 @@ OURS = frozenset(
 # ------------------------------------------------------------------------------ one row per key
 
 
-def upsert(table: Table, staged: StagedRows) -> str:
+def upsert(table: TargetTable, staged: StagedRows) -> str:
     """The latest change of each key of a batch, as a row of its version."""
     d, shape, soft = table.d, staged.shape, table.policy.soft
     q = d.quote
@@ -60,7 +60,7 @@ def upsert(table: Table, staged: StagedRows) -> str:
     return f"{sql} WHERE NOT ({gone} AND t.{q(SEQUENCE)} = 0)" if soft else sql
 
 
-def _latest(table: Table, staged: StagedRows, unsent: Sequence[int]) -> str:
+def _latest(table: TargetTable, staged: StagedRows, unsent: Sequence[int]) -> str:
     """SELECT of one row per key: the key as it is kept, the other columns as they were staged."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -86,7 +86,7 @@ def _latest(table: Table, staged: StagedRows, unsent: Sequence[int]) -> str:
     )
 
 
-def _present(table: Table, staged: StagedRows, names: Sequence[str]) -> str:
+def _present(table: TargetTable, staged: StagedRows, names: Sequence[str]) -> str:
     """SELECT of the rows that the target has of the keys of a batch."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -98,7 +98,7 @@ def _present(table: Table, staged: StagedRows, names: Sequence[str]) -> str:
     )
 
 
-def _key(table: Table, shape: TargetShape) -> dict[str, str]:
+def _key(table: TargetTable, shape: TargetShape) -> dict[str, str]:
     """Key column -> its value as it is kept, of a staged row."""
     d = table.d
     return {
@@ -110,7 +110,7 @@ def _keep(place: int) -> str:
     return f"_keep_{place}"
 
 
-def end_rows(table: Table, shape: TargetShape, version: int, where: str) -> str:
+def end_rows(table: TargetTable, shape: TargetShape, version: int, where: str) -> str:
     """Rows end at a version: marked for readers, or for the engine."""
     q = table.d.quote
     if table.policy.soft:
@@ -135,11 +135,11 @@ def _digest(d: Dialect, names: Sequence[str], prefix: str = "") -> str:
     return f"sipHash128(toJSONString(tuple({listed})))"
 
 
-def _counted(table: Table) -> list[str]:
+def _counted(table: TargetTable) -> list[str]:
     return [ROW, COPIES, SEQUENCE, ORDER]
 
 
-def count(table: Table, staged: StagedRows) -> str:
+def count(table: TargetTable, staged: StagedRows) -> str:
     """Each distinct row of the batch with the copies there are of it now."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -169,7 +169,7 @@ def count(table: Table, staged: StagedRows) -> str:
 
 
 def _side(
-    table: Table, staged: StagedRows, prefix: str, one: int, operations: Sequence[str]
+    table: TargetTable, staged: StagedRows, prefix: str, one: int, operations: Sequence[str]
 ) -> str:
     """SELECT of the rows that came (the row after), or of those that went (the row before)."""
     d, names = table.d, staged.shape.names
@@ -184,12 +184,12 @@ def _side(
     )
 
 
-def _typed(table: Table, shape: TargetShape, alias: str) -> list[str]:
+def _typed(table: TargetTable, shape: TargetShape, alias: str) -> list[str]:
     d = table.d
     return [d.rule(c).of(f"{alias}.{d.quote(c.name)}") for c in shape.columns]
 
 
-def no_copies(table: Table, version: int, seq: int, where: str) -> str:
+def no_copies(table: TargetTable, version: int, seq: int, where: str) -> str:
     q = table.d.quote
     ended = f"0 AS {q(COPIES)}, {version} AS {q(SEQUENCE)}, {seq} AS {q(ORDER)}"
     return (
@@ -198,7 +198,7 @@ def no_copies(table: Table, version: int, seq: int, where: str) -> str:
     )
 
 
-def take_place(table: Table, shape: TargetShape, version: int) -> str:
+def take_place(table: TargetTable, shape: TargetShape, version: int) -> str:
     """The copies are those that the scan found."""
     d = table.d
     q = d.quote
@@ -224,7 +224,7 @@ def take_place(table: Table, shape: TargetShape, version: int) -> str:
 # ------------------------------------------------------------------------------- history
 
 
-def append(table: Table, staged: StagedRows) -> str:
+def append(table: TargetTable, staged: StagedRows) -> str:
     d, shape = table.d, staged.shape
     q = d.quote
     names = [*shape.names, SEQUENCE, ORDER, OPERATION, COMMITTED_AT, ROW]
@@ -242,7 +242,7 @@ def append(table: Table, staged: StagedRows) -> str:
     )
 
 
-def _carried(table: Table, staged: StagedRows) -> str:
+def _carried(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of a batch's rows as the target has them. A value that the source did not send is that
     of the version before: of the batch, else of the target (:func:`.history.carried`)."""
     d, shape = table.d, staged.shape
@@ -290,7 +290,7 @@ def _carried(table: Table, staged: StagedRows) -> str:
     )
 
 
-def _before(table: Table, staged: StagedRows) -> str:
+def _before(table: TargetTable, staged: StagedRows) -> str:
     """SELECT of what the target has last of the keys of which the batch lacks values, unless that
     is a delete."""
     d, shape = table.d, staged.shape
@@ -320,7 +320,7 @@ def _before(table: Table, staged: StagedRows) -> str:
     return f"SELECT {names} FROM ({latest}) WHERE {q(_ENDED)} <> 'DELETE'"
 
 
-def versions(table: Table, staged: StagedRows) -> str:
+def versions(table: TargetTable, staged: StagedRows) -> str:
     """One version per key and transaction."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -353,7 +353,7 @@ def versions(table: Table, staged: StagedRows) -> str:
     )
 
 
-def _kept(table: Table, shape: TargetShape, alias: str) -> list[str]:
+def _kept(table: TargetTable, shape: TargetShape, alias: str) -> list[str]:
     """Columns of a row whose key is as it is kept and whose other columns are as staged."""
     d = table.d
     return [
@@ -364,7 +364,7 @@ def _kept(table: Table, shape: TargetShape, alias: str) -> list[str]:
     ]
 
 
-def scanned_versions(table: Table, staged: StagedRows) -> str:
+def scanned_versions(table: TargetTable, staged: StagedRows) -> str:
     """Rows of a scan: a version of those that differ from the current one, else a mark."""
     d, shape = table.d, staged.shape
     q = d.quote
@@ -394,7 +394,7 @@ def scanned_versions(table: Table, staged: StagedRows) -> str:
     )
 
 
-def _current(table: Table, shape: TargetShape) -> str:
+def _current(table: TargetTable, shape: TargetShape) -> str:
     """SELECT of the current versions; more conditions may follow."""
     q = table.d.quote
     key = ", ".join(map(q, shape.key))
@@ -408,7 +408,7 @@ def _current(table: Table, shape: TargetShape) -> str:
     )
 
 
-def end_versions(table: Table, shape: TargetShape, version: int, where: str) -> str:
+def end_versions(table: TargetTable, shape: TargetShape, version: int, where: str) -> str:
     """Current versions end. ``where`` is about ``c``: a key with the number of its current version
     and that at which it was seen last."""
     q = table.d.quote

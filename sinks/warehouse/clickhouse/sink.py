@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse.keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
 from sinks.warehouse.sink import SQLTables, WarehouseSink
 from sinks.warehouse.staging import TargetShape
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 if TYPE_CHECKING:
     from sinks.warehouse.clickhouse.client import ClickHouse
@@ -37,7 +37,7 @@ class ClickHouseTables(SQLTables):
             self.inspect(self.names(target, context), TargetShape(target.schema, target.topic))
         super().check_target(context, target)
 
-    def inspect(self, table: Table, shape: TargetShape) -> None:
+    def inspect(self, table: TargetTable, shape: TargetShape) -> None:
         """Nobody's table is replaced by the view, and rows of another way of keeping (the feed had
         another ``history``) are not mixed with these: by another key they would be lost."""
         engine = self.server.engine(shape.topic)
@@ -74,8 +74,14 @@ class ClickHouseSink(WarehouseSink):
 
     tables: ClassVar[type[SQLTables]] = ClickHouseTables
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("ca_cert_file", "The authority that signed the server's certificate.", Kind.PATH),
-        Parameter("tls_enabled", "Connects by TLS.", Kind.FLAG, default="true with ca_cert_file"),
+        Parameter(
+            "ca_cert_file",
+            "The authority that signed the server's certificate.",
+            ParameterKind.PATH,
+        ),
+        Parameter(
+            "tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="true with ca_cert_file"
+        ),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

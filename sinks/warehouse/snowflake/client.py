@@ -26,7 +26,7 @@ from snowflake.connector.vendored.urllib3 import connectionpool
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, end_answers
 from sinks.warehouse import applied as bookkeeping
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.snowflake.sql import DROP, TEMPORARY, SnowflakeDialect, folded
 from sinks.warehouse.unreadable import UNREADABLE, readable
 
@@ -151,7 +151,7 @@ class _Stand:
     lock: str
 
 
-_BEGIN, _COMMIT = Statement("BEGIN"), Statement("COMMIT")
+_BEGIN, _COMMIT = SqlStatement("BEGIN"), SqlStatement("COMMIT")
 
 
 class SnowflakeWarehouse(Warehouse):
@@ -213,7 +213,7 @@ class SnowflakeWarehouse(Warehouse):
 
     # ------------------------------------------------------------------ statements
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         if len(statements) == 1:
             self._one(statements[0])
             return
@@ -227,7 +227,7 @@ class SnowflakeWarehouse(Warehouse):
         self._one(_BEGIN)
         try:
             if stand is not None:
-                self._one(Statement(stand.lock))
+                self._one(SqlStatement(stand.lock))
                 if self.query(stand.look) != stands:
                     raise ChangefeedError(
                         Code.SINK_BUSY, f"{self.place} is written by somebody else"
@@ -241,7 +241,7 @@ class SnowflakeWarehouse(Warehouse):
         for statement in after:
             self._one(statement)
 
-    def _stand(self, statements: Sequence[Statement]) -> _Stand:
+    def _stand(self, statements: Sequence[SqlStatement]) -> _Stand:
         d = self.dialect
         table = self.name(bookkeeping.TABLE)
         topics = ", ".join(sorted({d.literal(s.topic) for s in statements}))
@@ -253,7 +253,7 @@ class SnowflakeWarehouse(Warehouse):
             f"UPDATE {table} SET {node} = {node} {where}",
         )
 
-    def _one(self, statement: Statement) -> None:
+    def _one(self, statement: SqlStatement) -> None:
         with self._translated("a statement", statement.topic):
             self._execute(statement.sql)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.uri import SinkURL
 from sinks.warehouse.paced import PacedSink, take_interval
 
@@ -22,14 +22,17 @@ class SnowflakeSink(PacedSink):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("warehouse", "The virtual warehouse that runs the statements."),
         Parameter("role", "The role of the session."),
-        Parameter("private_key", "The user's private key, PEM.", Kind.BASE64, secret=True),
+        Parameter("private_key", "The user's private key, PEM.", ParameterKind.BASE64, secret=True),
         Parameter("passphrase", "What the private key is encrypted with.", secret=True),
         Parameter("token", "An OAuth token, or a programmatic access token.", secret=True),
         Parameter("authenticator", "How to log in, as Snowflake's client has it."),
         Parameter(
-            "load_interval", "Seconds between two rounds.", Kind.NUMBER, default=str(INTERVAL)
+            "load_interval",
+            "Seconds between two rounds.",
+            ParameterKind.NUMBER,
+            default=str(INTERVAL),
         ),
-        Parameter("api_endpoint", "Another server, such as a stand-in.", Kind.URL),
+        Parameter("api_endpoint", "Another server, such as a stand-in.", ParameterKind.URL),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

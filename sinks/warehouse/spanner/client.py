@@ -32,7 +32,7 @@ from google.rpc import error_details_pb2
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.warehouse.dialect import Statement, Warehouse
+from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.spanner.rows import Key, TooLarge, Value
 from sinks.warehouse.spanner.sql import SpannerDialect
 
@@ -56,7 +56,7 @@ _KEYS = 1_000
 Result = TypeVar("Result")
 
 
-class Transaction:
+class SpannerTransaction:
     """One read-write transaction: reads at once, writes when it commits."""
 
     def __init__(self, server: Spanner, session: str, id: bytes) -> None:
@@ -256,7 +256,7 @@ class Spanner(Warehouse):
 
     # ------------------------------------------------------------------ transactions
 
-    def transact(self, work: Callable[[Transaction], Result], *topics: str) -> Result:
+    def transact(self, work: Callable[[SpannerTransaction], Result], *topics: str) -> Result:
         """Run ``work`` in a transaction, again when Spanner aborted it; durable on return.
 
         Args:
@@ -279,13 +279,13 @@ class Spanner(Warehouse):
             self._clock.sleep(max(wanted, pause * random.uniform(0.5, 1.0)))
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, work: Callable[[Transaction], Result]) -> Result:
+    def _attempt(self, work: Callable[[SpannerTransaction], Result]) -> Result:
         client = self._connected
         options = types.TransactionOptions(read_write=types.TransactionOptions.ReadWrite())
         begun = client.begin_transaction(
             session=self._session, options=options, retry=None, timeout=_CALL
         )
-        transaction = Transaction(self, self._session, begun.id)
+        transaction = SpannerTransaction(self, self._session, begun.id)
         try:
             result = work(transaction)
         except BaseException:
@@ -345,7 +345,7 @@ class Spanner(Warehouse):
 
     # ------------------------------------------------------------------ definitions and looks
 
-    def run(self, statements: Sequence[Statement]) -> None:
+    def run(self, statements: Sequence[SqlStatement]) -> None:
         """Definitions, in order, in one operation: Spanner takes some seconds for each of those."""
         if not statements:
             return

@@ -14,12 +14,12 @@ from sinks.merged.rows import last_of
 from sinks.warehouse.pending import PendingRows
 from sinks.warehouse.spanner import keeping
 from sinks.warehouse.spanner.keeping import TransactionRows
-from sinks.warehouse.spanner.rows import Stretch, TooLarge, Wire, cut
+from sinks.warehouse.spanner.rows import RowStretch, RowWire, TooLarge, cut
 from sinks.warehouse.spanner.tables import SpannerTables
 from sinks.warehouse.staging import SEQUENCE
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner.client import Transaction
+    from sinks.warehouse.spanner.client import SpannerTransaction
 
 
 class CommitWriter:
@@ -72,9 +72,9 @@ class CommitWriter:
         """Rows of a round, commit by commit."""
         pending, staged = [p for p, _ in gathered], [rows for _, rows in gathered]
         most = [keeping.most_cells(p.table, p.shape.schema) for p in pending]
-        wires = [Wire.of(p.shape, self._tables.server.dialect) for p in pending]
+        wires = [RowWire.of(p.shape, self._tables.server.dialect) for p in pending]
 
-        def rows(stretch: Stretch) -> tuple[PendingRows, TransactionRows]:
+        def rows(stretch: RowStretch) -> tuple[PendingRows, TransactionRows]:
             i, places = stretch.part, stretch.rows
             if places[-1] - places[0] + 1 == len(places):
                 taken = staged[i].slice(places[0], len(places))
@@ -110,7 +110,7 @@ class CommitWriter:
                 last = last_of(part.rows[SEQUENCE], part.rows[ORDER])
                 tops[pending.table.topic] = before.latest(last)
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             found: dict[str, AppliedVersion] = {}
             for pending, part in parts:
                 topic = pending.table.topic

@@ -31,14 +31,14 @@ from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Warehouse
-from sinks.warehouse.spanner.rows import Key, Value, Wire, digests
+from sinks.warehouse.spanner.rows import Key, RowWire, Value, digests
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE
 from sinks.warehouse.strategy import Strategy
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner.client import Transaction
+    from sinks.warehouse.spanner.client import SpannerTransaction
 
 FACTS = "changefeed_applied"
 """The table that says how far each table is."""
@@ -74,7 +74,7 @@ class SpannerStrategy(Strategy):
 
     def table(
         self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
-    ) -> Table:
+    ) -> TargetTable:
         plain = super().table(warehouse, topic, policy, applied)
         return replace(plain, side=warehouse.name(side_of(topic)))
 
@@ -97,7 +97,7 @@ class SpannerStrategy(Strategy):
         d = warehouse.dialect
         return [d.create_table(warehouse.name(FACTS), bookkeeping.columns(d), ("id",))]
 
-    def check(self, table: Table, schema: TableSchema) -> None:
+    def check(self, table: TargetTable, schema: TableSchema) -> None:
         super().check(table, schema)
         if not _NAME.fullmatch(table.topic):
             why = f"Spanner allows no table {table.topic}: {_ALLOWED}"
@@ -114,22 +114,22 @@ class SpannerStrategy(Strategy):
             why = "sequence_column = 'none' needs a table with a key in Spanner"
             raise table.refused(schema, why)
 
-    def columns(self, table: Table, schema: TableSchema) -> dict[str, str]:
+    def columns(self, table: TargetTable, schema: TableSchema) -> dict[str, str]:
         found = table.columns(schema)
         return {ROW: "STRING(32)", COPY: "INT64"} | found if schema.keyless else found
 
-    def create(self, table: Table, schema: TableSchema) -> list[str]:
+    def create(self, table: TargetTable, schema: TableSchema) -> list[str]:
         made = table.d.create_table(table.name, self.columns(table, schema), key_of(schema))
         if not table.has_side(schema):
             return [made]
         return [table.d.drop_table(table.side), create_side(table, schema), made]
 
-    def settle(self, table: Table, schema: TableSchema) -> list[str]:
+    def settle(self, table: TargetTable, schema: TableSchema) -> list[str]:
         """Nothing: a definition takes seconds, so the sink looks before."""
         return []
 
 
-def create_side(table: Table, schema: TableSchema) -> str:
+def create_side(table: TargetTable, schema: TableSchema) -> str:
     """Definition of the table that keeps the numbers."""
     return table.d.create_table(table.side, table.side_columns(schema), key_of(schema))
 
@@ -146,7 +146,9 @@ def spelled(names: Iterable[str], present: Mapping[str, str]) -> dict[str, str]:
     return {ours.get(name.casefold(), name): kind for name, kind in present.items()}
 
 
-def to_follow(table: Table, event: SchemaChange, present: Mapping[str, str]) -> dict[str, str]:
+def to_follow(
+    table: TargetTable, event: SchemaChange, present: Mapping[str, str]
+) -> dict[str, str]:
     """A target's columns, in their order there, as a change of shape is to find them.
 
     A column moved aside (:func:`.evolution.aside_name`) that stands behind the one it has its
@@ -163,7 +165,7 @@ def to_follow(table: Table, event: SchemaChange, present: Mapping[str, str]) -> 
     return found
 
 
-def refuse_exchange(table: Table, event: SchemaChange) -> None:
+def refuse_exchange(table: TargetTable, event: SchemaChange) -> None:
     """Names that go from one column to another in one change of shape. A column is renamed in
     steps here, and a repeated change could not tell which columns already have their new name.
 
@@ -189,7 +191,7 @@ def refuse_exchange(table: Table, event: SchemaChange) -> None:
             raise evolution.refused(table, event.new, why)
 
 
-def refuse_change(table: Table, schema: TableSchema, change: evolution.Change) -> None:
+def refuse_change(table: TargetTable, schema: TableSchema, change: evolution.EvolutionStep) -> None:
     """What Spanner cannot alter.
 
     Raises:
@@ -207,7 +209,7 @@ def refuse_change(table: Table, schema: TableSchema, change: evolution.Change) -
 # ------------------------------------------------------------------------------- how far it is
 
 
-def read_progress(transaction: Transaction, id: str) -> AppliedVersion | None:
+def read_progress(transaction: SpannerTransaction, id: str) -> AppliedVersion | None:
     """How far a table is; None where that is new. Whoever else reads it to write waits."""
     for row in transaction.read(FACTS, _PROGRESS, [(id,)]):
         version, seq, _ = (int(str(value or 0)) for value in row)
@@ -215,12 +217,12 @@ def read_progress(transaction: Transaction, id: str) -> AppliedVersion | None:
     return None
 
 
-def reset(transaction: Transaction, id: str) -> None:
+def reset(transaction: SpannerTransaction, id: str) -> None:
     """The target is new and empty: nothing was applied to it."""
     transaction.update(FACTS, ("id", *_PROGRESS), [(id, "0", "0", "0")])
 
 
-def advance(transaction: Transaction, id: str, node: str, applied: AppliedVersion) -> None:
+def advance(transaction: SpannerTransaction, id: str, node: str, applied: AppliedVersion) -> None:
     """Everything up to this change is applied."""
     values: tuple[Value, ...] = (id, str(applied.version), str(applied.seq or 0), node)
     transaction.update(FACTS, ("id", "version", "seq", "node"), [values])
@@ -240,8 +242,8 @@ class TransactionRows:
         scan: they are of a scan.
     """
 
-    table: Table
-    wire: Wire
+    table: TargetTable
+    wire: RowWire
     rows: pa.Table
     scan: bool
 
@@ -257,7 +259,7 @@ class TransactionRows:
         return replace(self, rows=self.rows.filter(later))
 
 
-def apply(transaction: Transaction, rows: TransactionRows) -> None:
+def apply(transaction: SpannerTransaction, rows: TransactionRows) -> None:
     """Rows become part of the target."""
     if not rows.rows.num_rows:
         return
@@ -269,7 +271,7 @@ def apply(transaction: Transaction, rows: TransactionRows) -> None:
         _count(transaction, rows)
 
 
-def most_cells(table: Table, schema: TableSchema) -> int:
+def most_cells(table: TargetTable, schema: TableSchema) -> int:
     """Mutations that one change is at most."""
     columns = len(schema.columns) + len(table.extra())
     if schema.keyless:
@@ -277,7 +279,7 @@ def most_cells(table: Table, schema: TableSchema) -> int:
     return columns + (len(schema.key) + 1 if table.has_side(schema) else 0)
 
 
-def _merge(transaction: Transaction, batch: TransactionRows) -> None:
+def _merge(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """The changes of each key from its last whole row or delete on, in their order."""
     table, wire, rows = batch.table, batch.wire, batch.rows
     shape, policy = wire.shape, table.policy
@@ -341,7 +343,7 @@ def _merge(transaction: Transaction, batch: TransactionRows) -> None:
 
 
 def _begun(
-    transaction: Transaction,
+    transaction: SpannerTransaction,
     batch: TransactionRows,
     chains: Mapping[Key, list[int]],
     gone: Sequence[bool],
@@ -367,7 +369,7 @@ def _begun(
 
 
 def _stored(
-    transaction: Transaction, batch: TransactionRows, keys: Sequence[Key]
+    transaction: SpannerTransaction, batch: TransactionRows, keys: Sequence[Key]
 ) -> dict[Key, int]:
     """Key -> the number of its row in the target."""
     table, shape = batch.table, batch.wire.shape
@@ -379,7 +381,7 @@ def _stored(
 
 
 def _upsert(
-    transaction: Transaction,
+    transaction: SpannerTransaction,
     batch: TransactionRows,
     names: Sequence[str],
     missing: str | None,
@@ -395,7 +397,7 @@ def _upsert(
 
 
 def _mark(
-    transaction: Transaction, batch: TransactionRows, gone: Sequence[tuple[Key, int]]
+    transaction: SpannerTransaction, batch: TransactionRows, gone: Sequence[tuple[Key, int]]
 ) -> None:
     """Rows stay, marked as deleted."""
     table, key = batch.table, batch.wire.shape.key
@@ -410,7 +412,7 @@ def _mark(
 # ------------------------------------------------------------------------------- no key
 
 
-def _count(transaction: Transaction, batch: TransactionRows) -> None:
+def _count(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """Copies that came less copies that went, of each distinct row."""
     operation = batch.rows[OPERATION]
     net: Counter[str] = Counter()
@@ -434,7 +436,7 @@ def _count(transaction: Transaction, batch: TransactionRows) -> None:
     transaction.delete(batch.table.topic, gone)
 
 
-def _gather(transaction: Transaction, batch: TransactionRows) -> None:
+def _gather(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """Each row of a scan is the next copy of this scan."""
     marks, values = _distinct(batch, batch.rows, "")
     version = batch.rows[SEQUENCE][0].as_py()
@@ -461,7 +463,10 @@ def _distinct(
 
 
 def _copies(
-    transaction: Transaction, table: Table, marks: Sequence[str], version: int | None = None
+    transaction: SpannerTransaction,
+    table: TargetTable,
+    marks: Sequence[str],
+    version: int | None = None,
 ) -> Mapping[str, int]:
     """How many copies of these rows there are; of a scan's version: how many it wrote already."""
     if not marks:
@@ -478,7 +483,7 @@ def _copies(
 # ------------------------------------------------------------------------------- whole tables
 
 
-def end_all(table: Table, version: int, older: str) -> str:
+def end_all(table: TargetTable, version: int, older: str) -> str:
     """Rows whose number is ``older`` (``<`` or ``<=``) than a version go, or are marked."""
     q = table.d.quote
     number = q(table.sequence)
@@ -488,7 +493,7 @@ def end_all(table: Table, version: int, older: str) -> str:
     return f"UPDATE {table.name} SET {q(DELETED)} = TRUE, {number} = {version} WHERE {where}"
 
 
-def not_scanned(table: Table, key: Sequence[str], version: int, most: int) -> str:
+def not_scanned(table: TargetTable, key: Sequence[str], version: int, most: int) -> str:
     """SELECT of keys that a scan did not find, where a table beside has the numbers."""
     d = table.d
     q = d.quote
@@ -501,7 +506,7 @@ def not_scanned(table: Table, key: Sequence[str], version: int, most: int) -> st
     )
 
 
-def _soft(table: Table) -> bool:
+def _soft(table: TargetTable) -> bool:
     return table.policy.soft
 
 
@@ -513,7 +518,11 @@ def _older(number: str, older: str, version: int, live: str) -> str:
 
 
 def end_rows(
-    transaction: Transaction, table: Table, names: Sequence[str], keys: Sequence[Key], version: int
+    transaction: SpannerTransaction,
+    table: TargetTable,
+    names: Sequence[str],
+    keys: Sequence[Key],
+    version: int,
 ) -> None:
     """Rows of these keys go, or are marked, and their numbers with them."""
     side = side_of(table.topic)
@@ -525,14 +534,14 @@ def end_rows(
     transaction.upsert(side, (*names, SEQUENCE), [(*key, str(version)) for key in keys])
 
 
-def not_of_this_scan(table: Table, version: int) -> str:
+def not_of_this_scan(table: TargetTable, version: int) -> str:
     """Rows that have a scan's number without it: of the change that it follows, or of an attempt
     of it that broke off. They are told apart by one less."""
     number = table.d.quote(table.sequence)
     return f"UPDATE {table.name} SET {number} = {version - 1} WHERE {number} = {version}"
 
 
-def copy_column(table: Table, old: str, new: str) -> str:
+def copy_column(table: TargetTable, old: str, new: str) -> str:
     """A column that takes another's place gets its values, instead of what an earlier attempt may
     have left there."""
     q = table.d.quote

@@ -92,14 +92,14 @@ def canonical(sql: str, value: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class Wire:
+class RowWire:
     """How the rows of a shape travel: names and SQL types of its columns."""
 
     shape: TargetShape
     types: tuple[str, ...]
 
     @classmethod
-    def of(cls, shape: TargetShape, d: SpannerDialect) -> Wire:
+    def of(cls, shape: TargetShape, d: SpannerDialect) -> RowWire:
         """Of a shape as the dialect keeps it."""
         keyed = not shape.keyless
         rules = (
@@ -154,7 +154,7 @@ class TooLarge(ChangefeedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RowStretch:
     """Consecutive rows of one part of a round."""
 
     part: int
@@ -163,7 +163,7 @@ class Stretch:
 
 def cut(
     parts: Sequence[tuple[pa.Table, int]], most_cells: int, most_bytes: int
-) -> Iterator[list[Stretch]]:
+) -> Iterator[list[RowStretch]]:
     """A round as commits, in the order of the log.
 
     ``parts`` are staged rows and how many mutations a row of them is at most. A commit ends between
@@ -184,7 +184,7 @@ def cut(
     ends = np.append(np.flatnonzero(version[1:] != version[:-1]) + 1, len(version))
     for begin, end in _commits(cost, ends):
         yield [
-            Stretch(number, row[begin:end][part[begin:end] == number])
+            RowStretch(number, row[begin:end][part[begin:end] == number])
             for number in range(len(parts))
             if (part[begin:end] == number).any()
         ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import History
@@ -29,13 +29,13 @@ from sinks.warehouse.pending import PendingRows
 from sinks.warehouse.spanner import keeping
 from sinks.warehouse.spanner.commits import CommitWriter
 from sinks.warehouse.spanner.keeping import FACTS, SpannerStrategy
-from sinks.warehouse.spanner.rows import TooLarge, Wire
+from sinks.warehouse.spanner.rows import RowWire, TooLarge
 from sinks.warehouse.spanner.tables import SpannerTables
 from sinks.warehouse.staging import TargetShape
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner.client import Spanner, Transaction
+    from sinks.warehouse.spanner.client import Spanner, SpannerTransaction
 
 
 class SpannerSink(DatabaseSink):
@@ -48,7 +48,7 @@ class SpannerSink(DatabaseSink):
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         CREDENTIALS,
-        Parameter("endpoint", "An emulator on this machine, host:port.", Kind.URL),
+        Parameter("endpoint", "An emulator on this machine, host:port.", ParameterKind.URL),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
@@ -131,7 +131,7 @@ class SpannerSink(DatabaseSink):
         self._tables.connect()
         ids = [self._tables.names(target).applied.id for target in self._opened.targets]
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             there = list(transaction.read(FACTS, ("id",), [(each,) for each in ids]))
             transaction.update(FACTS, ("id", "resolved"), [(row[0], str(mark.at)) for row in there])
 
@@ -146,7 +146,7 @@ class SpannerSink(DatabaseSink):
                 return
             self._end_all(table, shape, event.at.version, "<=")
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             if self._tables.progress(transaction, table).covers(place):
                 return
             if not self._policy.soft:
@@ -158,16 +158,16 @@ class SpannerSink(DatabaseSink):
         with self._tables.errors():
             self.server.transact(work, table.topic)
 
-    def _end_all(self, table: Table, shape: TargetShape, version: int, older: str) -> None:
+    def _end_all(self, table: TargetTable, shape: TargetShape, version: int, older: str) -> None:
         """Rows older than a version go, or are marked; cut short, it may come again."""
         if not table.has_side(shape.schema):
             with self._tables.errors():
                 self.server.change_all(keeping.end_all(table, version, older), table.topic)
             return
-        wire = Wire.of(shape, self.server.dialect)
+        wire = RowWire.of(shape, self.server.dialect)
         below = version + 1 if older == "<=" else version
 
-        def work(transaction: Transaction) -> int:
+        def work(transaction: SpannerTransaction) -> int:
             # Keys of 8 kB each in an answer of 10 MB at most.
             most = max(1, min(1_000, self.commits.most_cells // (len(shape.key) + 1) // 2))
             sql = keeping.not_scanned(table, shape.key, below, most)
@@ -221,7 +221,7 @@ class SpannerSink(DatabaseSink):
                 self._keeps_digests(table, event)
             self._change(table, changes, present)
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             if not self._tables.progress(transaction, table).covers(place):
                 keeping.advance(transaction, table.applied.id, self._opened.node, place)
 
@@ -229,7 +229,7 @@ class SpannerSink(DatabaseSink):
             server.transact(work, table.topic)
 
     def _change(
-        self, table: Table, changes: Sequence[evolution.Change], types: dict[str, str]
+        self, table: TargetTable, changes: Sequence[evolution.EvolutionStep], types: dict[str, str]
     ) -> None:
         d = self.server.dialect
         waiting: list[str] = []
@@ -247,7 +247,7 @@ class SpannerSink(DatabaseSink):
             waiting = [d.drop_column(table.name, change.old)]
         self._tables.define(waiting, table.topic)
 
-    def _keeps_digests(self, table: Table, event: SchemaChange) -> None:
+    def _keeps_digests(self, table: TargetTable, event: SchemaChange) -> None:
         """A row without a key is found by its values: those that it has may not change."""
         new = {c.ref: c for c in event.new.columns}
         for column in event.old.columns:
@@ -264,7 +264,7 @@ class SpannerSink(DatabaseSink):
             self._end_all(table, shape, at.version, "<")
         whole = AppliedVersion(at.version, bookkeeping.LAST)
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             row = table.applied.id
             if not self._tables.progress(transaction, table).covers(whole):
                 keeping.advance(transaction, row, self._opened.node, whole)

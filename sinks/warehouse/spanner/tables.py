@@ -10,16 +10,16 @@ from changefeed.core.schema import TableSchema
 from sinks.base import Target
 from sinks.merged.applied import AppliedVersion
 from sinks.ownership import Claim
-from sinks.warehouse.dialect import Statement
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.feed_tables import FeedTables, KnownTable
 from sinks.warehouse.owning import TargetContent
 from sinks.warehouse.spanner import keeping
 from sinks.warehouse.spanner.keeping import FACTS
 from sinks.warehouse.staging import TargetShape
-from sinks.warehouse.tables import Table
+from sinks.warehouse.tables import TargetTable
 
 if TYPE_CHECKING:
-    from sinks.warehouse.spanner.client import Spanner, Transaction
+    from sinks.warehouse.spanner.client import Spanner, SpannerTransaction
 
 
 class SpannerTables(FeedTables):
@@ -39,7 +39,7 @@ class SpannerTables(FeedTables):
         self.server.check_dialect()
         super().make_bookkeeping()
 
-    def progress(self, transaction: Transaction, table: Table) -> AppliedVersion:
+    def progress(self, transaction: SpannerTransaction, table: TargetTable) -> AppliedVersion:
         """How far a table is.
 
         Raises:
@@ -54,14 +54,14 @@ class SpannerTables(FeedTables):
         return found
 
     def take(
-        self, table: Table, target: Target, schema: TableSchema, content: TargetContent
+        self, table: TargetTable, target: Target, schema: TableSchema, content: TargetContent
     ) -> None:
         row, feed = table.applied.id, self.context.feed
         if content.claim is Claim.REPLACE:
             with self.errors():
                 self.server.change_all(f"DELETE FROM {table.name} WHERE TRUE", target.topic)
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: SpannerTransaction) -> None:
             stale = [(each,) for each in content.stale if each != row]
             if stale:
                 transaction.delete(FACTS, stale)
@@ -79,7 +79,7 @@ class SpannerTables(FeedTables):
                 lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic
             )
 
-    def inspect(self, table: Table, shape: TargetShape) -> None:
+    def inspect(self, table: TargetTable, shape: TargetShape) -> None:
         """A table of that name has the key that rows are found by."""
         found, wanted = self.server.key(shape.topic), keeping.key_of(shape.schema)
         if not found:
@@ -101,4 +101,4 @@ class SpannerTables(FeedTables):
 
     def define(self, statements: Sequence[str], topic: str) -> None:
         with self.errors():
-            self.server.run([Statement(sql, topic) for sql in statements])
+            self.server.run([SqlStatement(sql, topic) for sql in statements])

@@ -13,7 +13,7 @@ from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.address import Address
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, Session
+from changefeed.sources.debezium.jdbc import Driver, JdbcSession
 
 #: The name of the engine and the prefix of its topics: part of what it stores.
 PREFIX = "changefeed"
@@ -67,7 +67,7 @@ class Connector(ABC):
         """Properties of the connector that reads tables once."""
         return {"snapshot.mode": "initial_only", "table.include.list": _regexes(self, tables)}
 
-    def scanned(self, session: Session, properties: Mapping[str, str]) -> None:  # noqa: B027
+    def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:  # noqa: B027
         """Remove what the connector that read tables once has left."""
 
     @abstractmethod
@@ -94,11 +94,11 @@ class Connector(ABC):
         """The place of a transaction, by its last row and the offset of its end."""
 
     @abstractmethod
-    def current(self, session: Session) -> Position:
+    def current(self, session: JdbcSession) -> Position:
         """See :meth:`changefeed.sources.base.Source.current_position`."""
 
     @abstractmethod
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         """Which database this is."""
 
     def transaction_id(self, source: Mapping[str, Any]) -> int:
@@ -115,19 +115,21 @@ class Connector(ABC):
         return {}
 
     @abstractmethod
-    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+    def begin(
+        self, session: JdbcSession, memo: Mapping[str, Any]
+    ) -> tuple[Position, Offset | None]:
         """Where a new log begins, after :meth:`hold`."""
 
     def hold(  # noqa: B027
-        self, session: Session, memo: Mapping[str, Any], tables: Sequence[TableName]
+        self, session: JdbcSession, memo: Mapping[str, Any], tables: Sequence[TableName]
     ) -> None:
         """Make the database send the tables, where it must be told. Idempotent."""
 
-    def still_held(self, session: Session, memo: Mapping[str, Any]) -> bool:
+    def still_held(self, session: JdbcSession, memo: Mapping[str, Any]) -> bool:
         """What makes the database keep its log is there."""
         return True
 
-    def release(self, session: Session, memo: Mapping[str, Any]) -> None:  # noqa: B027
+    def release(self, session: JdbcSession, memo: Mapping[str, Any]) -> None:  # noqa: B027
         """Remove what :meth:`hold` made. Idempotent."""
 
     def holds(self, memo: Mapping[str, Any]) -> str:
@@ -137,27 +139,27 @@ class Connector(ABC):
     # -- tables ----------------------------------------------------------------------
 
     @abstractmethod
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         """Schema and name of every table that could be watched."""
 
     @abstractmethod
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         """A table as it is now; None when there is none."""
 
-    def sizes(self, session: Session) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Estimates of rows and bytes by table, where the database has them."""
         return {}
 
     @abstractmethod
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         """The schema of names without one."""
 
-    def server_problems(self, session: Session) -> list[ChangefeedError]:
+    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
         """Why nothing can be captured from this server."""
         return []
 
     def table_problems(
-        self, session: Session, table: TableSchema, watch: Watch
+        self, session: JdbcSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         """Why a table that is there cannot be captured."""
         return []

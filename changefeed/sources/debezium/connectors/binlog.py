@@ -13,7 +13,7 @@ from changefeed.core.schema import Column, TableName
 from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, Session
+from changefeed.sources.debezium.jdbc import Driver, JdbcSession
 
 _SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 #: DATA_TYPE -> neutral type, where Debezium's connector sends it so.
@@ -112,7 +112,7 @@ class _Binlog(Connector):
         # Where it begins, and the log ended before it: one byte more is inside of it.
         return place_of(source["file"], int(source["pos"]) + 1)
 
-    def _end(self, session: Session) -> tuple[str, int, str]:
+    def _end(self, session: JdbcSession) -> tuple[str, int, str]:
         """File, offset and GTIDs where the binlog ends now."""
         for sql in ("SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"):
             try:
@@ -130,21 +130,23 @@ class _Binlog(Connector):
             hint="set log_bin in the server's configuration, then restart it.",
         )
 
-    def current(self, session: Session) -> Position:
+    def current(self, session: JdbcSession) -> Position:
         file, offset, _ = self._end(session)
         return place_of(file, offset)
 
-    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+    def begin(
+        self, session: JdbcSession, memo: Mapping[str, Any]
+    ) -> tuple[Position, Offset | None]:
         file, offset, gtids = self._end(session)
         told = {"file": file, "pos": offset}
         if gtids := self._gtids(session, file, offset, gtids):
             told["gtids"] = gtids.replace("\n", "")
         return place_of(file, offset), ({"server": PREFIX}, told)
 
-    def _gtids(self, session: Session, file: str, offset: int, executed: str) -> str:
+    def _gtids(self, session: JdbcSession, file: str, offset: int, executed: str) -> str:
         return executed
 
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         hidden = ", ".join(map(text, _SYSTEM))
         only = f" AND TABLE_SCHEMA = {text(self.address.database)}" if self.address.database else ""
         rows = session.rows(
@@ -153,7 +155,7 @@ class _Binlog(Connector):
         )
         return [(str(schema), str(name)) for schema, name in rows]
 
-    def sizes(self, session: Session) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(
             "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_ROWS, DATA_LENGTH"
             " FROM information_schema.TABLES"
@@ -161,7 +163,7 @@ class _Binlog(Connector):
         )
         return {(str(s), str(n)): (int(count or 0), int(size or 0)) for s, n, count, size in rows}
 
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         where = f"TABLE_SCHEMA = {text(schema)} AND TABLE_NAME = {text(name)}"
         columns = session.rows(
             "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, NUMERIC_PRECISION,"
@@ -195,10 +197,10 @@ class _Binlog(Connector):
             return _UNSIGNED.get(data_type, _LOGICAL.get(data_type, "text"))
         return _LOGICAL.get(data_type, "text")
 
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         return self.address.database
 
-    def server_problems(self, session: Session) -> list[ChangefeedError]:
+    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
         wanted = {"log_bin": "ON", "binlog_format": "ROW", "binlog_row_image": "FULL"}
         rows = session.rows(
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN"
@@ -231,10 +233,10 @@ class MariaDB(_Binlog):
         {"permitMysqlScheme": "true", "allowPublicKeyRetrieval": "true"},
     )
 
-    def _gtids(self, session: Session, file: str, offset: int, executed: str) -> str:
+    def _gtids(self, session: JdbcSession, file: str, offset: int, executed: str) -> str:
         return session.value(f"SELECT BINLOG_GTID_POS({text(file)}, {offset})")
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         row = session.rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
         return str(row[0][1]) if row else str(self.address)
 
@@ -251,5 +253,5 @@ class MySQL(_Binlog):
         {"allowPublicKeyRetrieval": "true", "sslMode": "PREFERRED"},
     )
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         return session.value("SELECT @@global.server_uuid")

@@ -16,7 +16,7 @@ from changefeed.sources.base import Watch
 from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
 from changefeed.sources.debezium.connectors.described import described
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, Session, text
+from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
 
 def place_of(lsn: str) -> Position:
@@ -47,7 +47,7 @@ class _ChangeTables(Connector):
     def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
         return place_of(str(source["commit_lsn"]))
 
-    def current(self, session: Session) -> Position:
+    def current(self, session: JdbcSession) -> Position:
         found = session.value(self.newest)
         if not found:
             raise self._no_job()
@@ -63,7 +63,9 @@ class _ChangeTables(Connector):
     #: The statements that make the database capture, for hints.
     setup: str
 
-    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+    def begin(
+        self, session: JdbcSession, memo: Mapping[str, Any]
+    ) -> tuple[Position, Offset | None]:
         place = self.current(session)
         offset = {"commit_lsn": place, "change_lsn": None, "event_serial_no": 0}
         return place, (self.partition(), offset)
@@ -118,26 +120,26 @@ class SQLServer(_ChangeTables):
     def debezium_name(self, table: TableName) -> str:
         return f"{table.schema}.{table.name}"
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         return session.value(
             "SELECT CONVERT(varchar(36), family_guid) FROM sys.database_recovery_status"
             " WHERE database_id = DB_ID()"
         )
 
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         rows = session.rows(
             "SELECT s.name, t.name FROM sys.tables t JOIN sys.schemas s"
             " ON s.schema_id = t.schema_id WHERE t.is_ms_shipped = 0 AND s.name <> 'cdc'"
         )
         return [(str(schema), str(name)) for schema, name in rows]
 
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         return described(session, self.address.database, schema, name, dict(self._NAMES))
 
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT SCHEMA_NAME()")
 
-    def server_problems(self, session: Session) -> list[ChangefeedError]:
+    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
         enabled = session.value("SELECT is_cdc_enabled FROM sys.databases WHERE name = DB_NAME()")
         if enabled in ("1", "true"):
             return []
@@ -150,7 +152,7 @@ class SQLServer(_ChangeTables):
         ]
 
     def table_problems(
-        self, session: Session, table: TableSchema, watch: Watch
+        self, session: JdbcSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         tracked = session.value(
@@ -198,24 +200,24 @@ class Db2(_ChangeTables):
     def debezium_name(self, table: TableName) -> str:
         return f"{table.schema}.{table.name}"
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         return session.value("SELECT CURRENT SERVER FROM SYSIBM.SYSDUMMY1") + f"@{self.address}"
 
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         rows = session.rows(
             "SELECT RTRIM(TABSCHEMA), TABNAME FROM SYSCAT.TABLES WHERE TYPE = 'T'"
             " AND TABSCHEMA NOT LIKE 'SYS%' AND TABSCHEMA <> 'ASNCDC'"
         )
         return [(str(schema), str(name)) for schema, name in rows]
 
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         return described(session, None, schema, name, dict(self._NAMES))
 
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT RTRIM(CURRENT SCHEMA) FROM SYSIBM.SYSDUMMY1")
 
     def table_problems(
-        self, session: Session, table: TableSchema, watch: Watch
+        self, session: JdbcSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         if session.rows(

@@ -7,7 +7,7 @@ from typing import Any
 from changefeed.core.schema import Column
 from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import TableDescription
-from changefeed.sources.debezium.jdbc import Session
+from changefeed.sources.debezium.jdbc import JdbcSession
 
 #: java.sql.Types -> neutral type.
 _LOGICAL = {
@@ -34,7 +34,7 @@ _NUMERIC = (2, 3)
 
 
 def described(
-    session: Session, catalog: str | None, schema: str, table: str, names: dict[str, str]
+    session: JdbcSession, catalog: str | None, schema: str, table: str, names: dict[str, str]
 ) -> TableDescription | None:
     """A table; ``names``: neutral types by the driver's name of the type, before its number."""
     told = session.columns(catalog, schema, table)

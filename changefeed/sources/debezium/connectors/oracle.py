@@ -13,7 +13,7 @@ from changefeed.sources.base import Watch
 from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
 from changefeed.sources.debezium.connectors.described import described
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, Session, text
+from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
 #: The SCN in front of each part of what Debezium calls ``commit_scn``: one of every redo thread.
 _SCN = re.compile(r"(?:^|,)(\d+)")
@@ -70,33 +70,35 @@ class Oracle(Connector):
         known = [int(n) for n in _SCN.findall(str(source.get("commit_scn") or ""))]
         return place_of(max(known)) if known else self.place(offset)
 
-    def current(self, session: Session) -> Position:
+    def current(self, session: JdbcSession) -> Position:
         return place_of(int(session.value("SELECT CURRENT_SCN FROM V$DATABASE")))
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         return session.value("SELECT DBID || '/' || RESETLOGS_CHANGE# FROM V$DATABASE")
 
-    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+    def begin(
+        self, session: JdbcSession, memo: Mapping[str, Any]
+    ) -> tuple[Position, Offset | None]:
         scn = int(session.value("SELECT CURRENT_SCN FROM V$DATABASE"))
         # Transactions that are open began before: their first rows are in the log there.
         oldest = session.value("SELECT MIN(START_SCN) FROM V$TRANSACTION WHERE START_SCN > 0")
         start = min(scn, int(oldest)) if oldest else scn
         return place_of(scn), ({"server": PREFIX}, {"scn": str(start), "commit_scn": str(scn)})
 
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         rows = session.rows(
             "SELECT t.OWNER, t.TABLE_NAME FROM ALL_TABLES t JOIN ALL_USERS u"
             " ON u.USERNAME = t.OWNER WHERE u.ORACLE_MAINTAINED = 'N' AND t.TEMPORARY = 'N'"
         )
         return [(str(owner), str(name)) for owner, name in rows]
 
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         return described(session, None, schema, name, dict(self._NAMES))
 
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL")
 
-    def server_problems(self, session: Session) -> list[ChangefeedError]:
+    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
         [(mode, supplemental)] = session.rows(
             "SELECT LOG_MODE, SUPPLEMENTAL_LOG_DATA_MIN FROM V$DATABASE"
         )
@@ -120,7 +122,7 @@ class Oracle(Connector):
         return found
 
     def table_problems(
-        self, session: Session, table: TableSchema, watch: Watch
+        self, session: JdbcSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         if session.rows(

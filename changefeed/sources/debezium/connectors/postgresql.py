@@ -19,7 +19,7 @@ from changefeed.sources.base import Watch
 from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import Connector, TableDescription
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, Session, text
+from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
 _LOGICAL = {
     "bool": "bool",
@@ -99,7 +99,7 @@ class PostgreSQL(Connector):
             "publication.name": name,
         }
 
-    def scanned(self, session: Session, properties: Mapping[str, str]) -> None:
+    def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:
         _drop_slot(session, properties["slot.name"])
         session.rows(f"DROP PUBLICATION IF EXISTS {properties['publication.name']}")
 
@@ -122,13 +122,13 @@ class PostgreSQL(Connector):
     def transaction_id(self, source: Mapping[str, Any]) -> int:
         return int(source.get("txId") or 0)
 
-    def current(self, session: Session) -> Position:
+    def current(self, session: JdbcSession) -> Position:
         lsn = session.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         # What an idle stream is to reach: a message behind that place.
         session.rows("SELECT pg_logical_emit_message(false, 'changefeed', '')")
         return place_of(int(lsn))
 
-    def identity(self, session: Session) -> str:
+    def identity(self, session: JdbcSession) -> str:
         return session.value(
             "SELECT system_identifier || '/' || (SELECT oid FROM pg_database"
             " WHERE datname = current_database()) FROM pg_control_system()"
@@ -136,7 +136,9 @@ class PostgreSQL(Connector):
 
     # -- what is held ----------------------------------------------------------------
 
-    def hold(self, session: Session, memo: Mapping[str, Any], tables: Sequence[TableName]) -> None:
+    def hold(
+        self, session: JdbcSession, memo: Mapping[str, Any], tables: Sequence[TableName]
+    ) -> None:
         name = str(memo["slot"])
         listed = ", ".join(f"{_quoted(t.schema)}.{_quoted(t.name)}" for t in tables)
         if not session.rows(f"SELECT 1 FROM pg_publication WHERE pubname = {text(name)}"):
@@ -147,21 +149,23 @@ class PostgreSQL(Connector):
             session.rows(f"SELECT pg_create_logical_replication_slot({text(name)}, 'pgoutput')")
 
     @staticmethod
-    def _slot(session: Session, name: str) -> list[list[str | None]]:
+    def _slot(session: JdbcSession, name: str) -> list[list[str | None]]:
         return session.rows(
             "SELECT confirmed_flush_lsn - '0/0'::pg_lsn, wal_status FROM pg_replication_slots"
             f" WHERE slot_name = {text(name)}"
         )
 
-    def begin(self, session: Session, memo: Mapping[str, Any]) -> tuple[Position, Offset | None]:
+    def begin(
+        self, session: JdbcSession, memo: Mapping[str, Any]
+    ) -> tuple[Position, Offset | None]:
         [(lsn, _)] = self._slot(session, str(memo["slot"]))
         return place_of(int(lsn or 0)), None
 
-    def still_held(self, session: Session, memo: Mapping[str, Any]) -> bool:
+    def still_held(self, session: JdbcSession, memo: Mapping[str, Any]) -> bool:
         found = self._slot(session, str(memo["slot"]))
         return bool(found) and found[0][1] != "lost"
 
-    def release(self, session: Session, memo: Mapping[str, Any]) -> None:
+    def release(self, session: JdbcSession, memo: Mapping[str, Any]) -> None:
         name = str(memo["slot"])
         _drop_slot(session, name)
         session.rows(f"DROP PUBLICATION IF EXISTS {name}")
@@ -171,7 +175,7 @@ class PostgreSQL(Connector):
 
     # -- tables ----------------------------------------------------------------------
 
-    def tables(self, session: Session) -> list[tuple[str, str]]:
+    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         rows = session.rows(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'p'"
@@ -179,7 +183,7 @@ class PostgreSQL(Connector):
         )
         return [(str(schema), str(name)) for schema, name in rows]
 
-    def sizes(self, session: Session) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(
             "SELECT n.nspname, c.relname, GREATEST(c.reltuples, 0)::bigint,"
             " pg_relation_size(c.oid) FROM pg_class c JOIN pg_namespace n"
@@ -187,7 +191,7 @@ class PostgreSQL(Connector):
         )
         return {(str(s), str(n)): (int(count or 0), int(size or 0)) for s, n, count, size in rows}
 
-    def described(self, session: Session, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
         where = f"n.nspname = {text(schema)} AND c.relname = {text(name)} AND c.relkind = 'r'"
         rows = session.rows(
             "SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.attnotnull,"
@@ -209,10 +213,10 @@ class PostgreSQL(Connector):
         image = BeforeImage.FULL if rows[0][6] == "f" else BeforeImage.KEY
         return TableDescription(tuple(map(_column, rows)), tuple(str(row[0]) for row in key), image)
 
-    def default_schema(self, session: Session) -> str:
+    def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT current_schema()")
 
-    def server_problems(self, session: Session) -> list[ChangefeedError]:
+    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
         if session.value("SHOW wal_level") == "logical":
             return []
         return [
@@ -224,7 +228,7 @@ class PostgreSQL(Connector):
         ]
 
     def table_problems(
-        self, session: Session, table: TableSchema, watch: Watch
+        self, session: JdbcSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         if table.before_image is BeforeImage.FULL or not (table.keyless or watch.diff):
             return []
@@ -259,7 +263,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _drop_slot(session: Session, name: str) -> None:
+def _drop_slot(session: JdbcSession, name: str) -> None:
     """Remove a slot, whoever still reads it."""
     where = f"slot_name = {text(name)}"
     session.rows(
