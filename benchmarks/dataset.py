@@ -23,7 +23,7 @@ import duckdb
 from benchmarks.measure import Meter
 from changefeed.dataset import Dataset, DatasetColumn
 from changefeed.dataset.run import run_dataset
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 KEYS, VALUES = 5, 10
 DAY1, DAY2 = "2019-06-18", "2019-06-19"
@@ -61,7 +61,7 @@ def ours(folder: Path) -> dict[str, object]:
     dataset = Dataset(
         "bench", tuple(columns), folder / "current", folder / "history", folder / "versions"
     )
-    with SparkEngine(heap="4g") as spark:
+    with NodeSpark(heap="4g") as spark:
 
         def day(name: str, date: str) -> Counts:
             made = run_dataset(spark, dataset, str(folder / name), dt.date.fromisoformat(date))

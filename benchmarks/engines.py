@@ -25,7 +25,7 @@ from benchmarks.measure import Meter
 from benchmarks.peers.debezium import Run, place
 from benchmarks.query import Here, here
 from benchmarks.workload import NARROW
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 ENGINES = ("driver", "spark")
 #: What the slow webhook takes for a request.
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 2)
     given = parser.parse_args()
-    spark = SparkEngine(master=f"local[{given.cores}]")
+    spark = NodeSpark(master=f"local[{given.cores}]")
     with place() as run, here(run, spark) as ours:
         MODES[given.mode](run, ours, given.rows, given.rounds)
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from benchmarks.measure import Cost, Meter
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import Column, Form, TableName, TableSchema
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.registry import open_sink
 
@@ -134,7 +134,7 @@ def _typed(log: pa.Table) -> pa.Table:
 class Bench:
     """One engine, one folder."""
 
-    def __init__(self, engine: SparkEngine, folder: Path) -> None:
+    def __init__(self, engine: NodeSpark, folder: Path) -> None:
         self.engine = engine
         self.folder = folder
         self._places = 0
@@ -270,7 +270,7 @@ def main() -> None:
     words = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="changefeed-bench-lake-"))
     try:
-        with SparkEngine(heap=words.heap, packs=words.formats) as engine:
+        with NodeSpark(heap=words.heap, packs=words.formats) as engine:
             bench = Bench(engine, folder)
             _run(bench, words.rows, words.percent, words.formats)
     finally:

@@ -31,7 +31,7 @@ from benchmarks.workload import NARROW
 from changefeed.api import Engine, Session
 from changefeed.catalog import Catalog
 from changefeed.node.node import Node
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 #: Rows of the look-up table.
 LOOKUP_ROWS = 100_000
@@ -60,7 +60,7 @@ def joined_query(lookup: str) -> str:
 class Here:
     """A state with a node in this process."""
 
-    def __init__(self, run: Run, spark: SparkEngine | None = None) -> None:
+    def __init__(self, run: Run, spark: NodeSpark | None = None) -> None:
         state = run.folder / "query-state"
         state.mkdir()
         self.catalog = Catalog.open(str(state))
@@ -87,7 +87,7 @@ class Here:
 
 
 @contextmanager
-def here(run: Run, spark: SparkEngine | None = None) -> Iterator[Here]:
+def here(run: Run, spark: NodeSpark | None = None) -> Iterator[Here]:
     """A node that is stopped afterwards."""
     made = Here(run, spark)
     try:

@@ -86,9 +86,9 @@ def main() -> None:
 
         timed("python", options.rows, options.rounds, python)
 
-        from changefeed.spark.session import SparkEngine
+        from changefeed.spark.session import NodeSpark
 
-        with SparkEngine() as engine:
+        with NodeSpark() as engine:
             session = engine.session()
             spark_source.register(session)
             read = session.read.format("changefeed").option("state", str(state))

@@ -1,9 +1,9 @@
-"""The engine of changefeeds: sources, change log, planner, jobs, Spark stages.
+"""Changefeeds: sources, change log, planner, jobs, Spark stages.
 
 Arrows point one way: ``shell -> changefeed -> grammar``; a sink sees only the
 public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 :mod:`changefeed.core.clock`, :mod:`changefeed.core.errors`, :mod:`changefeed.options`,
-:mod:`changefeed.core.uri`) and the engine reaches a sink only through
+:mod:`changefeed.core.uri`) and a sink is reached only through
 :mod:`sinks.registry`.
 
 For programs: :func:`subscribe`, the changes of a table as Arrow; and

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from changefeed.node.node import Node
     from changefeed.query.evaluate import QuerySessions
     from changefeed.query.model import CompiledQuery
-    from changefeed.spark.session import SparkEngine
+    from changefeed.spark.session import NodeSpark
     from grammar import nodes
     from sinks.base import SparkAccess
 
@@ -47,7 +47,7 @@ class Application:
         state: str,
         *,
         settings: SparkSettings | None = None,
-        spark: SparkEngine | None = None,
+        spark: NodeSpark | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
         ready: Standby | None = None,
@@ -57,7 +57,7 @@ class Application:
         Args:
             state: directory, or ``postgresql://`` URL.
             settings: how Spark starts for feeds that run here.
-            spark: an engine to use instead of one of our own.
+            spark: Spark to use instead of our own.
             max_memory: bytes of finished messages the feeds of this node may keep to share.
             max_disk: bytes the change log of each source may take.
             ready: a capture process that waits for its source, for a node that starts now.
@@ -123,7 +123,7 @@ class Application:
 
     def _made(self) -> Node:
         from changefeed.node.node import Node
-        from changefeed.spark.session import SparkEngine
+        from changefeed.spark.session import NodeSpark
 
         with self._lock:
             if self._node is None:
@@ -131,7 +131,7 @@ class Application:
                 log_to(self._layout.node_log)
                 if self._layout.open_to_others:
                     log.warning("other users may list the state directory: chmod 700 it")
-                engine = self._spark or SparkEngine.of(self._settings, self._layout.spark_log)
+                engine = self._spark or NodeSpark.of(self._settings, self._layout.spark_log)
                 self._node = Node(
                     self.catalog,
                     self.state,

@@ -1,4 +1,4 @@
-"""The command line. ``--help`` and ``--version`` load nothing of the engine."""
+"""The command line. ``--help`` and ``--version`` load nothing of changefeed."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class StatePlace:
         return self.state or os.environ.get("CHANGEFEED_STATE") or default_state()
 
 
-class _ReaderGone(Exception):
+class _ClosedPipe(Exception):
     """Standard output is a pipe that nobody reads any longer."""
 
 
-class _InOrder(click.Group):
+class _OrderedGroup(click.Group):
     """Remembers the order of the flags: ``-c`` and ``-f`` run as they were given.
 
     A closed pipe leaves it as an exception that click does not know: click would end the process
@@ -74,13 +74,13 @@ class _InOrder(click.Group):
         try:
             return super().make_context(*args, **extra)
         except BrokenPipeError as error:
-            raise _ReaderGone from error
+            raise _ClosedPipe from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise _ReaderGone from error
+            raise _ClosedPipe from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -176,7 +176,7 @@ def _place_options(command: F) -> F:
 
 
 @click.group(
-    cls=_InOrder,
+    cls=_OrderedGroup,
     invoke_without_command=True,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -408,7 +408,7 @@ def main() -> int:
         return Exit.USAGE
     except (KeyboardInterrupt, click.Abort):
         return Exit.INTERRUPTED
-    except _ReaderGone:
+    except _ClosedPipe:
         # Nobody reads: what is still in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE

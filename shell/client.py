@@ -1,4 +1,4 @@
-"""One user's dealings with the engine: statements and local commands in, text out.
+"""One user's dealings with changefeed: statements and local commands in, text out.
 
 Scripts and the prompt run everything through :meth:`Client.run`.
 """

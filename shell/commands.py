@@ -15,7 +15,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from grammar.spelling import did_you_mean
 from shell import helps
 from shell.backend import LOOKS
-from shell.exits import Leave
+from shell.exits import ShellExit
 from shell.script import lines_of
 from shell.settings import TABLE, Vertical, change, seconds
 
@@ -73,7 +73,7 @@ def _help(client: Client, words: str) -> None:
 
 
 def _quit(client: Client, words: str) -> None:
-    raise Leave
+    raise ShellExit
 
 
 def _toggle(client: Client, words: str) -> None:

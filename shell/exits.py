@@ -47,7 +47,7 @@ def exit_status(error: ChangefeedError) -> Exit:
     return _BY_CODE.get(error.code, Exit.STATEMENT)
 
 
-class Leave(Exception):
+class ShellExit(Exception):
     """The user wants to go (``\\q``); what was asked before stands."""
 
 

@@ -15,7 +15,7 @@ from changefeed.spark.settings import SparkSettings
 from shell.backend import Backend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
-from shell.exits import Exit, Leave, StatementFailure, exit_status
+from shell.exits import Exit, ShellExit, StatementFailure, exit_status
 from shell.render.formats import OutputFormat
 from shell.script import lines_of
 from shell.settings import ScriptOnError, ShellSettings
@@ -107,7 +107,7 @@ def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
         # --source is checked even when there was nothing to run.
         if client.backend.engine is not None:
             _say_who_runs(client)
-    except (StatementFailure, Leave):
+    except (StatementFailure, ShellExit):
         return client.status
     except ChangefeedError as error:
         client.report(error)

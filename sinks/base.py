@@ -209,7 +209,7 @@ class SinkContext:
             them or not. The run may have died, more than once, before it had saved that.
         feeds: the state's jobs that were not dropped and have not ended, by number, each with
             the name of a table that it has: the target of that table is theirs.
-        source: the source's own identity as the engine knows it (for PostgreSQL its system
+        source: the source's own identity as the state has it (for PostgreSQL its system
             identifier and the number of the database), so that a sink can tell that the
             target is the source; empty where it is not known.
         state_database: URL of the state database, with its password, for a sink that declares
@@ -370,7 +370,7 @@ class LogConsumer(Protocol):
         ...
 
 
-#: Methods that the engine calls where :class:`Capabilities` declare them, and nowhere else.
+#: Methods that feeds call where :class:`Capabilities` declare them, and nowhere else.
 DECLARED: dict[str, tuple[str, ...]] = {
     "owns_targets": ("claims", "reserved"),
     "evolves": ("evolve",),
@@ -525,7 +525,7 @@ class Sink(ABC):
 
         ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
         each key once; it reads the source when an action runs, so run one action only. The
-        same rows may come again. Run the action in the calling thread: the engine cancels the
+        same rows may come again. Run the action in the calling thread: the feed cancels the
         jobs of this thread when the scan is cancelled, and waits for their end.
         """
         raise _undeclared(self, "scans_by_spark")
@@ -540,7 +540,7 @@ class Sink(ABC):
         With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that
         was committed comes again. Marks (resolved, truncate) may.
 
-        Progress is a set of named places. The names are the engine's own and mean nothing to the
+        Progress is a set of named places. The names are the feed's own and mean nothing to the
         sink; a name that a call does not have keeps its place. ``<table>`` is how far the table's
         changes are delivered. ``<table>#scan`` is the instant of its last whole scan: with
         exactly_once the rows of one table's scan are written by one sink object (that with

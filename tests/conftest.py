@@ -82,7 +82,7 @@ from xdist.remote import Producer
 
 from changefeed.embedded.account import server_account
 from changefeed.spark.java import find_java
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests import selection, workers
 from tests.services.azure import AzureServer
 from tests.services.bigquery import BigQueryEmulator
@@ -429,7 +429,7 @@ def fake_registry() -> Iterator[FakeRegistry]:
         yield registry
 
 
-class _LentEngine(SparkEngine):
+class _LentEngine(NodeSpark):
     """Spark for all tests of the run: whoever closes it gives it back only."""
 
     def close(self) -> None:
@@ -462,7 +462,7 @@ def remote_spark() -> Iterator[SparkCluster]:
 
 
 @pytest.fixture(scope="session")
-def spark_engine() -> Iterator[SparkEngine]:
+def spark_engine() -> Iterator[NodeSpark]:
     """The run's one Spark engine, starting in the background from its first use on."""
     engine = _LentEngine(heap="2g", packs=("delta", "iceberg"))
     engine.start()

@@ -300,7 +300,7 @@ def _schema(connection: Connection) -> str | None:
 
 
 def _sqlite(home: Path, busy_seconds: float) -> Engine:
-    """Engine on ``home/state.db``: owner-only, because connections hold secrets."""
+    """SQLAlchemy's engine on ``home/state.db``: owner-only, because connections hold secrets."""
     path = StateLayout(home).database
     if not path.exists():
         _refuse_orphans(home)
@@ -339,7 +339,7 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
 
 
 def _postgres(uri: str) -> Engine:
-    """Engine on a PostgreSQL database; our tables live in their own schema."""
+    """SQLAlchemy's engine on a PostgreSQL database; our tables live in their own schema."""
     try:
         url = make_url(uri).set(drivername="postgresql+psycopg")
     except SQLAlchemyError as error:

@@ -35,11 +35,11 @@ from changefeed.core.uri import sink_location
 _job = tables.job
 
 
-class _Keep:
+class _Unset:
     """Default of a parameter that leaves the field as it is (None is a value of its own)."""
 
 
-KEEP = _Keep()
+KEEP = _Unset()
 
 
 class Jobs(CatalogPart):
@@ -205,7 +205,7 @@ class Jobs(CatalogPart):
             _set(transaction, job_id, taken=generation)
 
     def pause_wanted(self, job_id: int) -> Job:
-        """The engine paused the job by itself (``on_error = pause``): RESUME starts it again."""
+        """The node paused the job by itself (``on_error = pause``): RESUME starts it again."""
         return self.request(job_id, DesiredStatus.PAUSED)
 
     def retry_tables(
@@ -246,12 +246,12 @@ class Jobs(CatalogPart):
         self,
         job_id: int,
         *,
-        sink_uri: str | _Keep | None = KEEP,
+        sink_uri: str | _Unset | None = KEEP,
         targets: Sequence[str] | None = None,
         options: Mapping[str, str] | None = None,
         statement: str | None = None,
-        cursor: Timestamp | _Keep | None = KEEP,
-        end_time: Timestamp | _Keep | None = KEEP,
+        cursor: Timestamp | _Unset | None = KEEP,
+        end_time: Timestamp | _Unset | None = KEEP,
         add: Sequence[TableProgress] = (),
         drop: Sequence[TableName] = (),
         topics: Mapping[TableName, str] | None = None,
@@ -278,7 +278,7 @@ class Jobs(CatalogPart):
                     hint="look at it with SHOW CREATE CHANGEFEED and try again.",
                 )
             values: dict[str, Any] = {}
-            if not isinstance(sink_uri, _Keep):
+            if not isinstance(sink_uri, _Unset):
                 values["sink_uri"] = sink_uri
             if targets is not None:
                 values["targets"] = list_text(targets)
@@ -286,9 +286,9 @@ class Jobs(CatalogPart):
                 values["options"] = json.dumps(dict(options))
             if statement is not None:
                 values["statement"] = statement
-            if not isinstance(cursor, _Keep):
+            if not isinstance(cursor, _Unset):
                 values["cursor"] = stamp_text(cursor)
-            if not isinstance(end_time, _Keep):
+            if not isinstance(end_time, _Unset):
                 values["end_time"] = stamp_text(end_time)
             values |= {"generation": job.generation + 1, "modified": self._now()}
             for table in drop:

@@ -328,7 +328,7 @@ def _found_by(job_id: int, table: TableProgress) -> dict[str, Any]:
     }
 
 
-class _Before(NamedTuple):
+class _StoredCounts(NamedTuple):
     """What is stored of a table: rows and bytes emitted, and its last RESCAN."""
 
     rows: int
@@ -358,7 +358,7 @@ def _moving(table: TableProgress) -> dict[str, Any]:
 
 def _stored(
     transaction: Transaction, job_id: int, progress: Mapping[TableName, TableProgress]
-) -> dict[TableName, _Before]:
+) -> dict[TableName, _StoredCounts]:
     """What is stored of the given tables that are still there."""
     if not progress:
         return {}
@@ -374,7 +374,7 @@ def _stored(
     )
     names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
     return {
-        name: _Before(row.emitted_rows, row.emitted_bytes, row.rescan)
+        name: _StoredCounts(row.emitted_rows, row.emitted_bytes, row.rescan)
         for name, row in names
         if name in progress
     }

@@ -98,7 +98,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to run a job until ``expires`` (ns). ``token`` fences writes of an old holder."""
+    """The right to run a job until ``expires`` (ns). ``token`` fences an old holder off."""
 
     job_id: int
     node: str

@@ -255,7 +255,7 @@ job_table = Table(
     _count("gap"),
 )
 
-#: ``token`` rises with each holder and is never reused: it fences writes of an old one.
+#: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.
 lease = Table(
     "lease",
     metadata,

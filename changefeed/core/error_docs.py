@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from changefeed.core.errors import Action, Code, Scope
 
-#: What the engine does.
+#: What follows from an error.
 ACTIONS: dict[Action, str] = {
     Action.USER: "The statement is refused; a running feed that meets it fails.",
     Action.RETRY: "It is tried again with growing pauses; a feed gives up after retry_for.",

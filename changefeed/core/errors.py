@@ -15,7 +15,7 @@ from typing import Self
 
 
 class Action(StrEnum):
-    """What the engine does with an error."""
+    """What a feed does about an error."""
 
     USER = "user"
     RETRY = "retry"
@@ -40,7 +40,7 @@ class Code(StrEnum):
     """The table of errors. A member is its number as text: ``CF`` and four digits.
 
     Attributes:
-        action: what the engine does.
+        action: what a feed does about it.
         scope: what is affected while feeds run.
         summary: what is wrong, in general.
         hint: what a person does next, or an empty string.
@@ -387,7 +387,7 @@ class ChangefeedError(Exception):
 
     @property
     def action(self) -> Action:
-        """What the engine does with it."""
+        """What a feed does about it."""
         return self.code.action
 
     @property

@@ -1,7 +1,7 @@
-"""What moves through the engine: changes, truncations, schema changes, frontiers, messages.
+"""What moves from sources to sinks: changes, truncations, schema changes, frontiers, messages.
 
 In bulk a change is one row of an Arrow batch (:class:`ChangeBatch`); :class:`Change` is the
-same as one Python object, for tests and small tools. The engine speaks columns.
+same as one Python object, for tests and small tools. Everything else speaks columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine says about itself: one logger, written to the state's ``node.log``.
+"""What a node says about itself: one logger, written to the state's ``node.log``.
 
 Messages hold names, positions and counts; never row values, never a URI with its secrets.
 """
@@ -9,7 +9,7 @@ import logging
 import logging.handlers
 from pathlib import Path
 
-#: The engine's logger. Silent until :func:`log_to` gives it a file.
+#: The logger of all of changefeed. Silent until :func:`log_to` gives it a file.
 log = logging.getLogger("changefeed")
 log.addHandler(logging.NullHandler())
 log.propagate = False
@@ -19,7 +19,7 @@ LOG_FILES = 3
 
 
 def log_to(path: Path, level: int = logging.INFO) -> logging.Handler:
-    """Write the engine's log to ``path`` (rotated by size); returns the handler to remove."""
+    """Write the node's log to ``path`` (rotated by size); returns the handler to remove."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8"

@@ -35,7 +35,7 @@ from changefeed.dataset.model import (
     described,
 )
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -
             :func:`run_dataset`; what is wrong with the words is found before Spark starts.
     """
     dataset, day = read_config(config), effective_date(date)
-    with SparkEngine.of(settings) as spark:
+    with NodeSpark.of(settings) as spark:
         return run_dataset(spark, dataset, extract, day)
 
 

@@ -72,7 +72,7 @@ def play(
 
 @contextmanager
 def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
-    """Folder, server, shop, engine, connections; all gone afterwards (but a kept folder)."""
+    """Folder, server, shop, application, connections; all gone afterwards (but a kept folder)."""
     with place(display, port=port, keep=keep) as found, _node(found.state) as node:
         engine = Engine(node.catalog, host=node)
         session = connect(engine, found)

@@ -33,9 +33,9 @@ from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
-from changefeed.scan.barrier import Fence, ScanStopped
-from changefeed.spark.session import SparkEngine
-from changefeed.spark.tasks import Done, run_files, run_tasks
+from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.tasks import TaskResult, run_files, run_tasks
 from sinks.base import Capabilities, Epoch
 
 #: Rows of one job at most: what comes again when it fails.
@@ -140,7 +140,7 @@ class Backlog:
         name: str,
         log: LogAccess,
         folder: Path,
-        engine: SparkEngine,
+        engine: NodeSpark,
         sink_session: SinkSession,
         note: Callable[[str], None],
     ) -> None:
@@ -226,7 +226,7 @@ class Backlog:
     ) -> BacklogResult:
         number, upto = next(_numbers), found.upto
         group = f"changefeed {self.name} backlog {number}"
-        fence = Fence()
+        barrier = WriteBarrier()
         text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
         log.info("feed %s: %s, up to %s (%s)", self.name, text, upto, choice.reason)
         self._note(text)
@@ -242,7 +242,7 @@ class Backlog:
                 epoch=Epoch(number, upto),
                 context=self._sink_session.context(here=False),
                 sink=self._sink_session.new_sink(),
-                ticket=fence.ticket(self._engine.address(), here=self._engine.local),
+                ticket=barrier.ticket(self._engine.address(), here=self._engine.local),
             )
             with self._cancelled_when(interrupted, group) as cancelled:
                 try:
@@ -252,13 +252,15 @@ class Backlog:
                         return BacklogResult()
                     raise
         except ScanStopped as stopped:
-            raise AssertionError("the fence of a backlog is closed by its own thread") from stopped
+            raise AssertionError(
+                "the barrier of a backlog is closed by its own thread"
+            ) from stopped
         finally:
-            fence.close()
+            barrier.close()
         fault_point(Point.RUNNER_AFTER_COMMIT)
         return BacklogResult(_settle(feed, bounds, upto, done), moved=True)
 
-    def _run_lanes(self, work: LaneDelivery, group: str) -> list[Done]:
+    def _run_lanes(self, work: LaneDelivery, group: str) -> list[TaskResult]:
         def tell(rows: int, size: int) -> None:
             """Nobody is shown how far a backlog's job is."""
 
@@ -310,7 +312,7 @@ def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
 
 
 def _settle(
-    feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[Done]
+    feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[TaskResult]
 ) -> int:
     """All lanes are durable: the tables have come to the end of the range."""
     tables = list(bounds)

@@ -27,7 +27,7 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
 from changefeed.log import LogReader
 from changefeed.scan.admission import AdmissionTicket
-from changefeed.spark.tasks import Done
+from changefeed.spark.tasks import TaskResult
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, require_durable
 
 _Hash = npt.NDArray[np.uint64]
@@ -151,7 +151,7 @@ class LaneDelivery:
     sink: Sink
     ticket: AdmissionTicket
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
+    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
         """Deliver lane ``number`` durably; what it delivered of each table, in ``bounds``' order.
 
         Raises:
@@ -161,7 +161,7 @@ class LaneDelivery:
 
     def deliver(
         self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
-    ) -> list[Done]:
+    ) -> list[TaskResult]:
         """Deliver the rows of one lane; see :meth:`__call__`."""
         self.ticket.enter()
         try:
@@ -175,8 +175,8 @@ class LaneDelivery:
 
     def _deliver(
         self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
-    ) -> list[Done]:
-        done = {table: Done(item, 0, 0) for item, table in enumerate(self.bounds)}
+    ) -> list[TaskResult]:
+        done = {table: TaskResult(item, 0, 0) for item, table in enumerate(self.bounds)}
         receipts: list[Receipt] = []
         for item in lane:
             if isinstance(item, Watermark):
@@ -190,7 +190,7 @@ class LaneDelivery:
                 receipts.append(receipt)
                 table = item.schema.table
                 before = done[table]
-                done[table] = Done(
+                done[table] = TaskResult(
                     before.item, before.rows + receipt.rows, before.bytes + receipt.bytes
                 )
         return [d for d in done.values() if d.rows]
@@ -257,7 +257,7 @@ class LaneDelivery:
         )
 
 
-def _sums(done: Mapping[TableName, Done]) -> tuple[int, int]:
+def _sums(done: Mapping[TableName, TaskResult]) -> tuple[int, int]:
     return sum(d.rows for d in done.values()), sum(d.bytes for d in done.values())
 
 

@@ -41,7 +41,7 @@ from changefeed.feeds.windows import WindowDelivery
 from changefeed.options import INITIAL_SCAN, RETRY_FOR, InitialScan
 from changefeed.query.evaluate import QuerySessions
 from changefeed.scan.thread import SnapshotScan
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Sink
 
 
@@ -66,7 +66,7 @@ class FeedServices:
     """
 
     catalog: Catalog
-    engine: SparkEngine
+    engine: NodeSpark
     messages: MessageCache
     node_id: str
     ended: Callable[[], None]

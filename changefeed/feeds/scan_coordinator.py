@@ -178,7 +178,7 @@ class ScanCoordinator:
         if scan is not None:
             scan.stop()
             # Whatever the thread still does, it delivers nothing more.
-            scan.fence.close()
+            scan.barrier.close()
             # Before it knows its timestamp it may wait long for its snapshot: until the
             # transactions open at the source end.
             if scan.at is not None:

@@ -18,7 +18,7 @@ from changefeed.encoding.typed_rows import RowPlan
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.options import HISTORY, History
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Target
 
 
@@ -39,7 +39,7 @@ class FeedScanHost:
     feed: Feed
     catalog: Catalog
     source_runtime: SourceRuntime
-    engine: SparkEngine
+    engine: NodeSpark
     sinks: SinkSession
     resolved: Callable[[], Timestamp | None]
     sizes: Sizes

@@ -26,7 +26,7 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.formats import FORMATS
 from changefeed.feeds.feed import Feed
 from changefeed.options import DELIVERY, ENVELOPE, FORMAT, SCHEMAS_ENABLE, Guarantee
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import (
     Batch,
     Epoch,
@@ -46,7 +46,7 @@ class SinkSession:
         catalog: Catalog,
         feed: Feed,
         node_id: str,
-        engine: SparkEngine,
+        engine: NodeSpark,
         given: Sink | None = None,
     ) -> None:
         """``given``: the one sink object of a sinkless feed, else sinks are made from the URI."""

@@ -22,7 +22,7 @@ from changefeed.core.row_parts import parts_of, put_part
 from changefeed.core.schema import TableSchema
 from changefeed.feeds.chunks import Watermark
 from changefeed.feeds.lanes import LaneDelivery, LaneRows
-from changefeed.spark.tasks import Done
+from changefeed.spark.tasks import TaskResult
 
 
 def write_lanes(lanes: LaneDelivery, log: LogAccess, folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ class StagedLanes:
 
     def __call__(
         self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
-    ) -> list[Done]:
+    ) -> list[TaskResult]:
         """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`."""
         return self.lanes.deliver(_parts(content, tuple(self.lanes.versions)), tell)
 

@@ -89,7 +89,7 @@ class FrameBuilder:
         self.first: Stamp | None = None
         self.last: Stamp | None = None
         #: By table: timestamp and sequence number that later rows must be above.
-        self.fences: dict[TableName, tuple[Stamp, int]] = {}
+        self.lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         self._root = root
         self._number = number
         self._ordinal = ordinal
@@ -229,14 +229,14 @@ class FrameBuilder:
 
     def _mark(self, table: TableName, at: Stamp) -> None:
         # A mark may share the sequence number of a row; only its place among the rows counts.
-        seq = self.fences[table][1] if table in self.fences else -1
+        seq = self.lower_bounds[table][1] if table in self.lower_bounds else -1
         self._follow(table, (at, seq + 1), (at, seq))
 
     def _follow(self, table: TableName, first: tuple[Stamp, int], last: tuple[Stamp, int]) -> None:
-        fence = self.fences.get(table)
-        if fence and (first[0] < fence[0] or first[1] <= fence[1]):
+        bound = self.lower_bounds.get(table)
+        if bound and (first[0] < bound[0] or first[1] <= bound[1]):
             raise ValueError(f"events of {table} are not in log order")
-        self.fences[table] = last
+        self.lower_bounds[table] = last
         self.first = first[0] if self.first is None else min(self.first, first[0])
         self.last = last[0] if self.last is None else max(self.last, last[0])
 

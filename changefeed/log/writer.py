@@ -84,7 +84,7 @@ class LogWriter:
         self._used = 0
         self._growth = Growth()
         self._appended = 0
-        self._fences: dict[TableName, tuple[Stamp, int]] = {}
+        self._lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _lock(root)
         try:
@@ -165,7 +165,7 @@ class LogWriter:
                 self._roll()
             self._append(flush)
             if flush.frontier is not None:
-                self._fences = {}
+                self._lower_bounds = {}
                 self._growth.reach(stamp_of(flush.frontier.at), self._appended)
                 self._publish()
 
@@ -174,7 +174,7 @@ class LogWriter:
         draft = FrameBuilder(
             self.root, live.number, live.tally.ordinal, live.declared, self.settings
         )
-        draft.fences.update(self._fences)
+        draft.lower_bounds.update(self._lower_bounds)
         try:
             for event in flush.events:
                 draft.add(event)
@@ -194,7 +194,7 @@ class LogWriter:
         size = sum(map(len, parts)) + sum(size for _, size in draft.segments)
         self._used += size
         self._appended += size
-        self._fences = draft.fences
+        self._lower_bounds = draft.lower_bounds
         try:
             faults.fault_point(faults.Point.LOG_APPEND_SYNCED)
         except OSError as error:
@@ -231,7 +231,7 @@ class LogWriter:
         with self._lock:
             self._check_usable()
             self._live.cut()
-            self._fences = {}
+            self._lower_bounds = {}
             self._appended = self._growth.total
             self._count()
 

@@ -20,7 +20,7 @@ from changefeed.dataset.definition import Definition, definition_of, is_definiti
 from changefeed.dataset.extracts import FoundExtract, next_extract
 from changefeed.dataset.run import RunOutcome, run_next
 from changefeed.dataset.store import DatasetFolders
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 #: A comparison that Spark is busy with is not waited for any longer at the end.
 STOP_SECONDS = 2.0
@@ -29,9 +29,7 @@ STOP_SECONDS = 2.0
 class DatasetThreads:
     """Used by the node's loop only."""
 
-    def __init__(
-        self, catalog: Catalog, engine: SparkEngine, clock: Clock, timings: Timings
-    ) -> None:
+    def __init__(self, catalog: Catalog, engine: NodeSpark, clock: Clock, timings: Timings) -> None:
         self._catalog = catalog
         self._engine = engine
         self._clock = clock
@@ -61,7 +59,7 @@ class DatasetThread:
     """Compares the extracts of one dataset."""
 
     def __init__(
-        self, catalog: Catalog, engine: SparkEngine, clock: Clock, timings: Timings, name: str
+        self, catalog: Catalog, engine: NodeSpark, clock: Clock, timings: Timings, name: str
     ) -> None:
         self._catalog = catalog
         self._engine = engine

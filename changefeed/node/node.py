@@ -44,7 +44,7 @@ from changefeed.plan.stages import FeedPlan
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import Constants
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from grammar import nodes
 from sinks.base import SparkAccess
 
@@ -57,7 +57,7 @@ class Node:
         catalog: Catalog,
         state: str,
         *,
-        engine: SparkEngine | None = None,
+        engine: NodeSpark | None = None,
         clock: Clock | None = None,
         timings: Timings | None = None,
         sizes: Sizes | None = None,
@@ -84,7 +84,7 @@ class Node:
         self.timings = timings or Timings()
         self._layout = StateLayout(Path(catalog.directory))
         self._lock_file = NodeLock(self._layout.lock)
-        self.engine = engine or SparkEngine()
+        self.engine = engine or NodeSpark()
         self.shared = MessageCache(max_memory or DEFAULT_BYTES)
         #: Spark's sessions for CDC queries.
         self.queries = QuerySessions(self.engine, catalog.functions, self.clock)

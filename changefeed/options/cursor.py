@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from changefeed.core.clock import Clock, Timestamp
-from changefeed.options.types import Moment, Takes
+from changefeed.options.types import Moment, ValueRule
 
 _DEBEZIUM = "debezium:"
 
@@ -35,7 +35,7 @@ class Cursor:
     moment: Moment = field(default_factory=lambda: Moment(past=True))
     kind: str = "timestamp"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> Timestamp | DebeziumOffset:
         """See :class:`changefeed.options.types.OptionType`."""

@@ -13,7 +13,7 @@ from changefeed.options.meanings import MEANINGS
 from changefeed.options.options import SinkAbilities, Takers, rows_of
 from changefeed.options.relations import RELATIONS, OptionRelation
 from changefeed.options.row import OPTIONS, OptionRow
-from changefeed.options.types import Takes
+from changefeed.options.types import ValueRule
 
 __all__ = ["MEANINGS", "OptionHelp", "listing", "markdown"]
 
@@ -96,11 +96,11 @@ def _row(row: OptionRow[Any], takers: Takers) -> str:
 
 
 def _value(row: OptionRow[Any]) -> str:
-    if row.type.takes is Takes.NOTHING:
+    if row.type.takes is ValueRule.NOTHING:
         return "flag"
     values = ", ".join(f"`{value}`" for value in row.values)
     kind = row.type.kind if row.type.kind not in ("choice", "list") else ""
-    optional = "or nothing" if row.type.takes is Takes.MAYBE else ""
+    optional = "or nothing" if row.type.takes is ValueRule.MAYBE else ""
     shown = ", ".join(part for part in (kind, values, optional) if part)
     return f"{shown} ({row.shown_default})"
 

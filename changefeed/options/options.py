@@ -38,7 +38,7 @@ from changefeed.options.table import (
     TOPIC_IN_VALUE,
     redact_option,
 )
-from changefeed.options.types import OptionType, Takes
+from changefeed.options.types import OptionType, ValueRule
 from changefeed.options.values import Feature, Guarantee, InitialScan, SchemaChangePolicy
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -301,7 +301,7 @@ class OptionReader:
             self.problem(
                 Code.UNKNOWN_OPTION, f'invalid option "{node.name}"', span, self.suggest(node.name)
             )
-        elif value is None and row.type.takes is Takes.VALUE:
+        elif value is None and row.type.takes is ValueRule.VALUE:
             self.problem(
                 Code.INVALID_OPTION_VALUE,
                 f'option "{row.name}" requires a value',
@@ -324,7 +324,7 @@ class OptionReader:
         if row is None:
             self.problem(Code.UNKNOWN_OPTION, f'invalid option "{name}"', span, self.suggest(name))
             return
-        if row.type.takes is Takes.VALUE and not text.strip():
+        if row.type.takes is ValueRule.VALUE and not text.strip():
             self.problem(Code.INVALID_OPTION_VALUE, f'option "{name}" requires a value', span)
             return
         reader: OptionType[object] = row.type.again() if self.stored else row.type

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from changefeed.core.secret_names import is_secret
 from changefeed.options.types import (
     OptionType,
-    Takes,
+    ValueRule,
 )
 from changefeed.options.values import Feature
 
@@ -58,7 +58,7 @@ class OptionRow(Generic[T]):
     @property
     def takes_value(self) -> bool:
         """A value may follow."""
-        return self.type.takes is not Takes.NOTHING
+        return self.type.takes is not ValueRule.NOTHING
 
     def fits(self, features: Collection[Feature]) -> bool:
         """A sink with these features takes the option."""

@@ -22,8 +22,8 @@ from changefeed.options.types import (
     Flag,
     Json,
     Moment,
-    Some,
     Text,
+    Words,
 )
 from changefeed.options.values import (
     Compression,
@@ -135,7 +135,7 @@ FULL_TABLE_NAME = option(
 )
 ENRICHED_PROPERTIES = option(
     "enriched_properties",
-    Some(("source",)),
+    Words(("source",)),
     cast("frozenset[str]", frozenset()),
     group="Message",
     summary="What envelope = 'enriched' adds: source, where the change came from.",

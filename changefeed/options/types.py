@@ -66,7 +66,7 @@ _SIZES = {
 _LARGEST_WALL = 2**63 - 1
 
 
-class Takes(Enum):
+class ValueRule(Enum):
     """Whether an option has a value."""
 
     NOTHING = "flag"
@@ -90,7 +90,7 @@ class OptionType(Protocol[T_co]):
     @property
     def values(self) -> tuple[str, ...]: ...
     @property
-    def takes(self) -> Takes: ...
+    def takes(self) -> ValueRule: ...
 
     def read(self, name: str, text: str, clock: Clock) -> T_co:
         """The typed value of ``text``; the name alone is the empty text.
@@ -209,7 +209,7 @@ def _problem(name: str, error: ValueError) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verbatim:
+class _VerbatimType:
     """What the job table keeps is what the user wrote."""
 
     def stored(self, text: str, value: object) -> str:
@@ -223,24 +223,24 @@ class _Verbatim:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(_Verbatim):
+class Flag(_VerbatimType):
     """The name alone."""
 
     kind: str = "flag"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.NOTHING
+    takes: ValueRule = ValueRule.NOTHING
 
     def read(self, name: str, text: str, clock: Clock) -> bool:
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Verbatim):
+class Text(_VerbatimType):
     """Any text, up to ``limit`` bytes of UTF-8."""
 
     kind: str = "string"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
     limit: int = 0
 
     def read(self, name: str, text: str, clock: Clock) -> str:
@@ -250,7 +250,7 @@ class Text(_Verbatim):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(_Verbatim, Generic[E]):
+class Choice(_VerbatimType, Generic[E]):
     """One of the members of ``enum``, or another spelling of one; case does not matter."""
 
     enum: type[E]
@@ -266,8 +266,8 @@ class Choice(_Verbatim, Generic[E]):
         return (*(member.value for member in self.enum), *self.also)
 
     @property
-    def takes(self) -> Takes:
-        return Takes.VALUE if self.empty is None else Takes.MAYBE
+    def takes(self) -> ValueRule:
+        return ValueRule.VALUE if self.empty is None else ValueRule.MAYBE
 
     def read(self, name: str, text: str, clock: Clock) -> E:
         word = text.strip().lower()
@@ -290,12 +290,12 @@ def one_of(values: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Some(_Verbatim):
+class Words(_VerbatimType):
     """A comma-separated set of words out of ``values``."""
 
     values: tuple[str, ...]
     kind: str = "list"
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> frozenset[str]:
         words = [word.strip().lower() for word in text.split(",")]
@@ -306,7 +306,7 @@ class Some(_Verbatim):
 
 
 @dataclass(frozen=True, slots=True)
-class Duration(_Verbatim):
+class Duration(_VerbatimType):
     """Seconds. ``empty`` is what the name alone means, ``words`` are values with a name."""
 
     zero: bool = False
@@ -322,8 +322,8 @@ class Duration(_Verbatim):
         return tuple(word for word, _ in self.words)
 
     @property
-    def takes(self) -> Takes:
-        return Takes.VALUE if self.empty is None else Takes.MAYBE
+    def takes(self) -> ValueRule:
+        return ValueRule.VALUE if self.empty is None else ValueRule.MAYBE
 
     def read(self, name: str, text: str, clock: Clock) -> float:
         if not text and self.empty is not None:
@@ -347,12 +347,12 @@ FOREVER = ("forever", inf)
 
 
 @dataclass(frozen=True, slots=True)
-class ByteSize(_Verbatim):
+class ByteSize(_VerbatimType):
     """Bytes, more than none."""
 
     kind: str = "size"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> int:
         try:
@@ -371,7 +371,7 @@ class Moment:
     past: bool = False
     kind: str = "timestamp"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> Timestamp:
         now = clock.now()
@@ -397,13 +397,13 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Json(_Verbatim, Generic[T]):
+class Json(_VerbatimType, Generic[T]):
     """A JSON object that ``build`` checks and types."""
 
     build: Callable[[Mapping[str, object]], T]
     kind: str = "JSON"
     values: tuple[str, ...] = ()
-    takes: Takes = Takes.VALUE
+    takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> T:
         try:

@@ -32,7 +32,7 @@ from grammar import nodes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from changefeed.spark.session import SparkEngine
+    from changefeed.spark.session import NodeSpark
 
 #: Batches up to this size need no job: some 25,000 narrow rows.
 DIRECT_BYTES = 1 << 20
@@ -51,15 +51,15 @@ _SETTINGS = {
 
 
 class QuerySessions:
-    """The Spark session of queries: one for each life of the engine.
+    """The Spark session of queries: one for each JVM of the node.
 
-    It shares the context of the engine's session and has settings, views and functions of its
+    It shares the context of the node's session and has settings, views and functions of its
     own.
     """
 
     def __init__(
         self,
-        engine: SparkEngine,
+        engine: NodeSpark,
         functions: Callable[[], Sequence[Function]] = tuple,
         clock: Clock | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class QuerySessions:
         self._projections: dict[CompiledQuery, tuple[SparkSession, Projection | None]] = {}
 
     def of(self, plain: SparkSession) -> SparkSession:
-        """The session beside the engine's present one."""
+        """The session beside the node's present one."""
         with self._lock:
             if self._made is None or self._made[0] is not plain:
                 session = plain.newSession()

@@ -28,7 +28,7 @@ from grammar import nodes
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from changefeed.spark.session import SparkEngine
+    from changefeed.spark.session import NodeSpark
 
 #: The rows of a look-up are held in memory; a table of more is refused.
 LOOKUP_ROWS = 2_000_000
@@ -55,7 +55,7 @@ def key_kind(spark_type: str) -> str | None:
     return _KEY_TYPES.get(spark_type)
 
 
-def described(engine: SparkEngine, join: nodes.LookupJoin) -> tuple[LookupField, ...]:
+def described(engine: NodeSpark, join: nodes.LookupJoin) -> tuple[LookupField, ...]:
     """The columns of a look-up; waits for Spark.
 
     Raises:
@@ -81,7 +81,7 @@ def _fields(frame: DataFrame) -> tuple[LookupField, ...]:
 
 @contextmanager
 def _frame(
-    engine: SparkEngine, parts: Sequence[str], join: nodes.LookupJoin | None = None
+    engine: NodeSpark, parts: Sequence[str], join: nodes.LookupJoin | None = None
 ) -> Iterator[DataFrame]:
     """The table as Spark sees it now; its errors say where ``join`` stands."""
     with engine.use(packs=_PACKS.get(parts[0].lower(), ())) as session:
@@ -188,7 +188,7 @@ def _keys(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
     return pc.binary_join_element_wise(*sized, "")
 
 
-def read_lookup(engine: SparkEngine, lookup: LookupTable) -> LookupRows:
+def read_lookup(engine: NodeSpark, lookup: LookupTable) -> LookupRows:
     """The rows that a look-up has now; waits for Spark.
 
     Raises:

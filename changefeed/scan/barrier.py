@@ -13,7 +13,7 @@ class ScanStopped(Exception):
     """The scan was cancelled; nothing went wrong."""
 
 
-class Fence:
+class WriteBarrier:
     """Every write of a scan goes through it: here by :meth:`passing`, in workers by a ticket.
 
     After :meth:`close` none does, and none is under way. Reading may go on for a while: it

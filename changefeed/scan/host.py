@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from changefeed.encoding.plan import MessagePlan
     from changefeed.encoding.typed_rows import RowPlan
     from changefeed.options import History
-    from changefeed.spark.session import SparkEngine
+    from changefeed.spark.session import NodeSpark
     from sinks.base import Sink, SinkContext, Target
 
 
@@ -66,7 +66,7 @@ class ScanHost(Protocol):
         ...
 
     @property
-    def engine(self) -> SparkEngine:
+    def engine(self) -> NodeSpark:
         """Spark, started on first use."""
         ...
 

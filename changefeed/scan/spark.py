@@ -22,13 +22,19 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
-from changefeed.spark.executors import RECEIPT_DDL, Deliver, Deliverer, PartResult, errors_packed
+from changefeed.spark.executors import (
+    RECEIPT_DDL,
+    Deliverer,
+    PartDelivery,
+    PartResult,
+    errors_packed,
+)
 from changefeed.spark.progress import Listener, driver_host
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from changefeed.spark.session import SparkEngine
+    from changefeed.spark.session import NodeSpark
 
 
 class ReadablePart(Protocol):
@@ -40,12 +46,12 @@ class ReadablePart(Protocol):
 
 
 def run_scan(
-    engine: SparkEngine,
+    engine: NodeSpark,
     parts: Sequence[ReadablePart],
     *,
     plan: MessagePlan,
     at: Timestamp,
-    deliver: Deliver,
+    deliver: PartDelivery,
     group: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     stopping: Callable[[], bool] = lambda: False,
@@ -59,7 +65,7 @@ def run_scan(
         plan: what the messages look like.
         at: timestamp of all rows.
         deliver: takes the messages of a part; pickles.
-        group: name for :meth:`SparkEngine.cancel`, which ends the scan.
+        group: name for :meth:`NodeSpark.cancel`, which ends the scan.
         on_progress: told rows and bytes of all parts now and then, and at the end.
         stopping: asked when the job failed and before it starts; true ends quietly.
 
@@ -80,11 +86,11 @@ def run_scan(
 
 
 def _run(
-    engine: SparkEngine,
+    engine: NodeSpark,
     parts: Sequence[ReadablePart],
     plan: MessagePlan,
     at: Timestamp,
-    deliver: Deliver,
+    deliver: PartDelivery,
     group: str | None,
     on_progress: Callable[[int, int], None],
 ) -> list[PartResult]:
@@ -149,7 +155,7 @@ class _RowReader:
 
 @contextmanager
 def row_frame(
-    engine: SparkEngine,
+    engine: NodeSpark,
     parts: Sequence[ReadablePart],
     *,
     schema: TableSchema,
@@ -164,7 +170,7 @@ def row_frame(
         parts: what is read when an action runs.
         schema: the shape of the rows: the DataFrame's is ``schema.log_schema()``.
         shape: what is read -> rows of that schema; pickles.
-        group: name for :meth:`SparkEngine.cancel` of the actions of this thread.
+        group: name for :meth:`NodeSpark.cancel` of the actions of this thread.
         on_progress: told rows and bytes of all parts now and then.
 
     Raises:

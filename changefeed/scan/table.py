@@ -37,7 +37,7 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.scan.admission import AdmissionTicket
-from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_place
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
@@ -75,7 +75,7 @@ class ScanWork:
 
     host: ScanHost
     at: Timestamp
-    fence: Fence
+    barrier: WriteBarrier
     group: str
     stopping: Callable[[], bool]
     unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class ScanWork:
             ScanStopped: before the end.
             ChangefeedError: the source, Spark or the sink failed.
         """
-        with self.fence.passing():
+        with self.barrier.passing():
             sink = self.host.sinks.for_scan(self.unfinished)
         writer = ScanWriter(self, sink, schema, told)
         choice = self._engine(writer, rows, len(parts))
@@ -168,8 +168,8 @@ class ScanWork:
             group=self.group,
             on_progress=writer.progress,
         ) as frame:
-            # The sink's own action: cancelled with the group, waited for by the fence.
-            with self.fence.passing():
+            # The sink's own action: cancelled with the group, waited for by the barrier.
+            with self.barrier.passing():
                 receipt = writer.sink.write_scan(frame, writer.epoch, writer.target, writer.seen)
         writer.progress(receipt.rows, receipt.bytes)
 
@@ -210,18 +210,18 @@ class ScanWork:
         if self.stopping():
             raise ScanStopped
 
-    def _in_worker(self, writer: ScanWriter) -> InWorker:
+    def _in_worker(self, writer: ScanWriter) -> WorkerDelivery:
         with self.host.engine.use() as session:
             host = driver_host(session)
         local = self.host.engine.master.startswith("local")
-        return InWorker(
+        return WorkerDelivery(
             sink=self.host.sinks.new_sink(),
             context=self.host.sinks.context(scan=True, here=False),
             feed=self.host.name,
             epoch=writer.epoch,
             target=writer.target,
             schema=writer.seen,
-            ticket=self.fence.ticket(host, here=local),
+            ticket=self.barrier.ticket(host, here=local),
         )
 
     def next_epoch(self) -> Epoch:
@@ -270,7 +270,7 @@ class ScanWriter:
             frontier=self._reading.at.previous(),
             scan=True,
         )
-        with self._reading.fence.passing():
+        with self._reading.barrier.passing():
             receipt = self.sink.write(batch)
         self._receipts.append(receipt)
         self._pending += rows.num_rows
@@ -290,7 +290,7 @@ class ScanWriter:
     def commit(self) -> None:
         """Make durable what was written."""
         if self._receipts:
-            with self._reading.fence.passing():
+            with self._reading.barrier.passing():
                 require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
 
@@ -298,7 +298,7 @@ class ScanWriter:
         """Everything of the table was written: commit it, and tell the sink that this is all."""
         sink, at = self.sink, self._reading.at
         if self.keeps:
-            with self._reading.fence.passing():
+            with self._reading.barrier.passing():
                 place = {scan_place(self.schema.table): at}
                 require_durable(sink.commit_with(self.epoch, self._receipts, place))
             self._settled()
@@ -306,7 +306,7 @@ class ScanWriter:
             self.commit()
         fault_point(Point.SCAN_BEFORE_END)
         if self._ends and sink.capabilities.ends_scans:
-            with self._reading.fence.passing():
+            with self._reading.barrier.passing():
                 sink.end_scan(self.target, self.seen, at)
         fault_point(Point.SCAN_AFTER_END)
 
@@ -319,7 +319,7 @@ class ScanWriter:
     def abort(self) -> None:
         """Forget what was written and not committed."""
         try:
-            with self._reading.fence.passing():
+            with self._reading.barrier.passing():
                 self.sink.abort(self.epoch, self._receipts)
         except (ScanStopped, ChangefeedError):
             # The reason for it is on its way up; a sink that is closed forgets as well.
@@ -340,7 +340,7 @@ def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
 
 
 @dataclass
-class InWorker:
+class WorkerDelivery:
     """Writes the finished messages of one part to the sink, in the worker that read it.
 
     It pickles with an unopened sink; each process that runs it opens the sink once, after it

@@ -25,7 +25,7 @@ from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
-from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
 from changefeed.sources.base import KeyRange, Snapshot
@@ -61,7 +61,7 @@ class SnapshotScan(threading.Thread):
         self.at: Timestamp | None = None
         self.error: Exception | None = None
         #: What this scan writes, it writes through here.
-        self.fence = Fence()
+        self.barrier = WriteBarrier()
         #: Set by the feed's thread once :attr:`at` is durable in the progress of the tables.
         self.placed = threading.Event()
         self._host = host
@@ -109,7 +109,7 @@ class SnapshotScan(threading.Thread):
             self.error = error
         finally:
             # Tasks of a job that failed may still run: the next scan comes after them.
-            self.fence.close()
+            self.barrier.close()
             self._host.wake()
 
     def _scan(self) -> None:
@@ -144,7 +144,7 @@ class SnapshotScan(threading.Thread):
                 if table.progress.scan_at is not None
             }
             reading = self._work = ScanWork(
-                self._host, self.at, self.fence, self._group, self._stopping.is_set, unfinished
+                self._host, self.at, self.barrier, self._group, self._stopping.is_set, unfinished
             )
             for table in described:
                 if self._stopping.is_set():

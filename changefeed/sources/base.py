@@ -1,10 +1,10 @@
-"""What a source is: the protocol between the engine and a kind of database.
+"""What a source is: the protocol between feeds and a kind of database.
 
 Two classes. A :class:`Source` is the database: it names and describes tables, finds problems, and
 gives a consistent image of tables (:class:`Snapshot`). An :class:`Attachment` is what one state
 holds at that database so that no change is lost (PostgreSQL: a replication slot and a publication;
 MySQL: a start position and a list of tables), and reads the database's log (:class:`Stream`). What
-it holds is its own business: the engine stores the attachment's *memo*, some JSON, and never looks
+it holds is its own business: the state stores the attachment's *memo*, some JSON, and never looks
 inside.
 
 The order of calls for a feed is
@@ -288,7 +288,7 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def memo(self) -> Memo:
-        """What :meth:`Source.attach` needs to find again what is held. The engine saves it after
+        """What :meth:`Source.attach` needs to find again what is held. It is saved after
         each :meth:`capture`, before anything relies on it."""
 
     @property

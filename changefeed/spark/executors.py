@@ -18,7 +18,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.spark.failure import pack
 
 
-class Deliver(Protocol):
+class PartDelivery(Protocol):
     """What takes the finished messages of one part; must pickle.
 
     Called once for a part (again when its task is tried again) with batches of the
@@ -49,7 +49,7 @@ class Deliverer:
 
     def __init__(
         self,
-        deliver: Deliver,
+        deliver: PartDelivery,
         tell: Callable[[int, int, int], None] | None = None,
     ) -> None:
         self._deliver = deliver

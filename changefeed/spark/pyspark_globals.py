@@ -108,7 +108,7 @@ class Globals:
                 raise ChangefeedError(
                     Code.SPARK_FAILED,
                     "Spark runs in this process already",
-                    hint="close the other engine first, or give it to both",
+                    hint="close the other session first, or give it to both",
                 )
             self._owner = life
 

@@ -1,13 +1,13 @@
 """The one Spark session of this process: started in the background, healed when it dies.
 
 Starting takes some ten seconds, so nothing that a person waits for may wait for it:
-:meth:`SparkEngine.start` returns at once and :meth:`SparkEngine.session` waits. A JVM that
+:meth:`NodeSpark.start` returns at once and :meth:`NodeSpark.session` waits. A JVM that
 dies (out of memory, ``kill -9``) is noticed by a watching thread; what ran in it fails with
-CF4002, which the engine tries again, and the next :meth:`SparkEngine.session` starts another.
+CF4002, which feeds try again, and the next :meth:`NodeSpark.session` starts another.
 
 Jar packs (:mod:`changefeed.spark.packs`) that are in the user's cache are on the class path
 from the start, which costs nothing measurable (session in 5 to 6 s with and without); one that
-has to be downloaded first makes :meth:`SparkEngine.require` restart the JVM. Table formats
+has to be downloaded first makes :meth:`NodeSpark.require` restart the JVM. Table formats
 also extend the planner, which scans do not need, so their extensions live in a second session
 of the same context: ``use(packs=...)``.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"\d+[kmgKMG]\Z")
 
 
-class SparkEngine:
+class NodeSpark:
     """Spark for this process. At most one may be started at a time.
 
     Args:
@@ -98,8 +98,8 @@ class SparkEngine:
         self._closed = False
 
     @classmethod
-    def of(cls, settings: SparkSettings, log: Path | None = None) -> SparkEngine:
-        """The engine that a command line asks for."""
+    def of(cls, settings: SparkSettings, log: Path | None = None) -> NodeSpark:
+        """Spark as a command line asks for it."""
         conf = dict(settings.conf)
         return cls(
             master=settings.master,
@@ -286,7 +286,7 @@ class SparkEngine:
         return life.scratch
 
     def close(self) -> None:
-        """Stop Spark and remove its files. No process is left. The engine is not usable after."""
+        """Stop Spark and remove its files. No process is left. Not usable after."""
         if self._staging is not None and self.ready:
             self._staging.close()
         with self._lock:
@@ -295,7 +295,7 @@ class SparkEngine:
         if life is not None:
             life.end()
 
-    def __enter__(self) -> SparkEngine:
+    def __enter__(self) -> NodeSpark:
         self.start()
         return self
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from changefeed.spark.executors import errors_packed
 from changefeed.spark.progress import Listener, driver_host
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 _RESULT = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("rows", pa.int64()),
                      ("bytes", pa.int64())])  # fmt: skip
@@ -20,7 +20,7 @@ _RESULT_DDL = "task int, item int, rows bigint, bytes bigint"
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class TaskResult:
     """What a task did of one item of its work, a table for instance."""
 
     item: int
@@ -31,7 +31,7 @@ class Done:
 class Task(Protocol):
     """Runs in a worker; must pickle."""
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[Done]:
+    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
         """Do the work of task ``number``; ``tell`` takes rows and bytes so far."""
         ...
 
@@ -41,26 +41,26 @@ class FileTask(Protocol):
 
     def __call__(
         self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
-    ) -> list[Done]:
+    ) -> list[TaskResult]:
         """Do the work of task ``number``; see :class:`Task`."""
         ...
 
 
 def run_tasks(
-    engine: SparkEngine,
+    engine: NodeSpark,
     task: Task,
     count: int,
     *,
     group: str,
     on_progress: Callable[[int, int], None],
-) -> list[Done]:
+) -> list[TaskResult]:
     """Run ``count`` tasks; returns what all of them did when the last has ended.
 
     A task that fails is tried again by Spark, and may be repeated as a whole.
 
     Args:
         engine: started or not; waits for it.
-        group: name for :meth:`SparkEngine.cancel`.
+        group: name for :meth:`NodeSpark.cancel`.
         on_progress: told rows and bytes of all tasks now and then, from another thread.
 
     Raises:
@@ -69,17 +69,17 @@ def run_tasks(
     with engine.use(group) as session, Listener(on_progress, driver_host(session)) as tell:
         numbers = session.range(count, numPartitions=count)
         rows = numbers.mapInArrow(_Run(task, tell), _RESULT_DDL).collect()
-    return [Done(row["item"], row["rows"], row["bytes"]) for row in rows]
+    return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
 def run_files(
-    engine: SparkEngine,
+    engine: NodeSpark,
     task: FileTask,
     paths: Sequence[Path],
     *,
     group: str,
     on_progress: Callable[[int, int], None],
-) -> list[Done]:
+) -> list[TaskResult]:
     """Like :func:`run_tasks`, a task for each file of this machine: executors read it, from the
     staging place where there is one, and hand its content to the task.
 
@@ -95,7 +95,7 @@ def run_files(
         session.conf.set("spark.sql.files.maxPartitionBytes", "1")
         files = session.read.format("binaryFile").load(list(names)).select("path", "content")
         rows = files.mapInArrow(_RunFile(task, _numbers(names), tell), _RESULT_DDL).collect()
-    return [Done(row["item"], row["rows"], row["bytes"]) for row in rows]
+    return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
 def _numbers(names: Sequence[str]) -> dict[str, int]:
@@ -141,7 +141,7 @@ class _Run:
                 yield _result(number, done)
 
 
-def _result(number: int, done: list[Done]) -> pa.RecordBatch:
+def _result(number: int, done: list[TaskResult]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(
         [{"task": number, "item": d.item, "rows": d.rows, "bytes": d.bytes} for d in done],
         schema=_RESULT,

@@ -12,7 +12,7 @@ from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import redact
 from shell.client import Client
-from shell.exits import Exit, Leave, StatementFailure
+from shell.exits import Exit, ShellExit, StatementFailure
 from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
 from shell.repl.history import PromptHistory
@@ -71,7 +71,7 @@ def run_rc(client: Client, file: Path | None) -> None:
             client.run_script(lines, str(file))
     except ChangefeedError as error:
         client.report(error)
-    except (StatementFailure, Leave):
+    except (StatementFailure, ShellExit):
         # Reported where it happened; and \q ends the file alone.
         pass
 
@@ -102,7 +102,7 @@ class Loop:
                 return
             try:
                 self._run(text)
-            except Leave:
+            except ShellExit:
                 return
 
     def _message(self) -> StyleAndTextTuples:

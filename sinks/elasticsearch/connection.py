@@ -41,7 +41,7 @@ _log = logging.getLogger("changefeed.sinks.elasticsearch")
 _ANY = frozenset(range(100, 600))
 
 
-class _AsIs(Serializer):
+class _BytesSerializer(Serializer):
     """Bodies are bytes on both sides; we read what we need of them."""
 
     mimetype = "application/json"
@@ -64,7 +64,7 @@ class _Node(Urllib3HttpNode):
         self.pool.ConnectionCls = limit_connections(self.pool.ConnectionCls)
 
 
-class _Quiet(Transport):
+class _LoggedTransport(Transport):
     """Remarks of the server go to the log; the client would make Python warnings of them."""
 
     def perform_request(self, *given: Any, **named: Any) -> TransportApiResponse:
@@ -122,9 +122,9 @@ class ClusterConnection:
         self._timeout, self._patience = timeout, patience
         self._client = Elasticsearch(
             nodes,
-            transport_class=_Quiet,
+            transport_class=_LoggedTransport,
             node_class=_Node,
-            serializers={kind: _AsIs() for kind in _KINDS},
+            serializers={kind: _BytesSerializer() for kind in _KINDS},
             max_retries=len(nodes) - 1,  # another node where one cannot be reached
             retry_on_status=(),
         ).options(ignore_status=_ANY)

@@ -15,7 +15,7 @@ from changefeed.encoding.avro import reading as avro
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from sinks.copies import BARE, CopyComparison, exact, key_text, of_record, plain
 from sinks.files.names import MAX_LABEL, file_order, parse_name
-from sinks.files.places.base import CanRead, FilePlace, PublishedFile
+from sinks.files.places.base import FilePlace, PublishedFile, ReadablePlace
 from sinks.files.typed_rows import (
     Told,
     avro_messages,
@@ -55,13 +55,13 @@ _KINDS = {
 }
 
 
-def require_comparable(place: FilePlace, shown: str, envelope: str) -> CanRead:
+def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadablePlace:
     """The place, which can be read, of a feed whose files say which rows there are.
 
     Raises:
         ChangefeedError: CF1303.
     """
-    if not isinstance(place, CanRead):
+    if not isinstance(place, ReadablePlace):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             f"{shown} cannot be verified: it takes files, and has no listing of them",
@@ -126,7 +126,7 @@ class Comparison:
             lambda datum: of_record(plain(read_value(datum)), self._envelope),
         )
 
-    def hold(self, place: CanRead, job: int, topic: str) -> None:
+    def hold(self, place: ReadablePlace, job: int, topic: str) -> None:
         """Take what the files of a table say, one after the other as they were written.
 
         Raises:
@@ -144,7 +144,7 @@ class Comparison:
             envelope,
         )
 
-    def _messages(self, place: CanRead, path: str) -> Iterator[Told]:
+    def _messages(self, place: ReadablePlace, path: str) -> Iterator[Told]:
         if path.endswith(f".{_TRUNCATE}"):
             with place.open(path) as raw:
                 return iter([(None, exact(raw.read()))])
@@ -177,7 +177,9 @@ def data_files(files: Iterable[PublishedFile], job: int, topic: str) -> list[str
     return [named[name] for name in file_order(ours)]
 
 
-def _messages(place: CanRead, path: str, packing: str | None, envelope: str) -> Iterator[Told]:
+def _messages(
+    place: ReadablePlace, path: str, packing: str | None, envelope: str
+) -> Iterator[Told]:
     with place.open(path) as raw:
         stream = raw if packing is None else pa.CompressedInputStream(raw, packing)
         for number, line in enumerate(io.BufferedReader(stream, 1 << 20), 1):

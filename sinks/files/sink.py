@@ -43,7 +43,7 @@ from sinks.files import last_rows
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
-from sinks.files.places.base import CanLook, FilePlace, Move, explained
+from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.opening import GOOGLE_SECONDS, open_place
 from sinks.files.places.spec import LOCAL, WEB
 from sinks.files.stage import OpenFiles
@@ -128,7 +128,7 @@ class FilesSink(Sink):
     def check(self, context: SinkContext) -> list[ChangefeedError]:
         """Whether a local folder can be written, and whether an HTTP server is there; of a store
         nothing is asked (:meth:`overlooked`)."""
-        problem = self._place.look() if isinstance(self._place, CanLook) else None
+        problem = self._place.look() if isinstance(self._place, InspectablePlace) else None
         return [] if problem is None else [problem]
 
     def overlooked(self) -> str:

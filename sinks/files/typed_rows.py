@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.avro.container import DamagedContainer, container_records
 from sinks.copies import BARE, key_text, of_record, plain
-from sinks.files.places.base import CanRead
+from sinks.files.places.base import ReadablePlace
 
 #: Columns of a Parquet file that are none of the table's begin with it.
 _BESIDE = "__crdb__"
@@ -25,7 +25,9 @@ _ROWS = 10_000
 Told = tuple[str | None, object]
 
 
-def avro_messages(place: CanRead, path: str, envelope: str, key: Sequence[str]) -> Iterator[Told]:
+def avro_messages(
+    place: ReadablePlace, path: str, envelope: str, key: Sequence[str]
+) -> Iterator[Told]:
     """The messages of an Avro file; ``key``: the members of a row that are its key.
 
     Raises:
@@ -47,7 +49,7 @@ def _key(row: object, key: Sequence[str], path: str) -> str:
     return key_text([row[name] for name in key])
 
 
-def parquet_messages(place: CanRead, path: str, key: Sequence[str]) -> Iterator[Told]:
+def parquet_messages(place: ReadablePlace, path: str, key: Sequence[str]) -> Iterator[Told]:
     """The rows of a Parquet file as messages of the envelope ``wrapped``; ``key``: the columns of
     the key.
 

@@ -88,7 +88,7 @@ _VAGUE = frozenset(
 class Reasons:
     """The newest connection error of a client: why the vague ones happen.
 
-    Also owns the logger the client library writes to: its lines go to the engine's log at
+    Also owns the logger the client library writes to: its lines go to the node's log at
     the level they have, never to the terminal.
     """
 

@@ -216,7 +216,7 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
 def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings | None:
     """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters and options.
 
-    The engine registers the schemas; here is seen whether what it needs is there. Readers of
+    The feed registers the schemas; here is seen whether what it needs is there. Readers of
     protobuf may have its types from elsewhere; Avro cannot be read without the writer's schema.
     """
     form = str(options.get("format") or "")
@@ -381,7 +381,7 @@ def _sink_config(config: KafkaSinkConfig | None) -> dict[str, str]:
 
     There, ``Flush`` says when a waiting batch goes; here a batch goes when it is full or has
     lingered, so ``Messages`` and ``Bytes`` are what full means and ``Frequency`` is the linger.
-    ``Retry`` and ``Version`` have nothing to act on: the engine retries, and the client asks the
+    ``Retry`` and ``Version`` have nothing to act on: the feed retries, and the client asks the
     broker for its version.
     """
     if config is None:

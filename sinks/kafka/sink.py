@@ -7,7 +7,7 @@ returns only when the rows are acknowledged.
 With ``delivery = 'exactly_once'`` everything between two commits, and the feed's progress, is one
 transaction (:mod:`sinks.kafka.transactions`), written by the driver.
 
-After a failed delivery the producer is thrown away with all it still holds: the engine sends
+After a failed delivery the producer is thrown away with all it still holds: the feed sends
 the epoch again from its start, so a reader sees repeats but never a gap or an old value last.
 """
 

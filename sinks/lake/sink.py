@@ -54,7 +54,7 @@ from sinks.lake.staging import (
 from sinks.lake.table import OWNER, LakeTable, known_as
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.pace import ShorterOfTwo
+from sinks.merged.pace import ShorterPace
 from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
 from sinks.merged.sink import TableSink
 from sinks.naming import kafka_topic_name
@@ -97,7 +97,7 @@ class LakeSink(TableSink):
         self._place = place_of(uri)
         # Now and then a commit of Delta's sums up its log, too, and takes several times as long.
         super().__init__(
-            _policy(self._options, self._place.format), ShorterOfTwo(*PACES, times=REST)
+            _policy(self._options, self._place.format), ShorterPace(*PACES, times=REST)
         )
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None

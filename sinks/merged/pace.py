@@ -18,7 +18,7 @@ class Pace(Protocol):
         ...
 
 
-class ShorterOfTwo:
+class ShorterPace:
     """So many times what the shorter one of the last two rounds took, within bounds: one slow round
     is taken for an exception. The first says nothing: it loads and compiles what the others run.
 
@@ -43,7 +43,7 @@ class ShorterOfTwo:
         self._last = took
 
 
-class SlowToFall:
+class SlowDecline:
     """So many times what the last round took, within bounds: at once where that is longer, half of
     the way where it is shorter.
 

@@ -1,6 +1,6 @@
-"""A feed without an engine: makes batches of JSON messages and delivers epochs in the right order.
+"""A feed without a node: makes batches of JSON messages and delivers epochs in the right order.
 
-What it does is what the engine does to a sink, and nothing else: write, commit, then the mark.
+What it does is what a feed does to a sink, and nothing else: write, commit, then the mark.
 It keeps the truth of what it delivered in a :class:`sinks.testing.history.RowHistory`.
 """
 

@@ -1,7 +1,7 @@
 """Trying again: how long to wait between attempts, and when to stop trying.
 
 A failed delivery is repeated from the start of its epoch, so what is retried is one function of
-the engine's choice, not one call of a sink. The clock and the wait are given, so tests take no
+the feed's choice, not one call of a sink. The clock and the wait are given, so tests take no
 time and PAUSE interrupts a wait.
 """
 

@@ -3,7 +3,7 @@
 :class:`SourceDouble` keeps tables, takes transactions, and writes the log rows that capture would
 write (``changefeed/core/schema.py``): a changed key is a delete and an insert, ``last`` is false
 where a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its
-log to a sink in the engine's order of calls, from any place, as often as a test likes; the tables
+log to a sink in a feed's order of calls, from any place, as often as a test likes; the tables
 of the source are the truth to compare with.
 
     source = Source(table_of("t", a="int32", b="text", key=("a",)))

@@ -18,7 +18,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.options import Feature
 from sinks.base import Accepts, Batch, Capabilities, CommitPace, Receipt, SinkContext, Target
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.pace import SlowToFall
+from sinks.merged.pace import SlowDecline
 from sinks.merged.policy import TablePolicy
 from sinks.merged.sink import TableSink
 from sinks.warehouse.feed_tables import FeedTables, KnownTable
@@ -51,7 +51,7 @@ class DatabaseSink(TableSink):
     load_rows: int = LOAD_ROWS
 
     def __init__(self, policy: TablePolicy, tables: FeedTables) -> None:
-        super().__init__(policy, SlowToFall(PACE, SLOWEST, SHARE))
+        super().__init__(policy, SlowDecline(PACE, SLOWEST, SHARE))
         self._tables = tables
         self._pending: list[PendingRows] = []
 

@@ -122,7 +122,7 @@ class MySQLDialect(Dialect):
         return f"{made} CHARACTER SET utf8mb4 COLLATE {self.collation}"
 
     def temporary(self, table: str, query: str) -> str:
-        # Without an engine the server's default would do, unless it has no transactions.
+        # Without a storage engine the server's default would do, unless it has no transactions.
         return f"CREATE TEMPORARY TABLE {self.quote(table)} ENGINE = InnoDB AS {query}"
 
     def drop_temporary(self, table: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
@@ -57,7 +57,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Bench]:
+def bench(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Bench]:
     postgres.execute(SCHEMA)
     with running(tmp_path / "state", spark_engine) as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Sink, SinkContext
 from sinks.lake import iceberg
 from sinks.lake.sink import IcebergSink
@@ -30,7 +30,7 @@ class LakeHarness(MergeHarness):
         "hides_secrets": "the URI of a directory holds no secret",
     }
 
-    def __init__(self, engine: SparkEngine, uri: str, scratch: Path) -> None:
+    def __init__(self, engine: NodeSpark, uri: str, scratch: Path) -> None:
         self.lake = Lake(engine, uri)
         self._scratch = scratch
 
@@ -137,7 +137,7 @@ def cases(*, scans: bool = False) -> list[object]:
 
 
 @pytest.mark.parametrize(("kind", "case"), cases())
-def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEngine) -> None:
+def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: NodeSpark) -> None:
     harness = LakeHarness(spark_engine, place(kind, tmp_path), tmp_path / "scratch")
     reason = run_merge_case(case, harness)
     if reason:
@@ -146,7 +146,7 @@ def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEng
 
 @pytest.mark.parametrize(("kind", "case"), cases(scans=True))
 def test_scans_by_spark(
-    case: MergeCase, kind: str, tmp_path: Path, spark_engine: SparkEngine
+    case: MergeCase, kind: str, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     run_merge_case(case, BySpark(spark_engine, place(kind, tmp_path), tmp_path / "scratch"))
 
@@ -154,7 +154,7 @@ def test_scans_by_spark(
 @pytest.mark.extended
 @pytest.mark.slow
 def test_random_rounds(
-    tmp_path: Path, spark_engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spark_engine: NodeSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
     spread = watched(monkeypatch)

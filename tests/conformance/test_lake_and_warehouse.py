@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import feed_of
 from sinks.testing.rows import SourceDouble, delete, insert, table_of, truncate, update
@@ -128,7 +128,7 @@ def _sets() -> Iterator[object]:
 
 @pytest.mark.parametrize(("kind", "options"), list(_sets()))
 def test_alike(
-    kind: str, options: Mapping[str, object], tmp_path: Path, spark_engine: SparkEngine
+    kind: str, options: Mapping[str, object], tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     warehouse = delivered(DuckDBHarness(tmp_path / "shop.duckdb"), options)
     lake = delivered(LakeHarness(spark_engine, place(kind, tmp_path), tmp_path / "s"), options)

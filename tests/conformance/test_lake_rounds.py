@@ -14,7 +14,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.options import History
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake.delta import DeltaTable
@@ -46,7 +46,7 @@ def options() -> dict[str, object]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, spark_engine: SparkEngine, options: dict[str, object]) -> Iterator[Bench]:
+def bench(tmp_path: Path, spark_engine: NodeSpark, options: dict[str, object]) -> Iterator[Bench]:
     made = Bench(spark_engine, place("delta", tmp_path), tmp_path, options)
     yield made
     made.sink.close()
@@ -258,7 +258,7 @@ def test_another_delta_takes_merges(bench: Bench, caplog: pytest.LogCaptureFixtu
     assert "takes ordinary MERGEs only" in caplog.text
 
 
-def test_a_filter_may_look_into_staged_files(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_filter_may_look_into_staged_files(spark_engine: NodeSpark, tmp_path: Path) -> None:
     """Spark derives bounds for the rows from those of the table, and Parquet's reader looks for
     them in the dictionary of a column."""
     rows: list[dict[str, Any]] = [

@@ -16,7 +16,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved
 from changefeed.core.schema import Column, Form, TableName, TableSchema
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.lake.iceberg import IcebergTable
 from sinks.lake.sink import LakeSink
@@ -82,7 +82,7 @@ def schema_of(*columns: tuple[str, str]) -> TableSchema:
 class Bench:
     """One sink object on one place."""
 
-    def __init__(self, engine: SparkEngine, uri: str, folder: Path, options: Mapping[str, object]):
+    def __init__(self, engine: NodeSpark, uri: str, folder: Path, options: Mapping[str, object]):
         self.lake = Lake(engine, uri)
         self.target = Target(TableName("s", "public", "t"), "t")
         sink = open_sink(uri, options)
@@ -123,7 +123,7 @@ def options() -> dict[str, object]:
 
 @pytest.fixture
 def bench(
-    kind: str, tmp_path: Path, spark_engine: SparkEngine, options: dict[str, object]
+    kind: str, tmp_path: Path, spark_engine: NodeSpark, options: dict[str, object]
 ) -> Iterator[Bench]:
     made = Bench(spark_engine, place(kind, tmp_path), tmp_path, options)
     yield made

@@ -23,7 +23,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from changefeed.statements.context import Context
 from changefeed.statements.sync import _shapes_to_come
 from tests.e2e.feeds import Feeds, running
@@ -95,7 +95,7 @@ class Bench:
 def bench(
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     request: pytest.FixtureRequest,
 ) -> Iterator[Bench]:
     timings = getattr(request, "param", Timings(source_look=0.3, expand=0.3, retry_first=0.01))

@@ -29,7 +29,7 @@ from changefeed.core.errors import Action, ChangefeedError
 from sinks.base import Sink
 from sinks.files.last_rows import data_files
 from sinks.files.places import objects
-from sinks.files.places.base import CanRead
+from sinks.files.places.base import ReadablePlace
 from sinks.files.sink import FilesSink
 from sinks.registry import open_sink
 from sinks.testing.conformance import CASES, Case, run_case
@@ -160,7 +160,7 @@ def test_files_are_found_and_read_again(store: ObjectStore, bucket: str, query: 
     feed.resolve(sink)
     assert isinstance(sink, FilesSink)
     place = sink._place
-    assert isinstance(place, CanRead)
+    assert isinstance(place, ReadablePlace)
     paths = data_files(place.every(), sink._job, "t")
     assert paths == sorted(paths) and len(paths) > 3
     lines = []

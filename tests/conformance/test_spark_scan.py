@@ -18,7 +18,7 @@ from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import run_scan
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.helpers import message_model as model
 from tests.helpers.spark_parts import MadePart, ToFiles, delivered
 
@@ -56,7 +56,7 @@ def expected(plan: MessagePlan, parts: list[MadePart]) -> dict[int, list[list[ob
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_row_arrives_in_order(
-    spark_engine: SparkEngine, tmp_path: Path, plan: MessagePlan
+    spark_engine: NodeSpark, tmp_path: Path, plan: MessagePlan
 ) -> None:
     parts = [MadePart(n) for n in range(5)]
     told: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ def test_every_row_arrives_in_order(
     assert os.getpid() not in closed_in
 
 
-def test_csv_is_not_escaped_as_json(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_csv_is_not_escaped_as_json(spark_engine: NodeSpark, tmp_path: Path) -> None:
     plan = MessagePlan(T, "t", format=Format.CSV)
     run_scan(spark_engine, [MadePart(0)], plan=plan, at=AT, deliver=ToFiles(str(tmp_path)))
     assert delivered(tmp_path)[0][1][1] == '1,"te""xt\n1"'
@@ -85,7 +85,7 @@ def test_csv_is_not_escaped_as_json(spark_engine: SparkEngine, tmp_path: Path) -
 
 @pytest.mark.parametrize("trouble", ["once", "die"])
 def test_a_part_that_fails_is_tried_again(
-    spark_engine: SparkEngine, tmp_path: Path, trouble: str
+    spark_engine: NodeSpark, tmp_path: Path, trouble: str
 ) -> None:
     (tmp_path / "marks").mkdir()
     parts = [MadePart(n, marks=str(tmp_path / "marks")) for n in range(3)]
@@ -96,9 +96,7 @@ def test_a_part_that_fails_is_tried_again(
     assert sum(d.rows for d in done) == 90
 
 
-def test_the_error_of_a_part_comes_back_as_itself(
-    spark_engine: SparkEngine, tmp_path: Path
-) -> None:
+def test_the_error_of_a_part_comes_back_as_itself(spark_engine: NodeSpark, tmp_path: Path) -> None:
     parts = [MadePart(0), MadePart(1, trouble="always")]
     with pytest.raises(ChangefeedError) as caught:
         run_scan(spark_engine, parts, plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path)))
@@ -107,7 +105,7 @@ def test_the_error_of_a_part_comes_back_as_itself(
 
 
 def test_the_error_of_the_sink_comes_back_as_itself(
-    spark_engine: SparkEngine, tmp_path: Path
+    spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     deliver = ToFiles(str(tmp_path), refuse=1)
     with pytest.raises(ChangefeedError) as caught:
@@ -123,7 +121,7 @@ def test_the_error_of_the_sink_comes_back_as_itself(
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_a_scan_can_be_cancelled(spark_engine: SparkEngine, tmp_path: Path, stopping: bool) -> None:
+def test_a_scan_can_be_cancelled(spark_engine: NodeSpark, tmp_path: Path, stopping: bool) -> None:
     """A stalled part holds the job until another thread cancels its group."""
     parts = [MadePart(n, trouble="stall", marks=str(tmp_path)) for n in range(2)]
     group = f"cancel-{stopping}"
@@ -162,5 +160,5 @@ def test_a_scan_can_be_cancelled(spark_engine: SparkEngine, tmp_path: Path, stop
     assert delivered(tmp_path) == {}
 
 
-def test_no_parts(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_no_parts(spark_engine: NodeSpark, tmp_path: Path) -> None:
     assert run_scan(spark_engine, [], plan=PLANS[0], at=AT, deliver=ToFiles(str(tmp_path))) == []

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from changefeed.spark.staging import StagingArea
 from changefeed.spark.staging_place import StagingPlace
-from changefeed.spark.tasks import Done, run_files
+from changefeed.spark.tasks import TaskResult, run_files
 
 pytestmark = pytest.mark.spark
 
 
-def size_of(number: int, content: pa.Buffer, tell: Callable[[int, int], None]) -> list[Done]:
+def size_of(number: int, content: pa.Buffer, tell: Callable[[int, int], None]) -> list[TaskResult]:
     """A task: says how long the content is, and what its first byte is."""
     tell(1, content.size)
-    return [Done(number, content.size, content.to_pybytes()[0])]
+    return [TaskResult(number, content.size, content.to_pybytes()[0])]
 
 
 def made(folder: Path, count: int) -> list[Path]:
@@ -33,16 +33,14 @@ def made(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def test_each_file_is_a_task_by_its_place(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_each_file_is_a_task_by_its_place(spark_engine: NodeSpark, tmp_path: Path) -> None:
     done = run_files(
         spark_engine, size_of, made(tmp_path / "own", 5), group="g", on_progress=lambda r, s: None
     )
-    assert sorted(done, key=lambda d: d.item) == [Done(n, n + 1, n) for n in range(5)]
+    assert sorted(done, key=lambda d: d.item) == [TaskResult(n, n + 1, n) for n in range(5)]
 
 
-def test_files_are_copied_for_a_block_and_removed(
-    spark_engine: SparkEngine, tmp_path: Path
-) -> None:
+def test_files_are_copied_for_a_block_and_removed(spark_engine: NodeSpark, tmp_path: Path) -> None:
     place = tmp_path / "place"
     staging = StagingArea(StagingPlace(str(place)), spark_engine.session)
     paths = made(tmp_path / "own", 6)
@@ -60,7 +58,7 @@ def test_files_are_copied_for_a_block_and_removed(
 
 
 def test_what_a_crash_left_goes_after_a_day_and_nothing_else(
-    spark_engine: SparkEngine, tmp_path: Path
+    spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     place = tmp_path / "place"
     old = place / "changefeed-rows-0a" / "00000001"
@@ -77,7 +75,7 @@ def test_what_a_crash_left_goes_after_a_day_and_nothing_else(
 
 
 def test_a_place_that_cannot_be_written_is_an_error(
-    spark_engine: SparkEngine, tmp_path: Path
+    spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     staging = StagingArea(StagingPlace(str(tmp_path / "file")), spark_engine.session)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.query.evaluate import QuerySessions
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.docs.blocks import Block, all_blocks, blocks, is_of_a_server
 from tests.docs.planned import has_query, plan
 from tests.e2e.feeds import running
@@ -25,7 +25,7 @@ def said_to_servers(page: str) -> list[str]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("block", QUERIES, ids=str)
-def test_queries_compile(block: Block, spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_queries_compile(block: Block, spark_engine: NodeSpark, tmp_path: Path) -> None:
     with spark_engine.use() as session:
         customers = session.createDataFrame([(1, "Ada")], "id int, name string")
         customers.createOrReplaceTempView("customers")
@@ -51,7 +51,7 @@ def shop(own_postgres: PostgresCluster) -> Iterator[Database]:
 @pytest.mark.spark
 @pytest.mark.parametrize("page", ["README.md", "docs/source-postgresql.md"])
 def test_a_role_made_as_a_page_says_is_enough(
-    page: str, shop: Database, spark_engine: SparkEngine, tmp_path: Path
+    page: str, shop: Database, spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     for text in said_to_servers(page):
         if text.startswith(("ALTER SYSTEM", "CREATE ROLE", "GRANT")):
@@ -74,7 +74,7 @@ def test_a_role_made_as_a_page_says_is_enough(
 @pytest.mark.postgres
 @pytest.mark.spark
 def test_what_is_left_at_a_server_is_found_and_removed(
-    shop: Database, spark_engine: SparkEngine, tmp_path: Path
+    shop: Database, spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     """The last resort of source-postgresql.md, after a state directory was lost."""
     with running(tmp_path / "state", spark_engine) as feeds:

@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.sizes import Sizes
 from changefeed.core.timings import Timings
 from changefeed.node.node import Node
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from grammar.split import split
 
 #: So that sinks that merge every few seconds do so at once.
@@ -26,7 +26,7 @@ class Feeds:
     def __init__(
         self,
         state: Path,
-        spark: SparkEngine,
+        spark: NodeSpark,
         *,
         max_disk: int | None = None,
         timings: Timings | None = None,
@@ -107,7 +107,7 @@ class Feeds:
 @contextmanager
 def running(
     state: Path,
-    spark: SparkEngine,
+    spark: NodeSpark,
     *,
     max_disk: int | None = None,
     timings: Timings | None = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import running
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 def test_records(
-    tmp_path: Path, postgres: Database, kafka: KafkaBroker, topic: str, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, kafka: KafkaBroker, topic: str, spark_engine: NodeSpark
 ) -> None:
     tables = {"change_t": "CHANGE", "after_t": "AFTER", "all_t": "ALL"}
     for table in tables:

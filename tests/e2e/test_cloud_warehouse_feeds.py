@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import BRISK, running
 from tests.e2e.test_examples import EXAMPLES, check, follow, play
 from tests.e2e.test_warehouse_feeds import (
@@ -77,7 +77,7 @@ def bench(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> Iterator[Bench]:
     emulator = request.getfixturevalue(request.param)
     postgres.execute("create table t (a int primary key, b text)")
@@ -156,7 +156,7 @@ def test_example(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     bigquery: BigQueryEmulator,
 ) -> None:
     """``examples/bigquery`` does what its folder ``expected`` says."""

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.files.names import PARTITION_FORMATS, Buckets
 from tests.e2e.feeds import running
 from tests.e2e.test_examples import EXAMPLES, play
@@ -36,7 +36,7 @@ def test_copy(
     tmp_path: Path,
     postgres: Database,
     postgres_server: Callable[..., PostgresCluster],
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(PARTITION_FORMATS, "minute", SHORT)

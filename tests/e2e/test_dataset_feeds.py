@@ -14,7 +14,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, read_config
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.datasets import publish_rows
@@ -67,7 +67,7 @@ def dataset(tmp_path: Path) -> Dataset:
 @pytest.fixture
 def feeds(tmp_path: Path, dataset: Dataset) -> Iterator[Feeds]:
     # Nothing here needs Spark: it is never started.
-    with SparkEngine() as spark, running(tmp_path / "state", spark) as made:
+    with NodeSpark() as spark, running(tmp_path / "state", spark) as made:
         made.connect(lager=f"dataset://{tmp_path}/stock.yaml")
         yield made
 

@@ -10,7 +10,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.timings import Timings
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -40,7 +40,7 @@ def changes(folder: Path) -> list[Change]:
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, spark_engine: SparkEngine) -> Any:
+def feeds(tmp_path: Path, spark_engine: NodeSpark) -> Any:
     timings = Timings(extract_look=0.2)
     with running(tmp_path / "state", spark_engine, timings=timings) as made:
         yield made

@@ -21,7 +21,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, effective_date, read_config
 from changefeed.dataset.compare import BROADCAST_BYTES
 from changefeed.dataset.run import run_dataset
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.helpers.datasets import article_config, article_days
 
 pytestmark = pytest.mark.spark
@@ -69,7 +69,7 @@ def _day(value: object) -> int:
     return value.day
 
 
-def test_example_of_the_article(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_example_of_the_article(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = read_config(article_config(tmp_path))
     day1, day2 = article_days(Random(5), 10_000)
     first = run_dataset(spark_engine, dataset, write_csv(tmp_path / "day1", day1), DAY1)
@@ -103,7 +103,7 @@ def test_example_of_the_article(spark_engine: SparkEngine, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["xxhash", "md5"])
-def test_day_can_be_repeated(spark_engine: SparkEngine, tmp_path: Path, kind: str) -> None:
+def test_day_can_be_repeated(spark_engine: NodeSpark, tmp_path: Path, kind: str) -> None:
     dataset = config(tmp_path, KEYED, hash=kind)
     run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x"), (2, "y")]), DAY1)
     wrong = write_csv(tmp_path / "wrong", [(1, "bad"), (9, "bad")])
@@ -128,7 +128,7 @@ def test_day_can_be_repeated(spark_engine: SparkEngine, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_delta(spark_engine: SparkEngine, tmp_path: Path, broadcast: bool) -> None:
+def test_delta(spark_engine: NodeSpark, tmp_path: Path, broadcast: bool) -> None:
     most = BROADCAST_BYTES if broadcast else 0
     dataset = config(tmp_path, KEYED, extract_type="delta")
     first = write_csv(tmp_path / "1", [(1, "x"), (2, "y"), (3, "z")])
@@ -146,7 +146,7 @@ def test_delta(spark_engine: SparkEngine, tmp_path: Path, broadcast: bool) -> No
     assert changes == [(2, "Y", "U", 19), (4, "new", "I", 19)]
 
 
-def test_nulls_and_ignored_columns(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_nulls_and_ignored_columns(spark_engine: NodeSpark, tmp_path: Path) -> None:
     columns = (
         "- {name: a, type: int, key: true, nullable: true}\n- {name: b, type: string, key: true, "
         "nullable: true}\n- {name: c}\n- {name: d}\n- {name: loaded, ignore: true}\n"
@@ -164,7 +164,7 @@ def test_nulls_and_ignored_columns(spark_engine: SparkEngine, tmp_path: Path) ->
     }
 
 
-def test_refused_extracts_change_nothing(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, KEYED)
     run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x")]), DAY1)
     rejected = dataset.versions / "rejected"
@@ -191,7 +191,7 @@ def test_refused_extracts_change_nothing(spark_engine: SparkEngine, tmp_path: Pa
     assert "(number of values): 1" in error.detail
 
 
-def test_current_folder_of_somebody_else(spark_engine: SparkEngine, tmp_path: Path) -> None:
+def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, KEYED)
     dataset.current.mkdir()
     (dataset.current / "precious.parquet").write_bytes(b"1")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended]
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
     with running(tmp_path / "state", spark_engine) as made:
         yield made
 

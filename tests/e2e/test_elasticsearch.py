@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
@@ -54,7 +54,7 @@ class Bench:
 
 @pytest.fixture
 def bench(
-    tmp_path: Path, postgres: Database, elasticsearch: Elasticsearch, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, elasticsearch: Elasticsearch, spark_engine: NodeSpark
 ) -> Iterator[Bench]:
     postgres.execute(
         "create table t (a int primary key, b text, n numeric(12, 2));"
@@ -207,7 +207,7 @@ def test_a_busy_cluster_and_a_lost_answer_lose_nothing(bench: Bench) -> None:
 
 
 def test_a_feed_into_opensearch_says_so(
-    tmp_path: Path, postgres: Database, opensearch: OpenSearch, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, opensearch: OpenSearch, spark_engine: NodeSpark
 ) -> None:
     postgres.execute("create table t (a int primary key); insert into t values (1)")
     words = f"this server is OpenSearch {opensearch.version}, not Elasticsearch"

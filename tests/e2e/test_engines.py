@@ -14,8 +14,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.feeds import backlog
-from changefeed.spark.session import SparkEngine
-from changefeed.spark.tasks import Done, run_tasks
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.tasks import TaskResult, run_tasks
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.ordered import assert_in_order
 from tests.helpers.waiting import until
@@ -49,11 +49,11 @@ CHANGES = (
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[Done]]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[TaskResult]]:
     """What each job of a backlog did."""
-    found: list[list[Done]] = []
+    found: list[list[TaskResult]] = []
 
-    def spied(*given: Any, **named: Any) -> list[Done]:
+    def spied(*given: Any, **named: Any) -> list[TaskResult]:
         done = run_tasks(*given, **named)
         found.append(done)
         return done
@@ -84,8 +84,8 @@ def test_a_backlog_in_lanes_is_the_backlog_of_the_node(
     postgres: Database,
     kafka: KafkaBroker,
     topic: str,
-    spark_engine: SparkEngine,
-    jobs: list[list[Done]],
+    spark_engine: NodeSpark,
+    jobs: list[list[TaskResult]],
 ) -> None:
     postgres.execute(TABLES)
     with running(tmp_path / "state", spark_engine) as feeds:
@@ -116,8 +116,8 @@ def test_lanes_share_the_wait_for_a_slow_sink_and_keep_the_order(
     tmp_path: Path,
     postgres: Database,
     webhook: WebhookServer,
-    spark_engine: SparkEngine,
-    jobs: list[list[Done]],
+    spark_engine: NodeSpark,
+    jobs: list[list[TaskResult]],
 ) -> None:
     """A worker that dies in the middle repeats messages; none is lost, none out of order."""
     postgres.execute("create table t (a int primary key, b int)")
@@ -139,7 +139,7 @@ def test_lanes_share_the_wait_for_a_slow_sink_and_keep_the_order(
     assert_in_order(webhook.messages(["t"]), keys=1500, last=3)
 
 
-def kill_a_worker(engine: SparkEngine) -> None:
+def kill_a_worker(engine: NodeSpark) -> None:
     """End one Python worker of the session as a machine would that fails."""
     assert engine.pid is not None
     workers = [
@@ -154,7 +154,7 @@ def kill_a_worker(engine: SparkEngine) -> None:
 
 @pytest.mark.extended
 def test_a_stopped_feed_leaves_no_lane_behind(
-    tmp_path: Path, postgres: Database, webhook: WebhookServer, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, webhook: WebhookServer, spark_engine: NodeSpark
 ) -> None:
     postgres.execute("create table t (a int primary key, b int)")
     with running(tmp_path / "state", spark_engine) as feeds:
@@ -182,7 +182,7 @@ def status(feeds: Feeds) -> str:
 
 
 def test_an_engine_that_is_none_is_refused(
-    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> None:
     postgres.execute("create table t (a int primary key)")
     with running(tmp_path / "state", spark_engine) as feeds:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from grammar.split import split
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.duckdb_file import opened
@@ -72,7 +72,7 @@ def test_kafka(
     tmp_path: Path,
     postgres: Database,
     kafka: KafkaBroker,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "kafka"
     play(postgres, folder / "setup.sql")
@@ -92,7 +92,7 @@ def test_files(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "files"
     lake, exports = tmp_path / "lake", tmp_path / "exports"
@@ -116,7 +116,7 @@ def test_queries(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "queries"
     targets = {"open": tmp_path / "open", "events": tmp_path / "events"}
@@ -135,7 +135,7 @@ def test_warehouse(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "warehouse"
     path = tmp_path / "sales.duckdb"
@@ -172,7 +172,7 @@ def test_lake(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "lake"
     play(postgres, folder / "setup.sql")
@@ -206,7 +206,7 @@ def test_elasticsearch(
     tmp_path: Path,
     postgres: Database,
     elasticsearch: Elasticsearch,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     folder = EXAMPLES / "elasticsearch"
     play(postgres, folder / "setup.sql")

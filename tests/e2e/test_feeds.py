@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import file_bytes, read_files, visible_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
@@ -63,7 +63,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Bench]:
+def bench(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Bench]:
     postgres.execute(
         "create table t (a int primary key, b text); alter table t replica identity full;"
         "insert into t select i, 'row ' || i from generate_series(1, 10) i"

@@ -13,7 +13,7 @@ import fastavro
 import pyarrow.parquet as pq
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table t (a int primary key, b text, price numeric(8,2), at timestamptz);"
         "insert into t select i, 'row ' || i, i / 4.0, '2024-03-31 01:02:03Z'"

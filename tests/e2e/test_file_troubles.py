@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.files.staged import UnpublishedFile
 from sinks.testing.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
     with running(tmp_path / "state", spark_engine) as made:
         made.connect(shop=postgres.uri)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -42,7 +42,7 @@ answer = 42
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table orders (id int primary key, status text, total numeric(8,2));"
         "insert into orders values (1, 'open', 1.50), (2, 'closed', 200), (3, 'open', null);"

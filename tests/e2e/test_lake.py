@@ -11,7 +11,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Code
 from changefeed.core.faults import armed
 from changefeed.core.sizes import Sizes
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.waiting import until
@@ -46,7 +46,7 @@ class Bench:
 
 @pytest.fixture(params=FORMATS)
 def bench(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> Iterator[Bench]:
     uri = {
         "delta": f"delta://{tmp_path}/lake",

@@ -15,7 +15,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.faults import armed
 from changefeed.core.sizes import Sizes
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.lake.place import place_of
 from tests.e2e.feeds import running
 from tests.e2e.test_lake import Bench
@@ -83,7 +83,7 @@ def bench(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> Iterator[Bench]:
     sizes = Sizes()
     kind = request.param.split()
@@ -164,7 +164,7 @@ def test_a_table_elsewhere_equals_the_source(bench: Bench) -> None:
 
 @pytest.fixture
 def on_own_hdfs(
-    tmp_path: Path, postgres: Database, spark_engine: SparkEngine, own_hdfs: Hdfs
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark, own_hdfs: Hdfs
 ) -> Iterator[Bench]:
     """Delta tables on a server of their own."""
     folder = own_hdfs.directory(spark_engine.session(), "lake")
@@ -196,7 +196,7 @@ def test_hdfs_that_refuses_or_does_not_answer(
     table_format: str,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     hdfs: Hdfs,
 ) -> None:
     postgres.execute("create table t (a int primary key, b text)")
@@ -265,7 +265,7 @@ class RestBench:
 
 @pytest.fixture(params=["disk", "s3 by iceberg", "s3 by hadoop"])
 def rest(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> Iterator[RestBench]:
     store, hadoop = {}, {}
     warehouse = f"{tmp_path}/lake"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
@@ -39,7 +39,7 @@ def delivered(folder: Path) -> list[int]:
 
 
 def test_a_full_change_log_stalls_the_feeds_until_the_slow_one_has_read(
-    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> None:
     """A paused feed protects the log: at --max-disk no more is read, and nothing is lost."""
     postgres.execute("create table t (a int primary key, b text)")
@@ -67,7 +67,7 @@ def test_a_full_change_log_stalls_the_feeds_until_the_slow_one_has_read(
 
 
 def test_a_feed_that_reached_its_limit_stalls_the_source_until_it_has_delivered(
-    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> None:
     """A paused feed may keep no more of the log than its max_disk, and nothing is lost."""
     postgres.execute("create table t (a int primary key, b text)")

@@ -14,7 +14,7 @@ import pytest
 from changefeed.catalog.model import Status
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
@@ -80,9 +80,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(
-    tmp_path: Path, binlog_server: BinlogServer, spark_engine: SparkEngine
-) -> Iterator[Bench]:
+def bench(tmp_path: Path, binlog_server: BinlogServer, spark_engine: NodeSpark) -> Iterator[Bench]:
     with binlog_server.database() as database:
         rows = ", ".join(f"({i}, 'row {i}')" for i in range(1, 11))
         binlog_server.run(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table orders (id int primary key, status text, total numeric(8,2), doc jsonb);"
         "insert into orders values (1, 'open', 1.50, '{\"k\": [1, 2]}'), (2, 'closed', 2.00, null),"
@@ -236,7 +236,7 @@ def test_every_row_of_a_large_table_and_of_a_large_transaction_is_evaluated(
 
 @pytest.mark.extended
 def test_a_feed_goes_on_after_a_restart_of_the_node_and_the_death_of_the_jvm(
-    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
+    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     out = tmp_path / "out"
     feeds.execute(
@@ -337,7 +337,7 @@ def test_debezium_s_envelope_of_a_query(feeds: Feeds, postgres: Database, tmp_pa
 
 @pytest.mark.extended
 def test_a_lake_table_is_kept_equal_to_the_query(
-    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: SparkEngine
+    feeds: Feeds, postgres: Database, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     lake = tmp_path / "lake"
     code, message, _, _ = refused(

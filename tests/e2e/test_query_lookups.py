@@ -14,7 +14,7 @@ import pytest
 
 from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table orders (id int primary key, customer int, total int);"
         "insert into orders values (1, 10, 5), (2, 20, 6), (3, null, 7), (4, 99, 8);"
@@ -232,7 +232,7 @@ def test_what_a_look_up_cannot_be_is_refused(feeds: Feeds, customers: Path, tmp_
 
 @pytest.mark.extended
 def test_several_look_ups_of_the_catalog_and_of_delta(
-    feeds: Feeds, postgres: Database, spark_engine: SparkEngine, tmp_path: Path
+    feeds: Feeds, postgres: Database, spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     with spark_engine.use(packs=("delta",)) as session:
         rows = session.createDataFrame([(10, "EU"), (20, "US")], "customer int, region string")

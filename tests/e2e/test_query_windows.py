@@ -16,7 +16,7 @@ import pytest
 from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.sizes import Sizes
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
@@ -34,7 +34,7 @@ Groups = dict[tuple[int, str | None], tuple[int, Decimal | None, int]]
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table orders (id int primary key, shop text, total numeric(8,2));"
         "insert into orders select i, 'old', 1 from generate_series(1, 50) i;"

@@ -13,7 +13,7 @@ from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.faults import armed
 from changefeed.core.state import StateLayout
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
@@ -78,7 +78,7 @@ def shop(postgres: Database, tmp_path: Path) -> Shop:
 
 
 @pytest.fixture
-def feeds(shop: Shop, tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(shop: Shop, tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(shop=shop.db.uri)
         yield feeds
@@ -187,7 +187,7 @@ def test_a_lost_source_goes_on_with_a_new_log(feeds: Feeds, shop: Shop, trouble:
 
 
 def test_another_server_is_followed_by_a_rescan(
-    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     """Its positions are below those of the old one."""
     with own_postgres_factory().database() as old, own_postgres_factory().database() as new:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import BRISK, running
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, check_changes, check_shapes
 from tests.services.postgres import Database
@@ -38,7 +38,7 @@ def bench(
     spanner: SpannerServer,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> Iterator[IntoSpanner]:
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.ordered import assert_in_order
 from tests.helpers.waiting import until
@@ -47,7 +47,7 @@ def test_lake_feeds_survive_the_loss_of_an_executor(
     tmp_path: Path,
     postgres: Database,
     spark_cluster: SparkCluster,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     postgres.execute(
         "create table t (a int primary key, b text);"

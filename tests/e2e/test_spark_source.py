@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from changefeed import spark_source
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
@@ -23,7 +23,7 @@ Row = tuple[Any, ...]
 
 
 @pytest.fixture
-def spark(spark_engine: SparkEngine) -> SparkSession:
+def spark(spark_engine: NodeSpark) -> SparkSession:
     session = spark_engine.session()
     spark_source.register(session)
     return session

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from changefeed.embedded.account import server_account
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.test_lake_elsewhere import in_a_store
 from tests.helpers.lake import Lake
 from tests.helpers.ordered import assert_in_order
@@ -60,7 +60,7 @@ def test_rows_reach_the_executors_through_a_staging_place(
     s3: S3Server,
     hdfs: Hdfs,
     remote_spark: SparkCluster,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> None:
     """Rounds of a lake, a rescan that the executors write down first, and the lanes of a backlog;
     an executor dies in the middle of each."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from changefeed.catalog.model import Status, TableProgress, TableState
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
@@ -59,7 +59,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Bench]:
+def bench(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Bench]:
     postgres.execute(
         "create table t (a int primary key, b text); alter table t replica identity full;"
         "insert into t select i, 'row ' || i from generate_series(1, 10) i"

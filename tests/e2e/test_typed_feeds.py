@@ -10,7 +10,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import armed
 from changefeed.core.sizes import Sizes
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.typed_sink import STORES, Store, typed_sinks
 from tests.helpers.waiting import until
@@ -48,7 +48,7 @@ class Bench:
 def bench(
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Bench]:
     postgres.execute(

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from changefeed.api import Result
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_warehouse_feeds import WIDE
 from tests.services.elasticsearch import Elasticsearch
@@ -38,7 +38,7 @@ def slow(*parameters: object) -> Any:
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(SMALL + WIDE)
     with running(tmp_path / "state", spark_engine) as made:
         made.connect(shop=postgres.uri)

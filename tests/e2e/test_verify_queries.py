@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.duckdb_file import opened
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Feeds]:
     postgres.execute(
         "create table orders (id int primary key, status text, total numeric(8,2));"
         "insert into orders values (1, 'open', 1.50), (2, 'closed', 2), (3, 'open', 3),"

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from changefeed.core.faults import armed
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import BRISK, Feeds, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
@@ -153,7 +153,7 @@ def bench(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
 ) -> Iterator[Bench]:
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("insert into t select i, 'row ' || i from generate_series(1, 10) i")
@@ -304,7 +304,7 @@ def test_without_deletes_an_appended_table_keeps_its_whole_scans(bench: Bench) -
 @pytest.mark.parametrize("postgres", [16], indirect=True)
 @pytest.mark.parametrize("history", ["append", "scd2"])
 def test_a_history_keeps_a_value_that_its_own_transaction_inserted(
-    postgres: Database, spark_engine: SparkEngine, tmp_path: Path, history: str
+    postgres: Database, spark_engine: NodeSpark, tmp_path: Path, history: str
 ) -> None:
     """The second change of the transaction does not send it, and a later transaction has changed
     the row before it could be read."""

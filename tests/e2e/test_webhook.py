@@ -10,7 +10,7 @@ import pytest
 
 from changefeed.catalog import Status
 from changefeed.core.telemetry import log
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import running
 from tests.e2e.test_copy_example import load_script
@@ -22,7 +22,7 @@ from tests.services.webhook import WebhookServer
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
-def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> None:
+def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> None:
     postgres.execute(
         "create table t (a int primary key, b text);"
         "insert into t select i, 'row ' || i from generate_series(1, 2500) i"
@@ -59,7 +59,7 @@ def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: Sp
 def test_an_endpoint_that_is_down_is_no_recovery(
     tmp_path: Path,
     postgres: Database,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The sink opens without a word to its endpoint: only a delivery shows that it is back."""
@@ -84,7 +84,7 @@ def test_an_endpoint_that_is_down_is_no_recovery(
 
 
 def test_a_refused_message_stops_its_table_only(
-    tmp_path: Path, postgres: Database, spark_engine: SparkEngine
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark
 ) -> None:
     postgres.execute("create table t (a int primary key, b text)")
     postgres.execute("create table u (a int primary key, b text)")
@@ -109,7 +109,7 @@ def test_a_refused_message_stops_its_table_only(
     server.stop()
 
 
-def test_the_example(tmp_path: Path, postgres: Database, spark_engine: SparkEngine) -> None:
+def test_the_example(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> None:
     folder = EXAMPLES / "webhook"
     receiver = load_script(folder / "receive.py")
     table = receiver.Table()

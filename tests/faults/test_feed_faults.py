@@ -23,7 +23,7 @@ from changefeed.catalog import DesiredStatus, Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import VARIABLE
 from changefeed.node.node import Node
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
@@ -130,7 +130,7 @@ def shop(postgres: Database, tmp_path: Path) -> Shop:
 
 
 @pytest.fixture
-def feeds(shop: Shop, tmp_path: Path, spark_engine: SparkEngine) -> Iterator[Feeds]:
+def feeds(shop: Shop, tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
     with running(tmp_path / "state", spark_engine) as feeds:
         feeds.connect(shop=shop.db.uri)
         yield feeds
@@ -311,7 +311,7 @@ def test_slot_is_lost(feeds: Feeds, shop: Shop, trouble: str) -> None:
 
 
 def test_source_is_down(
-    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     server = own_postgres_factory()
     with server.database() as db, running(tmp_path / "state", spark_engine) as feeds:

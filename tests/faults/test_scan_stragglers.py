@@ -10,10 +10,10 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.encoding.plan import MessagePlan
-from changefeed.scan.barrier import Fence
+from changefeed.scan.barrier import WriteBarrier
 from changefeed.scan.spark import run_scan
-from changefeed.scan.table import InWorker
-from changefeed.spark.session import SparkEngine
+from changefeed.scan.table import WorkerDelivery
+from changefeed.spark.session import NodeSpark
 from sinks.base import Epoch, SinkContext, Target
 from tests.helpers import message_model as model
 from tests.helpers.slow_sink import SlowSink
@@ -27,16 +27,16 @@ PLAN = MessagePlan(T, "t")
 AT = Timestamp(1_700_000_000_000_000_000)
 
 
-def delivery(folder: Path, writes: int, fence: Fence) -> InWorker:
+def delivery(folder: Path, writes: int, barrier: WriteBarrier) -> WorkerDelivery:
     target = Target(T.table, "t")
-    return InWorker(
+    return WorkerDelivery(
         sink=SlowSink(str(folder), writes),
         context=SinkContext("f", 1, (target,)),
         feed="f",
         epoch=Epoch(1, AT),
         target=target,
         schema=T,
-        ticket=fence.ticket("127.0.0.1", here=True),
+        ticket=barrier.ticket("127.0.0.1", here=True),
     )
 
 
@@ -45,13 +45,13 @@ def written(folder: Path) -> int:
 
 
 def test_when_the_fence_is_closed_nothing_is_written(
-    spark_engine: SparkEngine, tmp_path: Path
+    spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     slow, other = tmp_path / "slow", tmp_path / "other"
     slow.mkdir()
     other.mkdir()
-    fence, ended = Fence(), []
-    deliver = delivery(slow, 100_000, fence)
+    barrier, ended = WriteBarrier(), []
+    deliver = delivery(slow, 100_000, barrier)
 
     def scan() -> None:
         try:
@@ -70,12 +70,12 @@ def test_when_the_fence_is_closed_nothing_is_written(
     thread.start()
     until(lambda: written(slow) > 10, seconds=120)
     spark_engine.cancel("slow")
-    fence.close()
+    barrier.close()
     before = written(slow)
     thread.join(60)
     assert ended == ["CF4002"]
     # While a whole other scan goes by.
-    again = Fence()
+    again = WriteBarrier()
     parts = [MadePart(n) for n in range(2)]
     run_scan(spark_engine, parts, plan=PLAN, at=AT, deliver=delivery(other, 50, again))
     again.close()
@@ -83,10 +83,10 @@ def test_when_the_fence_is_closed_nothing_is_written(
     assert written(slow) == before
 
 
-def test_who_comes_too_late_is_sent_away(spark_engine: SparkEngine, tmp_path: Path) -> None:
-    fence = Fence()
-    deliver = delivery(tmp_path, 1, fence)
-    fence.close()
+def test_who_comes_too_late_is_sent_away(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    barrier = WriteBarrier()
+    deliver = delivery(tmp_path, 1, barrier)
+    barrier.close()
     with pytest.raises(ChangefeedError) as refused:
         run_scan(spark_engine, [MadePart(1)], plan=PLAN, at=AT, deliver=deliver)
     assert refused.value.code.number == "CF2201"

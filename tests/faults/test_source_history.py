@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.catalog import Job, Status
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.conformance.test_postgres_standby import pair
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
@@ -64,7 +64,7 @@ class Bench:
 
 
 @contextmanager
-def bench(server: PostgresCluster, folder: Path, spark: SparkEngine) -> Iterator[Bench]:
+def bench(server: PostgresCluster, folder: Path, spark: NodeSpark) -> Iterator[Bench]:
     with running(folder / "state", spark) as feeds:
         yield Bench(feeds, server, folder / "out")
 
@@ -73,7 +73,7 @@ def bench(server: PostgresCluster, folder: Path, spark: SparkEngine) -> Iterator
 def test_a_server_restored_while_the_node_was_away(
     own_postgres: PostgresCluster,
     tmp_path: Path,
-    spark_engine: SparkEngine,
+    spark_engine: NodeSpark,
     passed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_server_restored_while_the_node_was_away(
 
 @pytest.mark.extended
 def test_a_promoted_copy_and_the_way_back(
-    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     primary = own_postgres_factory(16)
     with bench(primary, tmp_path, spark_engine) as it:
@@ -138,7 +138,7 @@ def test_a_promoted_copy_and_the_way_back(
 
 @pytest.mark.extended
 def test_a_feed_of_a_standby_that_is_promoted(
-    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: SparkEngine
+    own_postgres_factory: PostgresFactory, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     """The connection stays as it is; a table that joins later is scanned at the new primary."""
     primary = own_postgres_factory(16)

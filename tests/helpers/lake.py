@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.lake import iceberg
 from sinks.lake.place import LakePlace, place_of
 
@@ -28,7 +28,7 @@ def unused_catalog() -> str:
 class Lake:
     """The tables of one sink URI."""
 
-    engine: SparkEngine
+    engine: NodeSpark
     uri: str
 
     @property

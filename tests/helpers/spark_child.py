@@ -15,10 +15,10 @@ from collections.abc import Callable
 import psutil
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 
-def work(engine: SparkEngine) -> int:
+def work(engine: NodeSpark) -> int:
     """One small job."""
     with engine.use() as session:
         return session.range(3, numPartitions=2).count()
@@ -26,7 +26,7 @@ def work(engine: SparkEngine) -> int:
 
 def heal() -> dict[str, object]:
     """Kill the JVM under a session: the error, then the next session."""
-    engine = SparkEngine(heap="512m")
+    engine = NodeSpark(heap="512m")
     began = time.monotonic()
     engine.start()
     returned = time.monotonic() - began
@@ -62,7 +62,7 @@ def heal() -> dict[str, object]:
 
 def orphan() -> dict[str, object]:
     """Start Spark, its workers and a forked child that outlives us; the parent kills us."""
-    engine = SparkEngine(heap="512m")
+    engine = NodeSpark(heap="512m")
     work(engine)
     session = engine.session()
     session.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
@@ -79,7 +79,7 @@ def orphan() -> dict[str, object]:
 
 def stop_early() -> dict[str, object]:
     """Close an engine that is still starting."""
-    engine = SparkEngine(heap="512m")
+    engine = NodeSpark(heap="512m")
     engine.start()
     engine.close()
     left = [p.name() for p in psutil.Process().children(recursive=True)]

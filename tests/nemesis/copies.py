@@ -24,7 +24,7 @@ from psycopg import sql
 from pymysql.cursors import Cursor
 
 from changefeed.core.clock import Timestamp
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.helpers.duckdb_file import opened
 from tests.helpers.lake import Lake, unused_catalog
 from tests.nemesis.ends import FOREIGN, End
@@ -360,7 +360,7 @@ class LakeCopy(Copy):
 
     tables = ("orders", "tally")
 
-    def __init__(self, ledger: Ledger, uri: str, spark: Callable[[], SparkEngine]) -> None:
+    def __init__(self, ledger: Ledger, uri: str, spark: Callable[[], NodeSpark]) -> None:
         """``spark`` reads the tables, when all is over."""
         super().__init__(ledger)
         self._uri = uri
@@ -417,7 +417,7 @@ class IcebergCopy(LakeCopy):
 
     name = "iceberg_copy"
 
-    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], SparkEngine]) -> None:
+    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], NodeSpark]) -> None:
         uri = f"iceberg://{unused_catalog()}/copy?type=hadoop&warehouse={folder}"
         super().__init__(ledger, uri, spark)
 
@@ -427,5 +427,5 @@ class DeltaCopy(LakeCopy):
 
     name = "delta_copy"
 
-    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], SparkEngine]) -> None:
+    def __init__(self, ledger: Ledger, folder: Path, spark: Callable[[], NodeSpark]) -> None:
         super().__init__(ledger, f"delta://{folder}", spark)

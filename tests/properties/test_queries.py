@@ -19,7 +19,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
 from changefeed.sources.postgres.source import PostgresSource
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from grammar import nodes
 from grammar.parser import parse
 from tests.services.postgres import Database
@@ -161,7 +161,7 @@ def in_postgres(condition: str) -> str:
     [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(BATCH, CONDITIONS, BATCH))],
 )
 def test_random_conditions_keep_the_rows_that_postgres_keeps(
-    start: int, postgres: Database, spark_engine: SparkEngine
+    start: int, postgres: Database, spark_engine: NodeSpark
 ) -> None:
     postgres.execute(TABLE)
     sessions = QuerySessions(spark_engine)

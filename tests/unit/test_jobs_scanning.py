@@ -19,7 +19,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
-from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.thread import SnapshotScan, TableScan
 
 TABLE = TableName("shop", "public", "t")
@@ -35,7 +35,7 @@ class StillScan:
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
         self.placed = threading.Event()
-        self.fence = Fence()
+        self.barrier = WriteBarrier()
         self.alive = True
         self.started = self.joined = self.delivered = False
 
@@ -354,7 +354,7 @@ def test_a_scan_that_is_stopped_delivers_nothing_more(bench: Bench, placed: bool
     scan.at = Timestamp(10) if placed else None
     bench.scanning.stop()
     assert (scan.alive, scan.joined) == (False, placed)
-    with pytest.raises(ScanStopped), scan.fence.passing():
+    with pytest.raises(ScanStopped), scan.barrier.passing():
         pytest.fail("it writes")
     assert bench.scanning.owes(bench.feed)
     bench.scanning.stop()

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget, History
 from sinks.base import Accepts, Batch, Capabilities, Durability, Epoch, Receipt, SinkContext, Target
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.pace import IntervalPace, ShorterOfTwo, SlowToFall
+from sinks.merged.pace import IntervalPace, ShorterPace, SlowDecline
 from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
 from sinks.merged.rows import key_value, last_of, unapplied, versions_of
 from sinks.merged.sink import TableSink
@@ -307,7 +307,7 @@ def test_options_are_read_typed_or_as_texts() -> None:
 
 
 def test_paces() -> None:
-    steady, falling, fixed = ShorterOfTwo(1, 30, 1), SlowToFall(5, 60, 5), IntervalPace(10)
+    steady, falling, fixed = ShorterPace(1, 30, 1), SlowDecline(5, 60, 5), IntervalPace(10)
     for took in (40.0, 20.0, 30.0):
         steady.after(took)
         falling.after(took)

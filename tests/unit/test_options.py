@@ -37,7 +37,7 @@ from changefeed.options import (
 )
 from changefeed.options.docs import listing
 from changefeed.options.relations import RELATIONS
-from changefeed.options.types import Takes, Text, parse_duration, parse_moment, parse_size
+from changefeed.options.types import Text, ValueRule, parse_duration, parse_moment, parse_size
 from changefeed.plan.cdc_options import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes
 from grammar.parser import parse
@@ -109,7 +109,7 @@ NEEDED = {
 def test_every_row_is_whole(row: OptionRow[object]) -> None:
     assert row.summary.endswith("."), "a summary is a sentence"
     assert row.example.startswith(row.name)
-    assert bool(row.shown_default) == (row.type.takes is not Takes.NOTHING)
+    assert bool(row.shown_default) == (row.type.takes is not ValueRule.NOTHING)
     needed = NEEDED.get(row.name, "")
     able = Abilities(formats=(), exactly_once=True)
     assert row.name in given(row.example + needed, "any", able).given

@@ -17,7 +17,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.runner import FeedRunner, FeedServices
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from tests.helpers.waiting import until
 
 LONG = 3600.0
@@ -122,7 +122,7 @@ class Bench:
         self.clock = ManualClock()
         self.ended = 0
         services = FeedServices(
-            self.catalog, SparkEngine(), MessageCache(), "n", self._ended, clock=self.clock
+            self.catalog, NodeSpark(), MessageCache(), "n", self._ended, clock=self.clock
         )
         self.scanning, self.rounds = Scanning(), Rounds(self.clock)
         self.source = Source()

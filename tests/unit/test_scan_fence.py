@@ -10,11 +10,11 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.scan.admission import AdmissionTicket, WorkerAdmission
-from changefeed.scan.barrier import Fence, ScanStopped
+from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from tests.helpers.waiting import until
 
 
-def closing(gate: WorkerAdmission | Fence) -> threading.Thread:
+def closing(gate: WorkerAdmission | WriteBarrier) -> threading.Thread:
     thread = threading.Thread(target=gate.close, daemon=True)
     thread.start()
     return thread
@@ -88,7 +88,7 @@ def test_a_dead_worker_holds_up_nobody() -> None:
 
 
 def test_writes_here_end_before_the_fence_is_closed() -> None:
-    wall = Fence()
+    wall = WriteBarrier()
     order: list[str] = []
     entered, go_on = threading.Event(), threading.Event()
 

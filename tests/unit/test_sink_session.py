@@ -16,14 +16,14 @@ from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from sinks.base import Capabilities, Durability, Epoch, Receipt, Sink, Target
 
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_executors_write_only_where_spark_is_installed(tmp_path: Path, installed: bool) -> None:
     catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
-    engine = cast(SparkEngine, SimpleNamespace(installed=installed))
+    engine = cast(NodeSpark, SimpleNamespace(installed=installed))
     sink_session = SinkSession(catalog, cast(Feed, None), "node", engine)
     sink = cast(Sink, SimpleNamespace(capabilities=SimpleNamespace(executor=True)))
     assert sink_session.in_workers(sink) is installed
@@ -53,7 +53,7 @@ def refused(tmp_path: Path, error: ChangefeedError, *tables: TableName) -> BaseE
     )
     sink = RefusingSink(error)
     session = SinkSession(
-        catalog, cast(Feed, feed), "node", cast(SparkEngine, None), cast(Sink, sink)
+        catalog, cast(Feed, feed), "node", cast(NodeSpark, None), cast(Sink, sink)
     )
     session._sink = cast(Sink, sink)
     with pytest.raises((ChangefeedError, TableError)) as caught:

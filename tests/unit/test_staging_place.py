@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import SparkEngine
+from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 from changefeed.spark.staging_place import staging_place
 
@@ -77,4 +77,4 @@ def test_a_staging_place_is_a_setting_of_the_node_whose_secret_no_repr_shows() -
     assert after.over(before).staging == after.staging
     assert SparkSettings().over(before).staging == "/one"
     assert SECRET not in repr(after)
-    assert SparkEngine.of(after).stages and not SparkEngine().stages
+    assert NodeSpark.of(after).stages and not NodeSpark().stages

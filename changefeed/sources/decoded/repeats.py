@@ -42,7 +42,7 @@ ONCE, SUPERSEDED, EXISTED, NEW = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class AddedRows:
     """What is known of rows that were added together.
 
     Attributes:
@@ -55,18 +55,18 @@ class Writes:
     kind: npt.NDArray[np.uint8]
     first: Places64
 
-    def of(self, lowest: int, highest: int) -> Writes:
+    def of(self, lowest: int, highest: int) -> AddedRows:
         """Those of messages from ``lowest`` to ``highest``."""
         part = slice(
             int(np.searchsorted(self.place, lowest, "left")),
             int(np.searchsorted(self.place, highest, "right")),
         )
-        return Writes(self.place[part], self.kind[part], self.first[part])
+        return AddedRows(self.place[part], self.kind[part], self.first[part])
 
-    def of_kind(self, kind: int) -> Writes:
+    def of_kind(self, kind: int) -> AddedRows:
         """Those of one kind."""
         at = self.kind == kind
-        return Writes(self.place[at], self.kind[at], self.first[at])
+        return AddedRows(self.place[at], self.kind[at], self.first[at])
 
 
 class Repeats:
@@ -121,14 +121,14 @@ class Repeats:
             start += len(block)
         return np.concatenate(chosen), np.concatenate(numbers)
 
-    def take(self) -> Writes:
+    def take(self) -> AddedRows:
         """What is known of the next rows that were added together."""
         count = self._sizes.popleft()
         start, self._taken = self._taken, self._taken + count
         self._records.seek(start * _RECORD.itemsize)
         place = np.fromfile(self._records, _RECORD, count)["place"].copy()
         found = np.fromfile(self._found_path, _FOUND, count, offset=start * _FOUND.itemsize)
-        return Writes(place, found["kind"].copy(), found["first"].copy())
+        return AddedRows(place, found["kind"].copy(), found["first"].copy())
 
 
 def _compare(rows: npt.NDArray[np.void], numbers: Places, found: npt.NDArray[np.void]) -> None:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.disk import no_room
-from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, Repeats, Writes
+from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, AddedRows, Repeats
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 
@@ -134,7 +134,7 @@ class StoredTransaction:
         return files
 
     def _collapsed(
-        self, files: Sequence[_File], file: _File, part: StoredRows, writes: Writes
+        self, files: Sequence[_File], file: _File, part: StoredRows, writes: AddedRows
     ) -> CollapsedRows:
         rows = part.rows
         if (writes.kind == ONCE).all():

@@ -62,7 +62,7 @@ Tables = frozenset[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTransaction:
     """A transaction being read.
 
     Attributes:
@@ -140,7 +140,7 @@ class Assembler:
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._waiting = PendingEvents()
         self._finished: list[tuple[int, _Commit]] = []
-        self._open: _Open | None = None
+        self._open: _OpenTransaction | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
         self._carried: list[ShapeChange] = []
         self._events: list[Event] = []
@@ -248,7 +248,7 @@ class Assembler:
 
     def _gtid(self, header: Header, place: Place) -> None:
         told = binlog.read_gtid(place)
-        opened = _Open(len(self._waiting), commit_us=told.commit_us)
+        opened = _OpenTransaction(len(self._waiting), commit_us=told.commit_us)
         if isinstance(self._place, GtidPosition):
             held = self._place.gtids
             if not isinstance(held, GtidSet):
@@ -267,7 +267,7 @@ class Assembler:
 
     def _maria_gtid(self, header: Header, place: Place) -> None:
         told = binlog.read_maria_gtid(place, header.server_id)
-        opened = _Open(len(self._waiting), begun=not told.alone)
+        opened = _OpenTransaction(len(self._waiting), begun=not told.alone)
         if isinstance(self._place, GtidPosition):
             held = self._place.gtids
             if not isinstance(held, MariaGtid):
@@ -310,7 +310,7 @@ class Assembler:
     def _query(self, header: Header, place: Place) -> Flushes:
         if binlog.is_begin(place):
             if self._open is None:
-                self._open = _Open(len(self._waiting))
+                self._open = _OpenTransaction(len(self._waiting))
             self._open.begun = True
             return None
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
@@ -318,7 +318,7 @@ class Assembler:
         first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
-            opened = self._open = _Open(len(self._waiting))
+            opened = self._open = _OpenTransaction(len(self._waiting))
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
             opened.begun = True
         elif first == "XA":
@@ -335,7 +335,7 @@ class Assembler:
             return self._definition(query, first, header)
         return None
 
-    def _rollback(self, query: QueryEvent, opened: _Open) -> None:
+    def _rollback(self, query: QueryEvent, opened: _OpenTransaction) -> None:
         """Written only where tables without transactions were changed as well."""
         if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
@@ -348,7 +348,7 @@ class Assembler:
                 hint="RESCAN the feeds of this source.",
             )
 
-    def _forget(self, opened: _Open) -> None:
+    def _forget(self, opened: _OpenTransaction) -> None:
         if opened.stored is not None:
             opened.stored.discard()
         if opened.gtid is not None:
@@ -394,7 +394,7 @@ class Assembler:
                 self._replaced(query, first, opened)
         return self._commit(header.seconds)
 
-    def _replaced(self, query: QueryEvent, first: str, opened: _Open) -> None:
+    def _replaced(self, query: QueryEvent, first: str, opened: _OpenTransaction) -> None:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         names = statements.renamed_to(query) if first != "CREATE" else []
@@ -438,7 +438,7 @@ class Assembler:
         content = bytes(data[start + binlog.HEADER_SIZE : end])
         opened = self._open
         if opened is None:
-            opened = self._open = _Open(len(self._waiting), begun=True)
+            opened = self._open = _OpenTransaction(len(self._waiting), begun=True)
         known = self._maps.get(number)
         if known is not None and known[0] == content:
             if known[1] is None:
@@ -469,7 +469,7 @@ class Assembler:
             raise misfit("rows of a table that was not described")
         table, opened = known[1], self._open
         if opened is None:
-            opened = self._open = _Open(len(self._waiting), begun=True)
+            opened = self._open = _OpenTransaction(len(self._waiting), begun=True)
         if table is None or opened.skip:
             return None
         data, _, end = place
@@ -491,7 +491,7 @@ class Assembler:
                 " old setting until they end. Then RESCAN the feeds of this source.",
             )
 
-    def _full(self, opened: _Open) -> Iterator[Flush]:
+    def _full(self, opened: _OpenTransaction) -> Iterator[Flush]:
         """Too many rows wait: complete transactions go out, the open one goes to disk if it is
         the large one."""
         tail = self._waiting.split(opened.first)
@@ -501,7 +501,7 @@ class Assembler:
         if len(tail.data) >= self._batch_bytes // 2:
             self._store(opened)
 
-    def _store(self, opened: _Open) -> None:
+    def _store(self, opened: _OpenTransaction) -> None:
         """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
@@ -531,7 +531,7 @@ class Assembler:
                 self._finished.append((opened.first, commit))
         return None
 
-    def _take_carried(self, opened: _Open) -> None:
+    def _take_carried(self, opened: _OpenTransaction) -> None:
         if self._carried and not opened.skip:
             opened.changes, self._carried = [*self._carried, *opened.changes], []
 
@@ -559,7 +559,7 @@ class Assembler:
             )
 
     def _commit_stored(
-        self, opened: _Open, stored: StoredTransaction, seconds: int, *, discard: bool
+        self, opened: _OpenTransaction, stored: StoredTransaction, seconds: int, *, discard: bool
     ) -> Iterator[Flush]:
         """Give out the rows that are on disk: flushes without a frontier, and one that has it."""
         if len(self._waiting) > opened.first:
@@ -598,7 +598,7 @@ class Assembler:
 
     # -------------------------------------------------------------------------- XA
 
-    def _xa(self, query: QueryEvent, header: Header, opened: _Open) -> Flushes:
+    def _xa(self, query: QueryEvent, header: Header, opened: _OpenTransaction) -> Flushes:
         verb, name = statements.xa_verb(query.text)
         if not name:
             opened.begun = True
@@ -632,7 +632,7 @@ class Assembler:
         self._finish(header.seconds, touched=False)
         return None
 
-    def _prepare(self, opened: _Open, name: str, seconds: int) -> Iterator[Flush]:
+    def _prepare(self, opened: _OpenTransaction, name: str, seconds: int) -> Iterator[Flush]:
         """Keep the rows of a prepared transaction until it is decided."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()

@@ -68,7 +68,7 @@ def copy_out(
         psycopg.Error: with the server's SQLSTATE, or an OperationalError when it went away.
     """
     if is_plain(connection):
-        yield from _Raw(connection).run(statement.as_string(connection), size)
+        yield from _SocketCopy(connection).run(statement.as_string(connection), size)
     else:
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for text in joined(copy, size):
@@ -89,7 +89,7 @@ def joined(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
         yield b"".join(block)
 
 
-class _Raw:
+class _SocketCopy:
     """One COPY on the socket of an idle session."""
 
     def __init__(self, connection: PsycopgConnection) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails, TypeInfo
 
 
-class Executes(Protocol):
+class Executor(Protocol):
     """A psycopg connection, as far as it is needed here."""
 
     def execute(self, query: Any, params: Any = None, /) -> Any:
@@ -74,7 +74,7 @@ _IDENTITIES = {
 }
 
 
-def published(connection: Executes, publication: str) -> list[int]:
+def published(connection: Executor, publication: str) -> list[int]:
     """The oids of a publication's tables."""
     return [oid for (oid,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
 
@@ -84,7 +84,7 @@ def identity_of(letter: str | bytes) -> ReplicaIdentity:
     return _IDENTITIES[letter.decode() if isinstance(letter, bytes) else letter]
 
 
-def read_details(connection: Executes, oids: Iterable[int]) -> dict[int, TableDetails]:
+def read_details(connection: Executor, oids: Iterable[int]) -> dict[int, TableDetails]:
     """What the catalog knows now of the tables ``oids``; dropped tables are left out."""
     wanted = list(oids)
     tables = connection.execute(_TABLES, (wanted,)).fetchall()
@@ -107,7 +107,7 @@ def read_details(connection: Executes, oids: Iterable[int]) -> dict[int, TableDe
     }
 
 
-def read_types(connection: Executes, oids: Iterable[int]) -> dict[int, TypeInfo]:
+def read_types(connection: Executor, oids: Iterable[int]) -> dict[int, TypeInfo]:
     """The types ``oids`` and all they are made of."""
     rows: Sequence[Any] = connection.execute(_TYPES, (sorted(oids),)).fetchall()
     return {

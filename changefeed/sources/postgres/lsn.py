@@ -1,4 +1,4 @@
-"""PostgreSQL's log positions (LSN) as numbers, as ``16/B374D848`` and as engine positions."""
+"""PostgreSQL's log positions (LSN) as numbers, as ``16/B374D848`` and as a change log has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_END = """
 
 
 def position_of(lsn: int) -> Position:
-    """An LSN as the engine writes positions: 16 upper-case hex digits, so text order is log order.
+    """An LSN as positions are written: 16 upper-case hex digits, so text order is log order.
 
     >>> position_of(0x16B374D848)
     '00000016B374D848'

@@ -33,9 +33,9 @@ from changefeed.sources.decoded.repeats import (
     NEW,
     ONCE,
     SUPERSEDED,
+    AddedRows,
     Places64,
     Repeats,
-    Writes,
 )
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
@@ -337,7 +337,7 @@ class _Replay:
         return RowMessages(tags, of, [self.transaction], writers, streamed=self.streamed)
 
     def _parts(
-        self, chunk: SpoolChunk, tags: Places, writes: Mapping[int, Writes], shapes: Shapes
+        self, chunk: SpoolChunk, tags: Places, writes: Mapping[int, AddedRows], shapes: Shapes
     ) -> list[Places]:
         """Rows whose images before the transaction fit into memory together."""
         if not len(tags):
@@ -357,7 +357,7 @@ class _Replay:
 
     def _collapsed(
         self,
-        writes: Mapping[int, Writes],
+        writes: Mapping[int, AddedRows],
         oid: int,
         schema: TableSchema,
         rows: DecodedRows,

@@ -1,7 +1,7 @@
 """What every source must do: a list of cases, and what they are run with.
 
 * :mod:`.harness` is what the author of a source writes: one database to test against.
-* :mod:`.reader` reads a source as the engine does, and :mod:`.copy` applies what it read.
+* :mod:`.reader` reads a source as capture does, and :mod:`.copy` applies what it read.
 * :mod:`.conformance` is the list; its cases are in :mod:`.scans`, :mod:`.streams` and
   :mod:`.lifecycle`.
 

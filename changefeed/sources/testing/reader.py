@@ -1,4 +1,4 @@
-"""Reads a source as the engine does: a memo that is saved, a log that is durable, one stream."""
+"""Reads a source as capture does: a memo that is saved, a log that is durable, one stream."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class ListedFile:
 
 
 @runtime_checkable
-class CanLook(Protocol):
+class InspectablePlace(Protocol):
     """Optional: a place that can be looked at without leaving anything there."""
 
     def look(self) -> ChangefeedError | None:
@@ -52,7 +52,7 @@ class PublishedFile:
 
 
 @runtime_checkable
-class CanRead(Protocol):
+class ReadablePlace(Protocol):
     """Optional: a place whose files can be found and read again."""
 
     def every(self) -> list[PublishedFile]:
