@@ -232,7 +232,7 @@ def sink_guide(found: list[Block], folder: Path) -> None:
     header = """
 from collections.abc import Mapping
 from typing import ClassVar
-from changefeed.core.parameters import Kind, Parameter
+from changefeed.core.parameters import Parameter, ParameterKind
 from sinks.base import Capabilities, Sink
 from changefeed.core.uri import SinkURL
 """
