@@ -198,6 +198,19 @@ def test_the_list_has_key_size_and_kind(postgres: Database, source: PostgresSour
     assert tables["big"].bytes > tables["parts"].bytes > 0
 
 
+def test_the_list_does_not_wait_for_a_table_that_is_being_altered(
+    postgres: Database, source: PostgresSource
+) -> None:
+    postgres.execute("create table t (a int primary key); insert into t values (1); analyze t")
+    with postgres.connect() as application:
+        application.execute("begin")
+        application.execute("alter table t add column b int")
+        [table] = source.tables()
+        application.execute("rollback")
+    assert (table.name.name, table.key, table.rows_estimate) == ("t", ("a",), 1)
+    assert table.bytes == 8192
+
+
 def test_schemas_and_globs_list_tables(postgres: Database, source: PostgresSource) -> None:
     postgres.execute(
         """

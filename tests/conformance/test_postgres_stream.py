@@ -882,6 +882,30 @@ def test_hasten_gives_the_frontier_of_an_idle_source(postgres: Database, tmp_pat
     assert not tail.changes()
 
 
+def test_an_open_alter_table_holds_up_nobody(postgres: Database, tmp_path: Path) -> None:
+    """Looking for changes of shape waits for no lock: the other tables' changes come on."""
+    postgres.execute("create table altered (id int primary key); create table other (id int)")
+    prepare(postgres, "altered, other")
+    with (
+        postgres.connect() as application,
+        tailing(postgres, tmp_path, heartbeat=0.05) as tail,
+    ):
+        postgres.execute("insert into altered values (1)")
+        tail.catch_up()
+        application.execute("begin")
+        application.execute("alter table altered add column more int")
+        for number in range(3):
+            postgres.execute(f"insert into other values ({number})")
+            tail.stream.hasten()
+            # A statement of ours that waits for the lock is one that the server shows as waiting.
+            tail.catch_up()
+            assert not postgres.execute(
+                "select query from pg_stat_activity where wait_event_type = 'Lock'"
+            )
+        application.execute("commit")
+        tail.wait_for(lambda: any(isinstance(event, SchemaChange) for event in tail.events))
+
+
 def _has_reached(tail: Tail, position: str) -> bool:
     return tail.frontier.position >= position
 

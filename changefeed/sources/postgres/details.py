@@ -32,11 +32,14 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%s::oid[])
 """
 
+# Not pg_publication_tables: its function locks each table, and waits as long as an open transaction
+# alters one. Ours name their tables, and partitions are published as their root.
 _PUBLISHED = """
-select c.oid::int8 from pg_catalog.pg_publication_tables t
-join pg_catalog.pg_namespace n on n.nspname = t.schemaname
-join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
-where t.pubname = %s
+with p as (select oid, puballtables from pg_catalog.pg_publication where pubname = %s)
+select r.prrelid::int8 from p join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+union
+select c.oid::int8 from p join pg_catalog.pg_class c
+  on p.puballtables and c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
 """
 
 _COLUMNS = """
@@ -75,7 +78,7 @@ _IDENTITIES = {
 
 
 def published(connection: Executor, publication: str) -> list[int]:
-    """The oids of a publication's tables."""
+    """The oids of a publication's tables; no table is locked, and none is waited for."""
     return [oid for (oid,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
 
 

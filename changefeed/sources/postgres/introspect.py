@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from psycopg import errors
+
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import TableInfo, TableLocations, Watch
@@ -286,14 +288,8 @@ def _fits(schema: str, name: str, glob: str) -> bool:
     return fnmatchcase(f"{schema}.{name}" if "." in glob else name, glob)
 
 
-# The planner's rule for a table that was never analysed: assume an average width by type and
-# full pages. Statistics are of the last ANALYZE; the size is of now.
-_TABLES = f"""
-    SELECT n.nspname, c.relname, c.relkind = 'p', c.relreplident::text,
-           coalesce(key.names, '{{}}'), coalesce(size.rows, 0)::int8, coalesce(size.bytes, 0)::int8
-    FROM pg_catalog.pg_class c
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN LATERAL (
+# The columns of a table's key, as `key`; `c` is its row of pg_class.
+_KEY = """LEFT JOIN LATERAL (
         SELECT array_agg(a.attname::text ORDER BY k.place) AS names
         FROM pg_catalog.pg_index i
         CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
@@ -301,6 +297,16 @@ _TABLES = f"""
         WHERE i.indrelid = c.oid AND k.place <= i.indnkeyatts
           AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
     ) key ON true
+"""
+
+# The planner's rule for a table that was never analysed: assume an average width by type and
+# full pages. Statistics are of the last ANALYZE; the size is of now.
+_TABLES = f"""
+    SELECT n.nspname, c.relname, c.relkind = 'p', c.relreplident::text,
+           coalesce(key.names, '{{}}'), coalesce(size.rows, 0)::int8, coalesce(size.bytes, 0)::int8
+    FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    {_KEY}
     LEFT JOIN LATERAL (
         SELECT sum(pg_catalog.pg_table_size(l.oid)) AS bytes, sum(CASE
             WHEN l.reltuples > 0 AND l.relpages > 0
@@ -324,9 +330,36 @@ _TABLES = f"""
 """
 
 
-def table_list(connection: PsycopgConnection, source: str) -> list[TableInfo]:
-    """The rows of SHOW TABLES."""
-    rows = connection.execute(_TABLES)
+# What the last ANALYZE counted: asks for no lock, as the sizes of files do.
+_ESTIMATED_TABLES = f"""
+    SELECT n.nspname, c.relname, c.relkind = 'p', c.relreplident::text,
+           coalesce(key.names, '{{}}'), greatest(c.reltuples, 0)::int8,
+           greatest(c.relpages, 0) * current_setting('block_size')::int8
+    FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    {_KEY}
+    WHERE {_WATCHABLE}
+    ORDER BY 1, 2
+"""
+
+#: How long SHOW TABLES waits for a table that somebody alters at the moment.
+_LOCK_SECONDS = 1.0
+
+
+def table_list(
+    connection: PsycopgConnection, source: str, lock_seconds: float = _LOCK_SECONDS
+) -> list[TableInfo]:
+    """The rows of SHOW TABLES.
+
+    Where a table is locked for longer than ``lock_seconds`` (an open transaction alters it), rows
+    and bytes of all tables are those of the last ANALYZE.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = '{lock_seconds:g}s'")
+            rows = connection.execute(_TABLES).fetchall()
+    except errors.LockNotAvailable:
+        rows = connection.execute(_ESTIMATED_TABLES).fetchall()
     return [
         TableInfo(
             name=TableName(source, schema, name),
