@@ -18,10 +18,12 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.spark.settings import SparkSettings
+from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
     from changefeed.capture.standby import Standby
     from changefeed.core.schema import TableSchema
+    from changefeed.dataset.model import DatasetColumn
     from changefeed.monitor import MonitorServer
     from changefeed.node.node import Node
     from changefeed.query.evaluate import QuerySessions
@@ -164,8 +166,23 @@ class Application:
         return self._made().start_sinkless(plan)
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Check a CDC query against its table; starts Spark where it does not run yet."""
+        """Check a CDC query against its table; where no node runs, Spark starts here."""
+        if self._node_elsewhere:
+            return NodeInquiry(self.catalog).compile_query(schema, query)
         return self._made().compile_query(schema, query)
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of a dataset's extract; where no node runs, Spark starts here."""
+        if self._node_elsewhere:
+            return NodeInquiry(self.catalog).extract_columns(location, form, delimiter)
+        return self._made().extract_columns(location, form, delimiter)
+
+    @property
+    def _node_elsewhere(self) -> bool:
+        """A node of another process runs the feeds: its Spark is the one that must do."""
+        return not self.is_node and bool(self.catalog.live_nodes())
 
     def query_sessions(self) -> QuerySessions:
         """Where this process evaluates CDC queries; Spark starts with the first one."""

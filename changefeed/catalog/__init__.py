@@ -19,6 +19,7 @@ from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
 from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.progress import Progress
+from changefeed.catalog.questions import Questions
 from changefeed.catalog.rows import (
     Connection,
     Function,
@@ -27,6 +28,7 @@ from changefeed.catalog.rows import (
     Lease,
     LeaseLost,
     NodeRow,
+    Question,
     SourceState,
 )
 from changefeed.catalog.schemas import Schemas
@@ -47,6 +49,7 @@ __all__ = [
     "LeaseLost",
     "NODE_TTL",
     "NodeRow",
+    "Question",
     "SourceState",
     "Status",
     "TableProgress",
@@ -56,7 +59,9 @@ __all__ = [
 ]
 
 
-class Catalog(Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, Events):
+class Catalog(
+    Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, Questions, Events
+):
     """The state database; :meth:`open` it, :meth:`close` it."""
 
     @classmethod

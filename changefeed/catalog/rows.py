@@ -83,6 +83,15 @@ class SourceState:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What a process without Spark asks; ``kind`` says how ``body`` is to be read."""
+
+    id: str
+    kind: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Changes of a table may be missing in the change log. ``at`` (ns) is when that was found."""
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 8
+FORMAT = 9
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -58,6 +58,10 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         " vectorized BOOLEAN NOT NULL, created BIGINT NOT NULL)",
     ),
     8: ("ALTER TABLE {schema}job ADD COLUMN taken BIGINT NOT NULL DEFAULT 0",),
+    9: (
+        "CREATE TABLE {schema}question (id TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL,"
+        " body TEXT NOT NULL, asked BIGINT NOT NULL, node TEXT, answer TEXT)",
+    ),
 }
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
@@ -273,6 +277,18 @@ node = Table(
     _text("host"),
     _ns("started"),
     _ns("seen"),
+)
+
+#: What a process without Spark asks the nodes; ``node`` is the one that took it.
+question = Table(
+    "question",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _text("kind"),
+    _text("body"),
+    _ns("asked"),
+    _text("node", null=True),
+    _text("answer", null=True),
 )
 
 event = Table(

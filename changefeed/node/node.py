@@ -33,10 +33,12 @@ from changefeed.core.sizes import Sizes
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
+from changefeed.dataset.model import DatasetColumn
 from changefeed.feeds.message_cache import DEFAULT_BYTES, MessageCache
 from changefeed.feeds.runner import FeedServices
 from changefeed.node.datasets import DatasetThreads
 from changefeed.node.lock import NodeLock
+from changefeed.node.questions import NodeAnswers
 from changefeed.node.running_feeds import RunningFeeds
 from changefeed.node.sinkless import SinklessFeeds
 from changefeed.node.sources import NodeSources
@@ -117,6 +119,7 @@ class Node:
             changed=self._look_again,
         )
         self._datasets = DatasetThreads(catalog, self.engine, self.clock, self.timings)
+        self._answers = NodeAnswers(catalog, self, self.clock)
         self.feeds = RunningFeeds(services, self.sources)
         self._sinkless = SinklessFeeds(
             services,
@@ -244,6 +247,7 @@ class Node:
         self._news.clear()
         self._seen_version = version
         self._next_turn = now + self.timings.node_turn
+        self._answers.give(self.id)
         jobs = self.catalog.jobs()
         self.feeds.end_unwanted(jobs)
         jobs = self.feeds.remove_dropped(jobs)
@@ -268,6 +272,15 @@ class Node:
         for lookup in compiled.lookups:
             lookups.rows(lookup)
         return compiled
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of an extract; starts Spark where it does not run yet."""
+        with self.engine.use("dataset columns") as session:
+            from changefeed.dataset.incoming import extract_columns
+
+            return extract_columns(session, location, form, delimiter)
 
     def query_sessions(self) -> QuerySessions:
         """Where this process evaluates CDC queries; Spark starts with the first one."""

@@ -24,11 +24,13 @@ from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import Source
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.health import Health, health
+from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from changefeed.dataset.model import DatasetColumn
     from changefeed.log import LogReader
     from changefeed.query.evaluate import QuerySessions
     from sinks.base import SparkAccess
@@ -42,10 +44,20 @@ class FeedHost(Protocol):
         ...
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Check a CDC query against its table, by Spark.
+        """Check a CDC query against its table, by Spark of this process or of a node.
 
         Raises:
-            ChangefeedError: CF1101, CF1303 the query is wrong; CF4003 there is no Spark here.
+            ChangefeedError: CF1101, CF1303 the query is wrong; CF4003 there is no Spark.
+        """
+        ...
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of a dataset's extract, with the types that Spark reads or guesses.
+
+        Raises:
+            ChangefeedError: CF1204, CF1302 of the extract; CF4003 there is no Spark here.
         """
         ...
 
@@ -101,12 +113,22 @@ class NoHost:
         )
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Refused: Spark belongs to a node.
+        """Check a CDC query against its table, by the node's Spark.
 
         Raises:
-            ChangefeedError: CF4003.
+            ChangefeedError: see :meth:`.inquiry.NodeInquiry.compile_query`.
         """
-        raise _no_spark()
+        return NodeInquiry(self._catalog).compile_query(schema, query)
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of an extract, by the node's Spark.
+
+        Raises:
+            ChangefeedError: see :meth:`.inquiry.NodeInquiry.extract_columns`.
+        """
+        return NodeInquiry(self._catalog).extract_columns(location, form, delimiter)
 
     def query_sessions(self) -> QuerySessions:
         """Refused: Spark belongs to a node.
@@ -145,7 +167,7 @@ class NoHost:
 def _no_spark() -> ChangefeedError:
     return ChangefeedError(
         Code.SPARK_NOT_AVAILABLE,
-        "a CDC query needs Spark in this process",
+        "the statement evaluates a CDC query, which needs Spark in this process",
         hint="run the statement in the changefeed shell.",
     )
 

@@ -26,7 +26,6 @@ from changefeed.dataset.definition import (
     uri_of,
 )
 from changefeed.dataset.extracts import ExtractSchedule, check_schedule, next_extract
-from changefeed.dataset.incoming import extract_columns
 from changefeed.dataset.model import SCHEMA, DatasetColumn
 from changefeed.options import parse_options, to_span
 from changefeed.plan.dataset_options import DATASET_OPTIONS, DatasetOptions, parse_dataset_options
@@ -209,8 +208,7 @@ def _columns(
             "CSV without a line of names needs the option columns",
             hint="write WITH columns = 'id bigint, name string'.",
         )
-    with context.host.spark(()).use("dataset columns") as session:
-        return extract_columns(session, found.location, own.form, own.delimiter)
+    return context.host.extract_columns(found.location, own.form, own.delimiter)
 
 
 def _marked(

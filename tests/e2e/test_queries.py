@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from changefeed.api import Engine, Session
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
@@ -365,3 +366,39 @@ def test_a_lake_table_is_kept_equal_to_the_query(
     ]
     assert json.loads(rows[0]["s"]) == {"status": "open", "total": 2.5}
     assert rows[1]["q"] == [1, 2]
+
+
+def test_a_client_without_spark_has_the_node_check_its_query(feeds: Feeds, tmp_path: Path) -> None:
+    """Through the state alone: what is wrong is told at its place, and the feed runs."""
+    customers = tmp_path / "customers"
+    with feeds.node.engine.use() as spark:
+        spark.sql("SELECT 1 AS k, 'Ann' AS name").write.parquet(str(customers))
+    client, session = Engine(feeds.catalog), Session(client="elsewhere")
+    join = f"LEFT JOIN parquet.`{customers}` AS c ON a.id = c.k"
+    create = f"CREATE CHANGEFEED f INTO 'file://{tmp_path}/out' AS SELECT a.id, {{}} FROM orders a"
+    wrong = create.format("rand() AS r")
+    with pytest.raises(ChangefeedError) as caught:
+        client.execute(wrong, session)
+    span = caught.value.span
+    assert span is not None and wrong[span.start : span.end] == "rand"
+    right = f"{create.format('a.total * 2 AS twice, c.name')} {join} WHERE a.status = 'open'"
+    shown = str(client.execute(f"EXPLAIN {right}", session).rows)
+    assert "twice decimal(10,2)" in shown and "name string" in shown
+    client.execute(right, session)
+    feeds.sync("f")
+    found = {row["id"]: (row["twice"], row["name"]) for row in lines(tmp_path / "out")}
+    assert found == {1: (3, "Ann"), 3: (6, None)}
+
+
+def test_a_client_without_spark_has_the_node_read_the_columns_of_a_dataset(
+    feeds: Feeds, tmp_path: Path
+) -> None:
+    extract = tmp_path / "stock.csv"
+    extract.write_text("id,item\n1,apple\n")
+    client, session = Engine(feeds.catalog), Session(client="elsewhere")
+    explain = f"EXPLAIN CREATE CHANGEFEED d FOR DATASET '{extract}' KEY (id) INTO 'null://'"
+    assert "columns id bigint, item string" in str(client.execute(explain, session).rows)
+    feeds.close()
+    with pytest.raises(ChangefeedError, match="no node runs that could answer"):
+        client.execute(explain, session)
+    feeds.open()

@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.dataset.model import DatasetColumn
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.evaluate import QuerySessions
@@ -279,6 +280,11 @@ class FakeNode:
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         raise ChangefeedError("CF4003", "a CDC query needs Spark in this process")
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        raise AssertionError("no statement of these tests reads an extract")
 
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("no statement of these tests evaluates a query")

@@ -1,0 +1,69 @@
+"""Answers to processes without Spark; each question has a thread, as Spark may have to start."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from typing import Protocol
+
+from changefeed.catalog import Catalog, Question
+from changefeed.core.clock import Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.schema import TableSchema
+from changefeed.dataset.model import DatasetColumn
+from changefeed.query.exchange import compiled_text, query_of
+from changefeed.query.model import CompiledQuery
+from changefeed.statements.inquiry import QuestionKind, answer_text, error_text
+from grammar import nodes
+
+
+class SparkAnswers(Protocol):
+    """What a node finds out by its Spark."""
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """A CDC query, checked against its table."""
+        ...
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of an extract."""
+        ...
+
+
+class NodeAnswers:
+    """Used by the node's loop only."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        spark: SparkAnswers,
+        clock: Clock,
+    ) -> None:
+        self._catalog = catalog
+        self._spark = spark
+        self._failures = FailureCounter(clock)
+
+    def give(self, node: str) -> None:
+        """Answer what is asked and no other node has taken; returns at once."""
+        for question in self._catalog.take_questions(node):
+            name = f"answer-{question.id[:6]}"
+            threading.Thread(target=self._give, args=(question,), name=name, daemon=True).start()
+
+    def _give(self, question: Question) -> None:
+        try:
+            text = answer_text(self._answer(question))
+        except ChangefeedError as error:
+            text = error_text(error)
+        except Exception as failure:
+            # Somebody waits: what a fault of ours is called is an answer, too.
+            text = error_text(self._failures.error(f"question {question.kind}", failure))
+        self._catalog.answer(question.id, text)
+
+    def _answer(self, question: Question) -> str:
+        if question.kind == QuestionKind.QUERY:
+            return compiled_text(self._spark.compile_query(*query_of(question.body)))
+        columns = self._spark.extract_columns(**json.loads(question.body))
+        return json.dumps([asdict(column) for column in columns])

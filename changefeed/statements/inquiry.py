@@ -1,0 +1,141 @@
+"""What a statement needs of Spark, from a node: for processes that have none.
+
+The question goes through the state (:class:`changefeed.catalog.questions.Questions`), and so does
+the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from changefeed.catalog import Catalog
+from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.schema import TableSchema
+from changefeed.query.model import CompiledQuery
+from grammar import nodes
+
+if TYPE_CHECKING:
+    from changefeed.dataset.model import DatasetColumn
+
+#: A node that starts Spark for the first question, on a busy machine or a cluster, seconds.
+ANSWER_SECONDS = 180.0
+
+
+class QuestionKind(StrEnum):
+    """What a question is about."""
+
+    QUERY = "query"
+    COLUMNS = "columns"
+
+
+class NodeInquiry:
+    """Asks whichever node of a state takes the question."""
+
+    def __init__(
+        self, catalog: Catalog, clock: Clock | None = None, seconds: float = ANSWER_SECONDS
+    ) -> None:
+        """
+        Args:
+            catalog: the state.
+            clock: for the wait.
+            seconds: how long an answer is waited for.
+        """
+        self._catalog = catalog
+        self._clock: Clock = clock or SystemClock()
+        self._seconds = seconds
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        """Check a CDC query against its table.
+
+        Raises:
+            ChangefeedError: what the node says of the query (CF1101, CF1303, ..) or of its Spark
+                (CF4002, CF4003); CF4003 no node runs, or it does not answer.
+        """
+        # Loaded on use: few statements ask.
+        from changefeed.query.exchange import compiled_of, query_text
+
+        return compiled_of(self._answer(QuestionKind.QUERY, query_text(schema, query)))
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        """The columns of an extract that the node sees.
+
+        Raises:
+            ChangefeedError: see :func:`changefeed.dataset.incoming.extract_columns`; CF4003 no node
+                runs, or it does not answer.
+        """
+        from changefeed.dataset.model import DatasetColumn
+
+        body = json.dumps({"location": location, "form": form, "delimiter": delimiter})
+        return tuple(
+            DatasetColumn(**c) for c in json.loads(self._answer(QuestionKind.COLUMNS, body))
+        )
+
+    def _answer(self, kind: QuestionKind, body: str) -> str:
+        if not self._catalog.live_nodes():
+            raise ChangefeedError(
+                Code.SPARK_NOT_AVAILABLE,
+                "the statement needs Spark, which this process does not have, and no node runs "
+                "that could answer",
+                hint="start one: changefeed start; or run the statement in the changefeed shell.",
+            )
+        question = self._catalog.ask(kind, body)
+        try:
+            return answered(self._wait(question))
+        finally:
+            self._catalog.forget_question(question)
+
+    def _wait(self, question: str) -> str:
+        deadline = self._clock.monotonic() + self._seconds
+        while True:
+            seen = self._catalog.version()
+            node, answer = self._catalog.answer_of(question)
+            if answer is not None:
+                return answer
+            alive = {each.id for each in self._catalog.live_nodes()}
+            ended = not alive or (node is not None and node not in alive)
+            left = deadline - self._clock.monotonic()
+            if ended or left <= 0:
+                did = "has ended" if ended else f"did not answer within {self._seconds:.0f} s"
+                raise ChangefeedError(
+                    Code.SPARK_NOT_AVAILABLE,
+                    f"the statement needs Spark, and the node that was asked {did}",
+                    hint="look at the node's log, and run the statement again.",
+                )
+            self._catalog.wait(seen, min(left, 0.5))
+
+
+def answer_text(answer: str) -> str:
+    """A node's answer, as the state keeps it."""
+    return json.dumps({"answer": answer})
+
+
+def error_text(error: ChangefeedError) -> str:
+    """A node's refusal, as the state keeps it."""
+    told = {
+        "code": error.code.number,
+        "message": error.message,
+        "detail": error.detail,
+        "hint": error.hint,
+        "span": None if error.span is None else asdict(error.span),
+    }
+    return json.dumps({"error": told})
+
+
+def answered(text: str) -> str:
+    """The inverse of :func:`answer_text`, and of :func:`error_text` by raising.
+
+    Raises:
+        ChangefeedError: the node's.
+    """
+    data: dict[str, Any] = json.loads(text)
+    if "error" in data:
+        told = data["error"]
+        span = told.pop("span")
+        raise ChangefeedError(span=None if span is None else Span(**span), **told)
+    return str(data["answer"])

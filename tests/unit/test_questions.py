@@ -1,0 +1,198 @@
+"""A process without Spark asks the nodes of its state; without Spark."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from changefeed.catalog import Catalog, Function
+from changefeed.catalog.questions import LEFT_OVER
+from changefeed.core.clock import ManualClock, SystemClock
+from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.schema import TableSchema
+from changefeed.dataset.model import DatasetColumn
+from changefeed.node.questions import NodeAnswers
+from changefeed.query.exchange import compiled_of, compiled_text, query_of, query_text
+from changefeed.query.model import CompiledQuery, LookupField, LookupTable
+from changefeed.statements.inquiry import NodeInquiry
+from grammar import nodes
+from grammar.parser import parse
+from tests.helpers.waiting import until
+from tests.unit.test_catalog_sqlite import FORMAT_5
+from tests.unit.test_query_changes import FULL, OPEN
+
+NODE = "n1"
+COLUMNS = (DatasetColumn("id", "bigint", key=True), DatasetColumn("total", "decimal(10,2)"))
+
+
+def query(select: str = "SELECT a.id, tax(total) AS t FROM shop.public.orders AS a") -> nodes.Query:
+    statement = parse(
+        f"CREATE CHANGEFEED f INTO 'null://' AS {select} "
+        "LEFT JOIN customers AS c ON a.id = c.k WHERE total > 5"
+    )
+    assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
+    return statement.query
+
+
+class FakeSpark:
+    """Says what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.compiled = OPEN
+        self.error: Exception | None = None
+        self.queries: list[tuple[TableSchema, nodes.Query]] = []
+        self.extracts: list[tuple[str, str | None, str]] = []
+
+    def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
+        self.queries.append((schema, query))
+        if self.error is not None:
+            raise self.error
+        return self.compiled
+
+    def extract_columns(
+        self, location: str, form: str | None, delimiter: str
+    ) -> tuple[DatasetColumn, ...]:
+        self.extracts.append((location, form, delimiter))
+        return COLUMNS
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    made = Catalog.open(tmp_path / "state")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def spark(catalog: Catalog, tmp_path: Path) -> Iterator[FakeSpark]:
+    """Of a node that runs: it looks when the state changes."""
+    spark, over = FakeSpark(), threading.Event()
+    answers = NodeAnswers(catalog, spark, SystemClock())
+    catalog.register_node(NODE, 1, "elsewhere")
+
+    def look() -> None:
+        seen = 0
+        while not over.is_set():
+            answers.give(NODE)
+            seen = catalog.wait(seen, 0.1)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield spark
+    over.set()
+    thread.join()
+
+
+def test_a_node_checks_a_query_with_the_places_of_its_words(
+    catalog: Catalog, spark: FakeSpark
+) -> None:
+    schema, asked = FULL.with_version(7), query()
+    assert NodeInquiry(catalog).compile_query(schema, asked) == OPEN
+    [(got, found)] = spark.queries
+    assert got == schema and got.version == 7
+    assert found == asked and found.spans == asked.spans != ()
+    assert found.joins[0].spans == asked.joins[0].spans != ()
+
+    spark.error = ChangefeedError(
+        Code.NOT_SUPPORTED, "no rand()", detail="why", hint="what next", span=Span(3, 9)
+    )
+    with pytest.raises(ChangefeedError) as caught:
+        NodeInquiry(catalog).compile_query(schema, asked)
+    error = caught.value
+    assert (error.code, error.message) == (Code.NOT_SUPPORTED, "no rand()")
+    assert (error.detail, error.hint, error.span) == ("why", "what next", Span(3, 9))
+
+    spark.error = KeyError("a secret")
+    with pytest.raises(ChangefeedError, match="internal error: KeyError"):
+        NodeInquiry(catalog).compile_query(schema, asked)
+    assert catalog.take_questions(NODE) == [], "nothing is left in the state"
+
+
+def test_a_node_reads_the_columns_of_an_extract(catalog: Catalog, spark: FakeSpark) -> None:
+    assert NodeInquiry(catalog).extract_columns("/in/*.csv", None, ";") == COLUMNS
+    assert spark.extracts == [("/in/*.csv", None, ";")]
+
+
+def test_what_spark_found_out_survives_the_state() -> None:
+    lookup = LookupTable(
+        ("parquet", "/dim"),
+        "c",
+        ((0, "k"),),
+        ("bigint",),
+        True,
+        (
+            LookupField("name", "string", pa.string()),
+            LookupField("tags", "array<int>", pa.list_(pa.int32())),
+        ),
+    )
+    function = Function("tax", (("total", "int"),), "int", "m:tax", "/opt", True, 5)
+    compiled = replace(OPEN, functions=(function,), lookups=(lookup,), where_lookups=True, window=9)
+    assert compiled_of(compiled_text(compiled)) == compiled
+    assert query_of(query_text(FULL, query())) == (FULL, query())
+
+
+def test_without_a_node_the_statement_says_what_to_start(catalog: Catalog) -> None:
+    with pytest.raises(ChangefeedError, match="no node runs that could answer") as caught:
+        NodeInquiry(catalog).compile_query(FULL, query())
+    assert caught.value.code is Code.SPARK_NOT_AVAILABLE
+    assert "changefeed start" in caught.value.hint
+
+
+def test_a_node_that_ends_is_not_waited_for(catalog: Catalog) -> None:
+    """Another one runs on, but it was the first that took the question."""
+    for node in (NODE, "n2"):
+        catalog.register_node(node, 1, "elsewhere")
+
+    def end() -> None:
+        until(lambda: catalog.take_questions(NODE), "the question")
+        catalog.unregister_node(NODE)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(ChangefeedError, match="the node that was asked has ended") as caught:
+        NodeInquiry(catalog).compile_query(FULL, query())
+    thread.join()
+    assert caught.value.code is Code.SPARK_NOT_AVAILABLE
+
+
+def test_a_node_that_does_not_answer_in_time(catalog: Catalog) -> None:
+    catalog.register_node(NODE, 1, "elsewhere")
+    with pytest.raises(ChangefeedError, match="did not answer within 0 s"):
+        NodeInquiry(catalog, seconds=0.0).compile_query(FULL, query())
+    assert catalog.take_questions(NODE) == []
+
+
+def test_a_question_is_taken_once_and_not_kept_for_ever(tmp_path: Path) -> None:
+    clock = ManualClock(10 * LEFT_OVER)
+    catalog = Catalog.open(tmp_path, clock=clock)
+    first = catalog.ask("query", "a")
+    [taken] = catalog.take_questions("n1")
+    assert (taken.id, taken.kind, taken.body) == (first, "query", "a")
+    assert catalog.take_questions("n2") == []
+    assert catalog.answer_of(first) == ("n1", None)
+    catalog.answer(first, "yes")
+    assert catalog.answer_of(first) == ("n1", "yes")
+    clock.advance(LEFT_OVER / 1e9 + 1)
+    second = catalog.ask("query", "b")
+    assert catalog.answer_of(first) == (None, None), "whoever asked has died"
+    catalog.forget_question(second)
+    catalog.answer(second, "too late")
+    assert catalog.answer_of(second) == (None, None)
+    catalog.close()
+
+
+def test_questions_in_a_state_that_had_none(tmp_path: Path) -> None:
+    """Format 9 has them."""
+    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
+        old.executescript(FORMAT_5.read_text())
+    catalog = Catalog.open(tmp_path)
+    question = catalog.ask("query", "a")
+    assert [each.id for each in catalog.take_questions("n")] == [question]
+    catalog.close()
