@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog, Lease, LeaseLost
@@ -246,7 +247,7 @@ class FeedRunner:
             self._services.ended()
 
     def _guarded(self) -> bool:
-        """Work until an error; whether to go on after it."""
+        """Work until an error or a stop; whether to go on after it."""
         try:
             self._live()
         except StopFeed:
@@ -261,7 +262,6 @@ class FeedRunner:
             return self._after_failure(failure.__cause__ or failure, failure.table)
         except Exception as failure:
             return self._after_failure(failure)
-        return True
 
     def _after_failure(self, failure: BaseException, table: TableName | None = None) -> bool:
         """Pause after a fault of ours; one that repeats stops the table, else the feed."""
@@ -271,7 +271,7 @@ class FeedRunner:
             return self._table_failed(TableError(table, error))
         return self._after_error(error)
 
-    def _live(self) -> None:
+    def _live(self) -> NoReturn:
         """Work until an error, a stop or the end."""
         self._check_requests()  # an ALTER may be what brings the sink back
         self.sink_session.open()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -47,30 +48,56 @@ class Mutant:
 def mutants(source: str) -> Iterator[Mutant]:
     """Every fault of a module, in the order of its lines."""
     tree = ast.parse(source)
-    places = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
     hidden = _declarations(tree)
-    for number, node in enumerate(places):
-        if id(node) in hidden:
+    parents = {id(part): whole for whole in ast.walk(tree) for part in ast.iter_child_nodes(whole)}
+    for node in ast.walk(tree):
+        if id(node) in hidden or not hasattr(node, "lineno"):
             continue
+        function, shown = _surroundings(parents, node)
+        before = ast.unparse(shown)
         for step, _ in enumerate(_faults(node)):
-            copied = copy.deepcopy(tree)
-            its = [n for n in ast.walk(copied) if hasattr(n, "lineno")][number]
-            function, shown = _surroundings(copied, its)
-            before = ast.unparse(shown)
-            for place, apply in enumerate(_faults(its)):
+            copies: dict[int, Any] = {}
+            copied = _copied(tree, parents, node, copies)
+            for place, apply in enumerate(_faults(copies[id(node)])):
                 if place == step:
                     apply()
-            ast.fix_missing_locations(copied)
-            after = ast.unparse(shown)
+            ast.fix_missing_locations(copies[id(_statement(parents, node))])
+            after = ast.unparse(copies[id(shown)])
             if before != after:
                 words = f"{function}: {_short(before)}  ->  {_short(after)}"
                 yield Mutant(getattr(node, "lineno", 0), words, copied)
 
 
-def _surroundings(tree: ast.Module, node: ast.AST) -> tuple[str, ast.AST]:
+def _statement(parents: Mapping[int, ast.AST], node: ast.AST) -> ast.AST:
+    """The statement that a node is or lies in."""
+    while not isinstance(node, ast.stmt):
+        node = parents[id(node)]
+    return node
+
+
+def _copied(
+    tree: ast.Module, parents: Mapping[int, ast.AST], node: ast.AST, copies: dict[int, Any]
+) -> ast.Module:
+    """A tree that shares all but the statement around ``node``, and what is around that: a module
+    has hundreds of faults. ``copies`` gets the copy of each node of the statement."""
+    before = _statement(parents, node)
+    after: ast.AST = copy.deepcopy(before, copies)
+    while before is not tree:
+        whole = parents[id(before)]
+        changed = copy.copy(whole)
+        for name, value in ast.iter_fields(whole):
+            if value is before:
+                setattr(changed, name, after)
+            elif isinstance(value, list):
+                setattr(changed, name, [after if part is before else part for part in value])
+        before, after = whole, changed
+    assert isinstance(after, ast.Module)
+    return after
+
+
+def _surroundings(parents: Mapping[int, ast.AST], node: ast.AST) -> tuple[str, ast.AST]:
     """The name of the function around a node, and what of it says most: of a number the
     expression that it stands in."""
-    parents = {id(part): whole for whole in ast.walk(tree) for part in ast.iter_child_nodes(whole)}
     shown = node
     while isinstance(shown, ast.Constant | ast.UnaryOp | ast.Tuple | ast.keyword | ast.Slice):
         shown = parents[id(shown)]

@@ -36,6 +36,11 @@ _POSTGRES_TESTS = (
     "tests/unit/test_postgres_values.py",
     "tests/properties/test_postgres_decode.py",
 )
+_INBOX_TESTS = (
+    "tests/unit/test_postgres_inbox.py",
+    "tests/unit/test_postgres_logical_messages.py",
+    "tests/unit/test_postgres_relations.py",
+)
 _MYSQL_TESTS = (
     "tests/properties/test_mysql_rows.py",
     "tests/unit/test_mysql_source.py",
@@ -70,7 +75,7 @@ TARGETS = {
     "log/writer": Target("changefeed.log.writer", _LOG_TESTS),
     "log/cut": Target("changefeed.log.cut", ("tests/properties/test_log_cut.py", *_LOG_TESTS)),
     "decoded/repeats": Target("changefeed.sources.decoded.repeats", _REPEATS_TESTS),
-    "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _POSTGRES_TESTS),
+    "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _INBOX_TESTS),
     "postgres/assemble": Target("changefeed.sources.postgres.assemble", _POSTGRES_TESTS),
     "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _POSTGRES_TESTS),
     "postgres/rows": Target("changefeed.sources.postgres.rows", _POSTGRES_TESTS),

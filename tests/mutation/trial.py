@@ -77,6 +77,8 @@ class _Loop:
                     place = (code.co_qualname, code.co_firstlineno)
                     self._functions.setdefault(place, []).append(found)
         calls, seconds = self._calls(session)
+        # The first test that fails ends a trial.
+        quickest = sorted(seconds, key=seconds.__getitem__)
         alive: list[int] = []
         imported: list[int] = []
         for number, mutant in enumerate(self._mutants):
@@ -85,7 +87,7 @@ class _Loop:
             if changed is None or not self._fits(changed):
                 imported.append(number)
                 continue
-            names = [name for name, called in calls.items() if function in called]
+            names = [name for name in quickest if function in calls[name]]
             usual = sum(seconds[name] for name in names)
 
             def trial(code: CodeType = changed, names: list[str] = names) -> int:
@@ -161,8 +163,8 @@ def _run_tests(session: Any, names: Sequence[str], items: Sequence[Any] | None =
     """Run these tests of the session until one fails; the number of failures."""
     from _pytest.main import Session, pytest_runtestloop
 
-    wanted = set(names)
-    session.items = [item for item in items or session.items if item.nodeid in wanted]
+    found = {item.nodeid: item for item in items or session.items}
+    session.items = [found[name] for name in names]
     try:
         pytest_runtestloop(session)
     except Session.Failed:

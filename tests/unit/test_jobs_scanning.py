@@ -439,9 +439,10 @@ def test_a_scan_advances_when_it_comes_further_than_any_try_before(bench: Bench)
         bench.scanning.follow(bench.feed, lambda: None)
         return bench.scanning.advanced
 
+    assert not bench.scanning.advanced
     bench.scan.at = Timestamp(10)
     assert not follow(5, delivered=False)
-    assert [follow(rows) for rows in (0, 5, 5, 7)] == [False, True, False, True]
+    assert [follow(rows) for rows in (0, 1, 5, 5, 7)] == [False, True, True, False, True]
     bench.scanning.stop()
     bench.scanning.begin(bench.feed)
     bench.scan.at = Timestamp(20)
@@ -455,6 +456,41 @@ def test_a_scan_advances_when_it_comes_further_than_any_try_before(bench: Bench)
     bench.scan.tables[TABLE].done = True
     assert follow(3), "the table is done"
     assert not follow(3)
+    bench.scan.alive = False
+    assert not follow(3)
+    for again in (False, True):
+        if again:  # a turn in which nothing was owed lies between
+            bench.scanning.begin(bench.feed)
+        bench.feed.update(TABLE, scan_wanted=True)
+        bench.scanning.begin(bench.feed)
+        bench.scan.at = Timestamp(40)
+        assert follow(1), "another scan begins with its first row"
+        bench.scan.tables[TABLE].done, bench.scan.alive = True, False
+        assert follow(1)
+
+
+def test_a_scan_delivers_from_the_first_row_that_is_durable_until_it_ends(bench: Bench) -> None:
+    assert not bench.scanning.delivers
+    bench.scan.delivered = True
+    assert bench.scanning.delivers
+    bench.scanning.stop()
+    assert not bench.scanning.delivers
+
+
+@pytest.mark.parametrize(("names", "text"), [("t", "1 table"), ("tu", "2 tables")])
+def test_the_history_of_a_feed_has_its_scans(tmp_path: Path, names: str, text: str) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    tables = tuple(TableProgress(TableName("shop", "public", name), name) for name in names)
+    bench = Bench(catalog, tables=tables)
+    table = bench.scan.tables[TABLE]
+    bench.scan.at, table.rows, table.done = Timestamp(10), 1234, True
+    bench.scanning.follow(bench.feed, lambda: None)
+    events = [(e.text, e.table) for e in catalog.events(bench.job.id, kinds=["scan"])]
+    assert sorted(events, key=str) == [
+        (f"a scan of {text} begins", None),
+        (f"scanned: 1,234 rows as of {Timestamp(10)}", str(TABLE)),
+    ]
+    catalog.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +17,13 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError, TableFailure
+from changefeed.core.telemetry import log
+from changefeed.core.timings import Timings
+from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.spark.session import NodeSpark
+from sinks.base import Sink
 from tests.helpers.waiting import until
 
 LONG = 3600.0
@@ -57,6 +63,9 @@ class Scanning:
         self.owed = True
         self.steps: list[Step] = []
         self.stopped = 0
+        #: A turn waits here.
+        self.gate = threading.Event()
+        self.gate.set()
 
     def begin(self, feed: object) -> None:
         """Nothing to do."""
@@ -70,6 +79,7 @@ class Scanning:
         return "initial scan"
 
     def follow(self, feed: object, show: object) -> None:
+        self.gate.wait(20)
         if not self.steps:
             raise ChangefeedError(Code.SINK_UNREACHABLE, "the sink is away")
         step = self.steps.pop(0)
@@ -128,6 +138,8 @@ class Bench:
         self.source = Source()
         self.runner = FeedRunner(job, lease, services, cast(Any, self.source))
         parts = cast(Any, self.runner)
+        #: What the rounds that the runner made call after a commit.
+        self.committed: Callable[[], None] = parts._rounds._committed
         parts._scanning = parts._status._scanning = self.scanning
         parts._rounds = self.rounds
 
@@ -198,7 +210,9 @@ def test_an_alter_is_taken_before_the_sink_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_pause_after_an_error_ends_when_something_is_wanted(bench: Bench) -> None:
+    before = bench.clock.monotonic()
     assert bench.goes_on()
+    assert bench.clock.monotonic() > before
     before = bench.clock.monotonic()
     bench.runner._called.set()  # as it comes while the feed pauses
     error = ChangefeedError(Code.SINK_UNREACHABLE, "the sink is away")
@@ -243,17 +257,19 @@ def test_a_table_fails_alone_and_the_last_one_ends_the_feed(bench: Bench) -> Non
     assert (bench.job.status, bench.job.error_code) == (Status.FAILED, REFUSED.code.number)
 
 
-def test_a_fault_of_ours_is_tried_a_few_times_and_stops_what_it_is_about(bench: Bench) -> None:
-    def failure(about: TableName | None) -> Exception:
-        try:
-            raise KeyError("a value of a row")
-        except KeyError as error:
-            if about is None:
-                return error
-            made = TableFailure(about)
-            made.__cause__ = error
-            return made
+def failure(about: TableName | None) -> Exception:
+    """A fault of ours, that concerns a table or none."""
+    try:
+        raise KeyError("a value of a row")
+    except KeyError as error:
+        if about is None:
+            return error
+        made = TableFailure(about)
+        made.__cause__ = error
+        return made
 
+
+def test_a_fault_of_ours_is_tried_a_few_times_and_stops_what_it_is_about(bench: Bench) -> None:
     for _ in range(5):
         assert bench.goes_on(failure(T))
         assert bench.job.error_code == Code.INTERNAL_ERROR.number
@@ -267,6 +283,23 @@ def test_a_fault_of_ours_is_tried_a_few_times_and_stops_what_it_is_about(bench: 
         Code.INTERNAL_ERROR_REPEATS.number,
     )
     assert "a value of a row" not in f"{bench.job.error} {bench.job.reason}"
+
+
+def test_faults_of_ours_are_counted_and_told_by_table(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.addHandler(caplog.handler)
+    for table in (T, U, None) * 5:
+        assert bench.goes_on(failure(table))
+        assert "KeyError" in str(bench.job.error)
+    assert bench.states() == [TableState.PENDING] * 2
+    log.removeHandler(caplog.handler)
+    told = [r.getMessage().splitlines()[0] for r in caplog.records if r.levelno == logging.ERROR]
+    assert told[:3] == [
+        "feed f, table shop.public.t: KeyError",
+        "feed f, table shop.public.u: KeyError",
+        "feed f: KeyError",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,11 +353,22 @@ def test_a_lease_is_renewed_while_nobody_else_has_it(bench: Bench) -> None:
 
 
 def test_a_name_is_taken_by_a_running_feed(bench: Bench) -> None:
+    assert bench.goes_on(False)
     bench.catalog.rename_job(bench.job.id, "g")
     bench.runner.request_rename("g")
-    assert bench.runner.name == "g"
-    assert bench.goes_on(False)
+    assert bench.runner.name == "g" and bench.runner._thread.name == "feed-g"
+    session, told = bench.runner.sink_session, list[str]()
+    opened = session.open
+
+    def listen(feed: Feed | None = None) -> Sink:
+        if feed is not None:
+            told.append(feed.job.name)
+        return opened(feed)
+
+    session.open = listen  # type: ignore[method-assign]
+    assert bench.goes_on(True, True)
     assert bench.runner._feed.job.name == "g"
+    assert told == ["g"], "the sink hears it once"
 
 
 def test_the_thread_saves_closes_and_tells_its_node(bench: Bench) -> None:
@@ -375,6 +419,7 @@ def test_what_is_asked_of_a_feed_wakes_it(bench: Bench) -> None:
         assert bench.source.woken == count
     assert bench.rounds.hurried
     assert runner._checkpoint._wanted.is_set()
+    assert runner.sink_session._interrupted, "no sink waits for a server while the feed is to end"
 
 
 def test_something_else_that_is_wanted_interrupts_a_round(bench: Bench) -> None:
@@ -444,3 +489,108 @@ def test_each_part_has_its_turn(bench: Bench) -> None:
     assert told.index("open") < told.index("leave")
     assert told.index("follow") < told.index("save") < told.index("wait")
     assert told[-1] == "close", "after an error the sink is opened afresh"
+
+
+def test_an_alter_is_taken_once_and_cuts_no_later_pause(bench: Bench) -> None:
+    bench.runner.request_reload()
+    assert bench.goes_on(False, False)
+    assert bench.rounds.reloads == 1
+    before = bench.clock.monotonic()
+    assert bench.goes_on()
+    assert bench.clock.monotonic() > before
+
+
+def test_what_was_done_before_an_error_is_saved(bench: Bench) -> None:
+    bench.done(7)
+    assert bench.goes_on()
+    assert bench.job.high_water == Timestamp(7)
+
+
+def test_what_a_round_commits_is_saved_before_the_round_ends(bench: Bench) -> None:
+    """A backlog may take hours: a crash repeats no more than the last seconds of it."""
+    feed = bench.runner._feed
+    bench.done(7)
+    feed.save()
+    bench.committed()
+    feed.advance(feed.tables, Timestamp(20))
+    bench.clock.advance(Timings().save)
+    bench.committed()
+    assert bench.job.high_water == Timestamp(20)
+
+
+def test_a_feed_whose_last_table_fails_closes_its_sink(bench: Bench) -> None:
+    assert bench.goes_on(False)
+    closed: list[bool] = []
+    bench.runner.sink_session.close = (  # type: ignore[method-assign]
+        lambda *, for_good=False: closed.append(for_good)
+    )
+    assert bench.goes_on(TableError(T, REFUSED))
+    assert closed == [False]
+
+
+@pytest.mark.parametrize("progress", ["moved", "delivers", ""])
+def test_a_feed_that_works_again_says_so_before_its_progress_is_saved(
+    bench: Bench, progress: str
+) -> None:
+    """Who waits for the progress finds the status true."""
+    assert bench.goes_on(False)
+    assert bench.job.status is Status.RETRYING
+    seen: list[Status] = []
+    checkpoint = bench.runner._checkpoint
+    turn = checkpoint.turn
+
+    def save(feed: Feed, *, moved: bool) -> None:
+        assert moved is (progress == "moved")
+        seen.append(bench.job.status)
+        turn(feed, moved=moved)
+
+    checkpoint.turn = save  # type: ignore[method-assign]
+    bench.rounds.moved, bench.scanning.delivers = progress == "moved", progress == "delivers"
+    assert bench.goes_on(False)
+    assert seen == [Status.SCANNING if progress else Status.RETRYING]
+
+
+def test_a_table_whose_scan_is_done_shows_in_the_status(bench: Bench) -> None:
+    """Also when the feed tried again until then."""
+    assert bench.goes_on(True)
+    told = [bench.job.status]
+    for owed in (True, False):
+        bench.scanning.owed = owed
+        bench.runner._scanned()
+        told.append(bench.job.status)
+    assert told == [Status.RETRYING, Status.SCANNING, Status.RUNNING]
+
+
+def test_a_scan_is_of_the_tables_that_are_owed_one(bench: Bench) -> None:
+    scan = bench.runner._scan([bench.runner._feed.tables[U]])
+    assert list(scan.tables) == [U]
+
+
+def test_a_feed_runs_beside_its_node_and_does_not_keep_it(bench: Bench) -> None:
+    runner, scanning = bench.runner, bench.scanning
+    scanning.gate.clear()
+    assert runner.is_alive() is False
+    runner.start()
+    assert runner.is_alive()
+    assert runner._thread.daemon and runner._thread.name == "feed-f"
+    runner.request_stop()
+    scanning.gate.set()
+    runner.join(20)
+    assert runner.is_alive() is False
+
+
+def test_the_last_resolved_timestamp_is_told_whatever_its_interval(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, end=30, resolved="10000h")
+    told: list[Timestamp] = []
+    cast(Any, bench.runner.sink_session).resolved = told.append
+    bench.done(30)
+    assert not bench.goes_on(False)
+    assert told == [Timestamp(30)]
+    bench.catalog.close()
+
+
+@pytest.mark.parametrize(("sink", "needs"), [("null://", False), ("delta:///tables", True)])
+def test_a_feed_into_a_lake_needs_spark(tmp_path: Path, sink: str, needs: bool) -> None:
+    bench = Bench(tmp_path, sink)
+    assert bench.runner.needs_spark is needs
+    bench.catalog.close()
