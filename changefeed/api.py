@@ -273,7 +273,7 @@ class Engine:
         if scheme_of(source) not in source_schemes():
             raise ChangefeedError(
                 Code.INVALID_URI,
-                "the URI of --source is no source's",
+                "the URI of --source does not belong to a source",
                 hint=f"sources are: {', '.join(source_schemes())}.",
             )
         taken = {c.name: c.uri for c in self.catalog.connections()}

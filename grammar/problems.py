@@ -171,14 +171,14 @@ def _trailing_comma(failure: ParseFailure) -> str | None:
     if failure.last != "_COMMA":
         return None
     reserved = failure.text.upper() in {"FROM", "INTO", "WITH", ")"}
-    return "take away the comma before it" if failure.ended or reserved else None
+    return "remove the comma before it" if failure.ended or reserved else None
 
 
 def _comma_before_clause(failure: ParseFailure) -> str | None:
     """``FOR orders, INTO 'k'``: INTO was read as a table, and the string does not fit."""
     words = [token.upper() for token in failure.before[-2:]]
     if words[:1] == [","] and words[-1] in {"FROM", "INTO", "WITH"}:
-        return f"take away the comma before {words[-1]}"
+        return f"remove the comma before {words[-1]}"
     return None
 
 

@@ -47,7 +47,7 @@ _JOINS = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL"
 _WHY = {
     "HAVING": "the consumer of the groups can choose among them",
     "ORDER": "changes come in commit order",
-    "LIMIT": "a changefeed has no last row",
+    "LIMIT": "a changefeed never ends, so it has no last row",
 }
 
 
@@ -128,7 +128,7 @@ class _Reader:
     def _items(self) -> list[SparkToken]:
         first = self._peek()
         if first is not None and first.word == "DISTINCT":
-            raise self._refused(first, "DISTINCT", "each change is a message of its own")
+            raise self._refused(first, "DISTINCT", "each change is a separate message")
         before = self._tokens[0]
         for token, depth in nested(self._tokens[1:]):
             if depth == 0 and token.word == "FROM" and before.word != "DISTINCT":

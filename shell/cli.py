@@ -137,8 +137,8 @@ def _place_options(command: F) -> F:
             "max_disk",
             metavar="SIZE",
             callback=_size,
-            help="The most the change log of a source takes on disk; reading waits beyond it "
-            "(default: what leaves some disk free).",
+            help="The largest size of a source's change log on disk; above it reading waits "
+            "(default: all but a reserve of the disk).",
         ),
         click.option(
             "--max-memory",
@@ -146,13 +146,13 @@ def _place_options(command: F) -> F:
             "max_memory",
             metavar="SIZE",
             callback=_size,
-            help="The most memory that messages shared by feeds take (default: 64MiB).",
+            help="Memory limit for messages that feeds share (default: 64MiB).",
         ),
         click.option(
             "--engine",
             type=click.Choice([option.value for option in EngineOption]),
             default=EngineOption.AUTO.value,
-            help="Where scans and backlogs run, of feeds that do not say it (default: auto).",
+            help="Where scans and backlogs run for feeds that do not set engine (default: auto).",
         ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
@@ -161,13 +161,14 @@ def _place_options(command: F) -> F:
             metavar="DIR|URL",
             envvar="CHANGEFEED_STAGING",
             callback=_staging,
-            help="Where Spark's executors find rows of the node, if they do not see its state: "
-            "a directory, s3:// or hdfs:// (default: $CHANGEFEED_STAGING, else the state).",
+            help="Where Spark's executors find the rows that the node prepared, if they cannot "
+            "read its state: a directory, s3:// or hdfs:// (default: $CHANGEFEED_STAGING, "
+            "else the state).",
         ),
         click.option(
             "--state",
             metavar="DIR|URL",
-            help="Where the job table is: a directory, or a postgresql:// URL "
+            help="Where the state is: a directory, or a postgresql:// URL "
             "(default: $CHANGEFEED_STATE, else the user's data folder).",
         ),
     ):
@@ -198,9 +199,9 @@ def _place_options(command: F) -> F:
     type=click.Choice(["stop", "continue"]),
     default="stop",
     show_default=True,
-    help="What a failed statement does to those after it.",
+    help="Whether to stop after a failed statement or continue.",
 )
-@click.option("--timing", is_flag=True, help="Say how long each statement took.")
+@click.option("--timing", is_flag=True, help="Print the duration of each statement.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before DROP.")
 @click.version_option(__version__, "--version", "-V", message="changefeed %(version)s")
 @click.pass_context
@@ -306,11 +307,11 @@ def start(
 
 @cli.command()
 @click.option("--seconds", type=float, default=15.0, show_default=True, help="Of live changes.")
-@click.option("--port", type=int, help="Of the server on 127.0.0.1 (default: a free one).")
+@click.option("--port", type=int, help="Port of the server on 127.0.0.1 (default: a free one).")
 @click.option(
     "--keep",
     is_flag=True,
-    help="Leave database, job table and files where they are, and say how to go on with them.",
+    help="Keep database, state and files, and print the command that continues with them.",
 )
 @click.option("--shell", "prompt", is_flag=True, help="Open the prompt on the running shop.")
 @click.option(

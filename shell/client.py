@@ -249,7 +249,7 @@ class Client:
 
         stream = result.stream
         if self.interactive:
-            self.diagnostics.remark("rows come as they are committed; Ctrl-C ends the stream")
+            self.diagnostics.remark("rows appear as they are committed; Ctrl-C ends the stream")
         count, left = 0, False
         with one_interrupt():
             try:
@@ -269,7 +269,7 @@ class Client:
         if self.interactive:
             self.diagnostics.after_interrupt(left)
             rows = "1 row" if count == 1 else f"{count:,} rows"
-            self.diagnostics.note(f"the stream ended after {rows}; other feeds go on")
+            self.diagnostics.note(f"the stream ended after {rows}; other feeds continue")
 
 
 def _makes_feed(statement: nodes.Statement) -> bool:

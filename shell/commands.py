@@ -216,12 +216,12 @@ COMMANDS: dict[str, Command] = {
         Command(
             "d", "[table]", "tables that can be watched, or the columns of one", _describe, "table"
         ),
-        Command("x", "[on|off|auto]", "show rows one column a line", _toggle, "switch"),
-        Command("timing", "[on|off]", "say how long each statement took", _timing, "switch"),
+        Command("x", "[on|off|auto]", "show rows with one column per line", _toggle, "switch"),
+        Command("timing", "[on|off]", "print the duration of each statement", _timing, "switch"),
         Command(
             "watch",
             "[seconds] [statement]",
-            "run a SHOW again and again, until Ctrl-C",
+            "repeat a SHOW until Ctrl-C",
             _watch,
             "statement",
         ),

@@ -47,5 +47,5 @@ def describe(client: Client, name: str) -> Result:
     ]
     notices = [f"{found.table}, {found.before_image.words}"]
     if found.keyless:
-        notices.append("the table has no key: all columns stand in for it")
+        notices.append("the table has no key: all columns serve as the key for it")
     return Result(columns=("column", "type", "null", "key"), rows=[*rows], notices=notices)

@@ -83,7 +83,7 @@ def _options(scheme: str | None, room: int) -> Iterator[str]:
     from changefeed.api import sink_capabilities
 
     rows = listing(sink_capabilities(scheme) if scheme else None)
-    yield f"Options of a {scheme} sink:" if scheme else "Options (not every sink takes all):"
+    yield f"Options of a {scheme} sink:" if scheme else "Options (not every sink supports all):"
     label = max(len(row.name) for row in rows) + 4
     for group in dict.fromkeys(row.group for row in rows):
         yield f"  {group}"

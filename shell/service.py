@@ -53,14 +53,14 @@ def serve(
             raise ChangefeedError(
                 Code.STATE_HELD_BY_ANOTHER_NODE,
                 f"another node runs the feeds of {application.catalog.shown}",
-                hint="one node runs a state; SHOW CHANGEFEEDS attaches to it.",
+                hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
             )
         if http is not None:
             server = stack.enter_context(application.monitor(*http))
             logger.info("status at %s/, /metrics and /healthz", server.address)
         while not stopping.wait(_TICK):
             application.check_node()
-        logger.info("stopping: feeds keep their place and go on at the next start")
+        logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK
 
 

@@ -98,14 +98,14 @@ TABLE: dict[str, Setting] = {
         ),
         Setting(
             "vertical",
-            "Show rows one column a line (\\x); auto does so for results made for it.",
+            "Show rows with one column per line (\\x); auto only for results designed for it.",
             tuple(Vertical),
             lambda text: Vertical(text.lower()),
         ),
-        Setting("timing", "Say how long each statement took (\\timing).", _ON_OFF, _switch),
+        Setting("timing", "Print the duration of each statement (\\timing).", _ON_OFF, _switch),
         Setting(
             "on_error",
-            "Whether a script goes on after a statement failed.",
+            "Whether a script continues after a failed statement.",
             tuple(ScriptOnError),
             lambda text: ScriptOnError(text.lower()),
         ),

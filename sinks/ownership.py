@@ -140,7 +140,7 @@ def taken(own: Owner, other: Owner, what: str) -> ChangefeedError:
         NOT_OURS,
         f"{own.table}: {what} is kept by {other}",
         detail="two source tables cannot share a target: they would overwrite each other's rows",
-        hint="take another target by FOR table AS name, or drop the other changefeed first.",
+        hint="choose another target with FOR table AS name, or drop the other changefeed first.",
     )
 
 
@@ -153,8 +153,9 @@ def in_the_way(table: str, what: str, other: Owner | None = None) -> ChangefeedE
     return ChangefeedError(
         NOT_OURS,
         f"{table}: {why}",
-        detail="it was left as it is",
-        hint="rename it or take another target by FOR table AS name; existing_target = 'merge' "
+        detail="it was not changed",
+        hint="rename it, or choose another target with FOR table AS name; existing_target = "
+        "'merge' "
         "keeps its rows of other keys, existing_target = 'replace' deletes its rows first.",
     )
 
@@ -164,8 +165,8 @@ def occupied(table: str, what: str, purpose: str) -> ChangefeedError:
     return ChangefeedError(
         NOT_OURS,
         f"{table}: {what} is in the way of {purpose}, and was not made by a changefeed",
-        detail="it was left as it is",
-        hint="rename it, or take another target by FOR table AS name.",
+        detail="it was not changed",
+        hint="rename it, or choose another target with FOR table AS name.",
     )
 
 
@@ -179,7 +180,7 @@ def no_bookkeeping(what: str, place: str) -> ChangefeedError:
     return ChangefeedError(
         Code.SINK_REFUSED_DATA,
         f"{what} is in the way of the sink's bookkeeping, and was not made by a changefeed",
-        detail="it was left as it is",
+        detail="it was not changed",
         hint=f"rename it, or give the sink another {place}.",
     )
 
@@ -189,8 +190,8 @@ def is_source(table: str, what: str) -> ChangefeedError:
     return ChangefeedError(
         NOT_OURS,
         f"{table}: its target, {what}, is the source table itself",
-        hint="give the sink another schema or database, or take another target by "
-        "FOR table AS name.",
+        hint="give the sink another schema or database, or choose another target with FOR table "
+        "AS name.",
     )
 
 

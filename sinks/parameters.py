@@ -21,7 +21,7 @@ TLS = (
     Parameter(
         "client_cert", "The client's certificate, PEM; needs client_key.", ParameterKind.BASE64
     ),
-    Parameter("client_key", "Its key, PEM.", ParameterKind.BASE64, secret=True),
+    Parameter("client_key", "The key of client_cert, PEM.", ParameterKind.BASE64, secret=True),
     Parameter(
         "insecure_tls_skip_verify",
         "Does not check the server's certificate.",
@@ -30,7 +30,7 @@ TLS = (
     ),
 )
 
-TOPIC_PREFIX = Parameter("topic_prefix", "Stands before the name of every topic.")
+TOPIC_PREFIX = Parameter("topic_prefix", "Prefix of the name of every topic.")
 
 
 class Parameters:

@@ -58,7 +58,7 @@ _WEBHOOK = "sinks.webhook.sink:WebhookSink"
 BUILT_IN: dict[str, SchemeEntry] = {
     "kafka": SchemeEntry(
         _KAFKA,
-        "Kafka topics: one a table, idempotent producer",
+        "Kafka topics: one per table, idempotent producer",
         "kafka://localhost:9092?topic_prefix=shop_",
         ("confluent_kafka",),
     ),
@@ -77,7 +77,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     ),
     "elasticsearch": SchemeEntry(
         _ELASTICSEARCH,
-        "Elasticsearch indices: one a table, documents by key",
+        "Elasticsearch indices: one per table, documents by key",
         "elasticsearch://localhost:9200/?index_prefix=shop_",
         ("elasticsearch",),
         extra="elasticsearch",
@@ -96,7 +96,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     ),
     "s3": SchemeEntry(
         _FILES,
-        "the same in Amazon S3 or a store like it",
+        "the same in Amazon S3 or a compatible store",
         "s3://bucket/prefix?AWS_ACCESS_KEY_ID=K&AWS_SECRET_ACCESS_KEY=S&AWS_REGION=eu-west-1",
     ),
     "gs": SchemeEntry(
@@ -114,7 +114,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     "hdfs": SchemeEntry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds"),
     "https": SchemeEntry(
         _FILES,
-        "the same on a server that takes files by PUT",
+        "the same on a server that accepts files by PUT",
         "https://user:password@example.com/feeds",
         ("httpx",),
         "webhook",
@@ -184,7 +184,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     ),
     "clickhouse": SchemeEntry(
         "sinks.warehouse.clickhouse.sink:ClickHouseSink",
-        "tables of a ClickHouse database: rows with versions, and views of those that are",
+        "tables of a ClickHouse database: versioned rows, and views of the current rows",
         "clickhouse://user:password@host:8123/database",
         ("clickhouse_connect",),
         "clickhouse",
@@ -198,7 +198,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     ),
     "redshift": SchemeEntry(
         "sinks.warehouse.redshift:RedshiftSink",
-        "tables of an Amazon Redshift database (never run against one)",
+        "tables of an Amazon Redshift database (never tested with one)",
         "redshift://user:password@cluster:5439/database?schema=shop",
         ("psycopg",),
     ),
@@ -210,13 +210,13 @@ BUILT_IN: dict[str, SchemeEntry] = {
     ),
     "delta": SchemeEntry(
         "sinks.lake.sink:DeltaSink",
-        "Delta tables kept by Spark's MERGE, on any filesystem Spark reaches",
+        "Delta tables merged by Spark, on any filesystem that Spark can reach",
         "delta:///srv/lake",
         ("pyspark",),
     ),
     "iceberg": SchemeEntry(
         "sinks.lake.sink:IcebergSink",
-        "Iceberg tables kept by Spark's MERGE, in a hadoop, REST or JDBC catalog",
+        "Iceberg tables merged by Spark, in a hadoop, REST or JDBC catalog",
         "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
         ("pyspark",),
     ),
@@ -278,7 +278,7 @@ def scheme_of(uri: str) -> str:
         raise ChangefeedError(
             Code.INVALID_URI,
             f"no scheme found for sink URL: {uri} is an address alone",
-            hint=f"write what stands there, for example kafka://{uri}",
+            hint=f"write the kind of server in front, for example kafka://{uri}",
         )
     scheme, colon, _ = uri.partition(":")
     if not colon or not scheme:

@@ -75,7 +75,7 @@ class CapturedTables:
         self._gaps.looked = began
 
     def forget(self) -> None:
-        """The source has to be asked again for all of them: another connection, or nothing left."""
+        """The source has to be retried for all of them: another connection, or nothing left."""
         self._captured = {}
 
     def hear(self, notice: Notice) -> None:

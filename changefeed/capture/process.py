@@ -250,7 +250,7 @@ class Capture:
             self._tell_leap(read)
             self._writer.maintain(read, self._keep_from())
         except ChangefeedError as error:
-            # A full disk hinders upkeep too; what was captured is safe, and it is tried again.
+            # A full disk hinders upkeep too; what was captured is safe, and it will be retried.
             if error.code is not Code.LOG_FULL:
                 raise
 

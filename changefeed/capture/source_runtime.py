@@ -285,7 +285,7 @@ class SourceRuntime:
                 raise ChangefeedError(
                     Code.STREAM_BROKE,
                     f"capture from {self.name!r} did not begin",
-                    detail=why or "no node of this state took it up",
+                    detail=why or "no node of this state started it",
                 )
             self._clock.wait(stop, POLL_SECONDS)
         if not self._capturing:

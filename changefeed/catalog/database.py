@@ -204,7 +204,7 @@ class Database:
                 Code.STATE_OF_ANOTHER_VERSION,
                 f"state {self.shown} has format {found.get('format', 'unknown')}, "
                 f"this program uses format {tables.FORMAT}",
-                hint="use the program that made it, or name another --state.",
+                hint="use the version of changefeed that created it, or name another --state.",
             )
         return found["state_id"]
 
@@ -262,8 +262,8 @@ def _refuse_orphans(home: Path) -> None:
             f"cannot use state {home}: state.db is gone or empty, and change logs of its feeds "
             f"are still there ({', '.join(log.name for log in logs)})",
             hint="put state.db back from a backup. To start over, move the folders log, spool and "
-            f"source of {home} away, and drop what the lost state held at the sources (its "
-            "names begin with changefeed_).",
+            f"source of {home} away, and drop what the lost state held at the sources (names that "
+            "begin with changefeed_).",
         )
 
 
@@ -364,4 +364,4 @@ def _hint(cause: BaseException | None) -> str:
         return "this user may not write to state.db or its directory, or the disk is read-only."
     if "full" in words:
         return "free disk space where the state is kept."
-    return "check that the state's place is there and may be written."
+    return "check that the location of the state exists and is writable."

@@ -12,15 +12,15 @@ from changefeed.core.errors import Action, Code, Scope
 #: What follows from an error.
 ACTIONS: dict[Action, str] = {
     Action.USER: "The statement is refused; a running feed that meets it fails.",
-    Action.RETRY: "It is tried again with growing pauses; a feed gives up after retry_for.",
-    Action.STOP: "It is not tried again until a person acts.",
+    Action.RETRY: "It is retried with growing pauses; a feed gives up after retry_for.",
+    Action.STOP: "It is not retried until a person acts.",
 }
 
 #: What is affected.
 SCOPES: dict[Scope, str] = {
     Scope.STATEMENT: "It concerns one statement.",
-    Scope.TABLE: "Of a running feed it stops one table; the other tables go on.",
-    Scope.FEED: "It concerns one feed; others go on.",
+    Scope.TABLE: "In a running feed it stops one table; the other tables continue.",
+    Scope.FEED: "It concerns one feed; other feeds continue.",
     Scope.SOURCE: "It concerns a source and all feeds that read it. Where the source reports it "
     "for one table, only that table stops.",
     Scope.NODE: "It concerns the node or its state, and with it every feed.",

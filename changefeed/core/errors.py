@@ -69,7 +69,7 @@ class Code(StrEnum):
         _USER,
         Scope.STATEMENT,
         "name already exists",
-        "add IF NOT EXISTS to keep what is there.",
+        "add IF NOT EXISTS to keep the existing one.",
     )
     NAME_NOT_ALLOWED = "CF1103", _USER, Scope.STATEMENT, "name is not allowed here"
 
@@ -125,25 +125,25 @@ class Code(StrEnum):
         "CF2102",
         _STOP,
         Scope.SOURCE,
-        "source no longer keeps the log that is needed",
-        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
-        "source, begins a new change log and reads the tables again.",
+        "source no longer has the log that is needed",
+        "changes were missed. ALTER CHANGEFEED .. RESCAN, run for each feed of this source, "
+        "starts a new change log and reads the tables again.",
     )
     SOURCE_LOG_REPLACED = (
         "CF2103",
         _STOP,
         Scope.SOURCE,
         "source's log is not the one that was read before",
-        "changes were missed: ALTER CHANGEFEED .. RESCAN, for each feed of this "
-        "source, begins a new change log and reads the tables again.",
+        "changes were missed. ALTER CHANGEFEED .. RESCAN, run for each feed of this source, "
+        "starts a new change log and reads the tables again.",
     )
     SOURCE_IS_ANOTHER = (
         "CF2104",
         _STOP,
         Scope.SOURCE,
         "source is another database than before",
-        "point the connection back and RESUME; or, to go on with this one, ALTER "
-        "CHANGEFEED .. RESCAN, for each feed of this source.",
+        "point the connection back and RESUME; or, to continue with this database, run ALTER "
+        "CHANGEFEED .. RESCAN for each feed of this source.",
     )
     UNEXPECTED_MESSAGE = (
         "CF2105",
@@ -155,9 +155,9 @@ class Code(StrEnum):
         "CF2106",
         _STOP,
         Scope.TABLE,
-        "table is not the one the feed began with",
-        "ALTER CHANGEFEED .. RESCAN the table takes the one that has the name now; "
-        "ALTER CHANGEFEED .. DROP the table leaves it out.",
+        "table is not the one that the feed started with",
+        "ALTER CHANGEFEED .. RESCAN the table continues with the table that has the name now; "
+        "ALTER CHANGEFEED .. DROP the table removes it from the feed.",
     )
     TABLE_GAP = (
         "CF2107",
@@ -177,16 +177,16 @@ class Code(StrEnum):
         _STOP,
         Scope.SOURCE,
         "change log is damaged",
-        "restore the folder of the log and RESUME; or ALTER CHANGEFEED .. "
-        "RESCAN, for each feed of this source, begins a new log and reads the tables again.",
+        "restore the folder of the log and RESUME; or run ALTER CHANGEFEED .. RESCAN for each "
+        "feed of this source, which starts a new log and reads the tables again.",
     )
     POSITION_TOO_OLD = (
         "CF3002",
         _STOP,
         Scope.TABLE,
         "position is older than the change log keeps",
-        "RESUME cannot go on without a gap: ALTER CHANGEFEED .. RESCAN reads the "
-        "tables again; a higher gc_ttl keeps more.",
+        "RESUME cannot continue without a gap: ALTER CHANGEFEED .. RESCAN reads the tables "
+        "again; a higher gc_ttl keeps changes longer.",
     )
     LOG_FULL = (
         "CF3003",
@@ -212,7 +212,7 @@ class Code(StrEnum):
         _RETRY,
         Scope.FEED,
         "look-up table cannot be used",
-        "repair the look-up table: the feed tries again by itself and loses no change.",
+        "fix the look-up table; the feed retries by itself and loses no change.",
     )
 
     # 41xx: schema changes
@@ -221,8 +221,8 @@ class Code(StrEnum):
         _STOP,
         Scope.FEED,
         "schema changed and the policy says stop",
-        "ALTER CHANGEFEED .. RESCAN reads the table again in its new shape; SET "
-        "schema_change_policy = 'nobackfill', then RESUME, goes on without.",
+        "ALTER CHANGEFEED .. RESCAN reads the table again with its new schema; to continue "
+        "without that, SET schema_change_policy = 'nobackfill' and RESUME.",
     )
 
     # 50xx: sinks
@@ -256,8 +256,9 @@ class Code(StrEnum):
         "CF5008",
         _STOP,
         Scope.TABLE,
-        "the target of a table is not this feed's",
-        "existing_target says what becomes of it; FOR table AS name takes another target.",
+        "the target of a table does not belong to this feed",
+        "the option existing_target allows the feed to merge or replace it; FOR table AS name "
+        "chooses another target.",
     )
 
     # 60xx: state and node
@@ -274,14 +275,14 @@ class Code(StrEnum):
         "CF6005",
         _STOP,
         Scope.NODE,
-        "the node ended by itself",
-        "start it again; node.log says why it ended.",
+        "the node stopped unexpectedly",
+        "start it again; node.log says why it stopped.",
     )
     ADDRESS_IN_USE = (
         "CF6006",
         _USER,
         Scope.NODE,
-        "address cannot be listened on",
+        "cannot listen on the address",
         "give --http another host:port.",
     )
 
@@ -291,15 +292,15 @@ class Code(StrEnum):
         _RETRY,
         Scope.FEED,
         "internal error",
-        "it is tried again a few times; node.log in the state directory has the place.",
+        "changefeed retries a few times; node.log in the state directory shows where it happened.",
     )
     INTERNAL_ERROR_REPEATS = (
         "CF9002",
         _STOP,
         Scope.FEED,
         "internal error that repeats",
-        "this is a fault of changefeed: report it with the lines of node.log in the "
-        "state directory. RESUME tries again.",
+        "this is a bug in changefeed: report it with the lines of node.log in the state "
+        "directory. RESUME tries again.",
     )
 
     @property

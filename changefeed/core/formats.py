@@ -67,7 +67,7 @@ _LINE = "a line of csv is the row and nothing else"
 
 TRAITS: Mapping[Format, FormatTraits] = {
     Format.JSON: FormatTraits(
-        "JSON, exact to the digit",
+        "JSON, with every digit",
         "changefeed.encoding.json_envelope:JsonFormat",
         text=True,
         read_back=True,
@@ -81,7 +81,7 @@ TRAITS: Mapping[Format, FormatTraits] = {
         read_back=True,
         debezium=True,
         never=(Envelope.CHANGED,),
-        because="a record has all its fields: one left out could not be told from NULL",
+        because="a record has all its fields: an omitted one could not be distinguished from NULL",
     ),
     Format.PROTOBUF: FormatTraits(
         "a protobuf message type for each table",
@@ -89,15 +89,15 @@ TRAITS: Mapping[Format, FormatTraits] = {
         schemas=True,
         read_back=True,
         never=(Envelope.CHANGED,),
-        because="a record has all its fields: one left out could not be told from NULL",
+        because="a record has all its fields: an omitted one could not be distinguished from NULL",
     ),
     Format.PARQUET: FormatTraits(
         "columnar files",
         "changefeed.encoding.parquet:ParquetFormat",
-        row_alone="the key's columns are in the row, and a file is of one topic",
+        row_alone="the row contains the key's columns, and a file belongs to one topic",
         read_back=True,
         never=(Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),
-        because="a row of a Parquet file is the row with columns of our own beside it",
+        because="a row of a Parquet file is the table's row with added metadata columns",
     ),
     Format.CSV: FormatTraits(
         "rows only, of an initial scan",

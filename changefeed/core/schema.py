@@ -113,7 +113,7 @@ class TableSchema:
             key (``keyless``).
         before_image: what old rows carry. With ``FULL`` every column has a before value, else
             only the key columns.
-        keyless: the table has no key: all columns stand in for it.
+        keyless: the table has no key: all columns serve as the key for it.
         table_id: the source's number of the table, which survives a rename and is never given to
             another table; 0 if it has none.
         version: number given by the catalog, 0 until it is stored.

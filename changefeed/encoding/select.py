@@ -213,7 +213,7 @@ def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArra
     if pc.any(pc.fill_null(pc.ends_with(values, "BC"), False)).as_py():
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
-            f"a value of column {column.name} is before Christ, which ranges do not compare",
+            f"a value of column {column.name} is before the year 1, which ranges cannot compare",
         )
     for digits in range(5, 8):
         padding = "0" * (7 - digits)
@@ -228,7 +228,7 @@ def _numbers(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
     if not _all(pc.fill_null(fits, True)):
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
-            f"a value of column {column.name} has more digits than ranges compare",
-            detail=f"up to {_DIGITS} before the point and {_DIGITS - 1} behind it",
+            f"a value of column {column.name} has more digits than ranges can compare",
+            detail=f"up to {_DIGITS} before the point and {_DIGITS - 1} after it",
         )
     return values.cast(pa.decimal256(2 * _DIGITS - 1, _DIGITS - 1))

@@ -204,14 +204,14 @@ class Backlog:
             if error.scope is not Scope.TABLE:
                 raise
             # Of which table a worker cannot say; the node meets the same row, and can.
-            log.info("feed %s: a lane stopped, the node goes on: %s", self.name, error.message)
+            log.info("feed %s: a lane stopped, the node continues:  %s", self.name, error.message)
             self._refused_upto = found.upto
             return BacklogResult(node_upto=found.upto)
 
     def _tell_missing(self) -> None:
         if not self._told_missing:
             self._told_missing = True
-            text = "no Spark can be started here: the node delivers the backlog itself"
+            text = "Spark cannot be started here: the node delivers the backlog itself"
             log.warning("feed %s: %s", self.name, text)
             self._note(text)
 

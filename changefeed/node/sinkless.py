@@ -117,7 +117,7 @@ class SinklessFeeds:
                     Code.STREAM_BROKE,
                     f"capture from {job.source!r} did not begin",
                     detail=self._catalog.source_state(job.source).error
-                    or "no node of this state took it up",
+                    or "no node of this state started it",
                 )
             self._clock.wait(self._stopping, self._timings.node_loop / 2)
 

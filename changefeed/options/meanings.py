@@ -9,10 +9,10 @@ from changefeed.core.formats import TRAITS
 #: Option -> value -> what it means.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "envelope": {
-        "wrapped": "the row under after, metadata beside it",
+        "wrapped": "the row in after, metadata next to it",
         "row": "the row itself, null for a delete",
         "bare": "the row itself, metadata inside it",
-        "key_only": "no value, the key alone",
+        "key_only": "only the key, no value",
         "changed": "the key and the columns that changed",
         "enriched": "before, after, op and where the change came from",
         "debezium": "Debezium's, with a tombstone after a delete",
@@ -21,9 +21,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "format": {str(name): traits.meaning for name, traits in TRAITS.items()},
     "initial_scan": {
-        "yes": "the rows that are there first, then changes",
+        "yes": "existing rows first, then changes",
         "no": "changes only",
-        "only": "the rows that are there, then the feed has succeeded",
+        "only": "only existing rows; then the feed has succeeded",
     },
     "deletes": {
         "yes": "deliver deletes",
@@ -37,10 +37,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "column_changes": "any change of the columns",
     },
     "schema_change_policy": {
-        "backfill": "deliver the table again in its new shape",
-        "nobackfill": "go on with the new shape",
+        "backfill": "deliver the table again with its new schema",
+        "nobackfill": "continue with the new schema",
         "stop": "stop the feed",
-        "ignore": "go on and say nothing",
+        "ignore": "continue without a notice",
     },
     "on_error": {
         "pause": "pause the feed when its retries are exhausted",
@@ -56,7 +56,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "append": "every change as a row",
     },
     "on_drop": {
-        "keep": "leave the target when its source table is dropped",
+        "keep": "keep the target when its source table is dropped",
         "drop": "drop the target with its source table",
     },
 }

@@ -217,14 +217,14 @@ ONLY_WITH(
 EXCLUDES(
     Term(INITIAL_SCAN, (InitialScan.ONLY,)),
     TRANSACTION_METADATA,
-    because="a scan alone is of no transaction",
+    because="an initial scan belongs to no transaction",
 )
 EXCLUDES(
     TRANSACTION_METADATA,
     Term(DELIVERY, (Guarantee.EXACTLY_ONCE,)),
     message="{first} is incompatible with {second}",
-    because="the progress that the target keeps is that of tables, and the begin and the end of a "
-    "transaction are of none",
+    because="the target keeps progress per table, and the begin and the end of a transaction "
+    "belong to no table",
 )
 REQUIRES(TRANSACTION_TOPIC, TRANSACTION_METADATA, because="nothing else is sent to that topic")
 _OMIT = Term(UNSENT_VALUES, (Unsent.OMIT,))
@@ -232,7 +232,7 @@ ONLY_WITH(
     _OMIT,
     FORMAT,
     *_TEXT,
-    because="a record has all its fields: one left out could not be told from NULL",
+    because="a record has all its fields: an omitted one could not be distinguished from NULL",
 )
 EXCLUDES(
     _OMIT,

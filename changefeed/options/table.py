@@ -156,8 +156,8 @@ TRANSACTION_METADATA = option(
     Flag(),
     False,
     group="Message",
-    summary="Every message of a change says which transaction made it and its place there, and the "
-    "begin and the end of each transaction are messages of a topic of their own.",
+    summary="Adds the transaction to every message of a change, with the number of the message "
+    "in it, and sends the begin and the end of each transaction to a separate topic.",
     example="transaction_metadata",
     feature=Feature.TRANSACTIONS,
 )
@@ -166,8 +166,8 @@ TRANSACTION_TOPIC = option(
     Text(),
     "transaction",
     group="Message",
-    summary="The topic that gets the begin and the end of transactions; topic_prefix stands before "
-    "it.",
+    summary="The topic that gets the begin and the end of transactions; topic_prefix is its "
+    "prefix.",
     example="transaction_topic = 'shop_transactions'",
     shown="transaction",
     feature=Feature.TRANSACTIONS,
@@ -177,9 +177,9 @@ MESSAGE_VALUE = option(
     Choice(MessageValue),
     cast("MessageValue | None", None),
     group="Message",
-    summary="What a logical message (FOR MESSAGES) has for a value: with content what the "
-    "application wrote, byte for byte; with row a row with its prefix and its content "
-    "in the feed's envelope.",
+    summary="The value of a logical message (FOR MESSAGES): content is what the application "
+    "wrote, byte for byte; row is a row with the prefix and the content, in the feed's "
+    "envelope.",
     example="message_value = 'row'",
     shown="content with format = 'json', except with the envelopes debezium and key_only",
     feature=Feature.KAFKA_PRODUCER,
@@ -189,9 +189,9 @@ UNSENT_VALUES = option(
     Choice(Unsent),
     Unsent.MARK,
     group="Message",
-    summary="What a message has in the place of a large value that an update did not touch and "
-    "that the source did not send: with mark a placeholder, with omit nothing (its member is left "
-    "out); fail stops the table.",
+    summary="What a message has instead of a large value that an update did not touch and that "
+    "the source did not send: mark is a placeholder, omit leaves the member out, fail "
+    "stops the table.",
     example="unsent_values = 'omit'",
     shown="mark",
 )
@@ -341,9 +341,9 @@ GC_SIZE = option(
     ByteSize(),
     cast("int | None", None),
     group="Time and scan",
-    summary="The most history that the change log keeps beyond what its feeds still need, even "
-    "where it is younger than gc_ttl. Of the feeds of a source the largest counts; a feed "
-    "without it sets no limit.",
+    summary="Limits the size of the change log: above it, changes that no feed needs are deleted "
+    "even if they are younger than gc_ttl. The largest gc_size of the source's feeds "
+    "applies, and only if all of them have one.",
     example="gc_size = '20GB'",
     shown="no limit",
 )
@@ -415,8 +415,8 @@ LOOKUP_REFRESH = option(
     Duration(words=(FOREVER,)),
     3600.0,
     group="Sink and resources",
-    summary="How long a CDC query uses a look-up table before it reads it again. Nothing is sent "
-    "again for that: changes that come later get the new values.",
+    summary="How long a CDC query uses a look-up table before it reads it again. A refresh sends "
+    "nothing again; only later changes get the new values.",
     example="lookup_refresh = '10m'",
     shown="1h",
 )
@@ -570,7 +570,7 @@ EXPIRE = option(
     cast("float | None", None),
     group="Merged tables",
     summary="How long older versions of a table can be read; files that only they need are "
-    "removed, looked for once a day at most and after each optimize.",
+    "removed after each optimize, and otherwise at most once a day.",
     example="expire = '7d'",
     shown="for ever",
     feature=Feature.FILE_UPKEEP,
@@ -583,7 +583,7 @@ MAX_MEMORY = option(
     ByteSize(),
     cast("int | None", None),
     group="Sink and resources",
-    summary="The most memory the feed's buffers take.",
+    summary="The most memory that the feed's buffers may take.",
     example="max_memory = '256MiB'",
     shown="the node's budget",
 )
@@ -592,10 +592,10 @@ MAX_DISK = option(
     ByteSize(),
     cast("int | None", None),
     group="Sink and resources",
-    summary="The most that the feed may have on disk: change log that it has left to deliver, and "
-    "rows staged for its sink. Beyond it nothing is read from the source, for any feed, until this "
-    "one has delivered half of it. It does not apply while the feed scans, and transactions that "
-    "have not committed yet are not the feed's.",
+    summary="Limits the disk space of the feed: changes in the change log that it has not "
+    "delivered, and rows staged for its sink. Above the limit nothing is read from the "
+    "source, for any feed, until this feed has delivered half of it. The limit does not "
+    "apply during a scan, and uncommitted transactions do not count.",
     example="max_disk = '20GiB'",
     shown="the node's budget",
 )

@@ -211,7 +211,8 @@ class _Alteration:
                         Code.NOT_SUPPORTED,
                         f'New sink type "{sink.scheme}" does not match original sink type '
                         f'"{old.scheme}"',
-                        "a feed keeps its kind of sink: CREATE another feed for the new one.",
+                        "the type of a feed's sink cannot change: CREATE another feed for the "
+                        "new sink.",
                         action.sink.span,
                     )
         return sink

@@ -420,7 +420,7 @@ def look_at_targets(
     if around.guard is None or not targets or sink.owner(options) is None:
         return [], []
     problems, _ = around.guard(sink, options, targets)
-    # A target that does not answer now is no reason against a feed: it is tried again.
+    # A target that does not answer now is no reason against a feed: it will be retried.
     return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
 
 

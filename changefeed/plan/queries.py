@@ -172,7 +172,7 @@ def key_problems(
 def _null_group(column: Column, sink: ResolvedSink, span: nodes.Span | None) -> ChangefeedError:
     return ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
-        f"the query groups by {column.name}, which may be NULL, and {sink.scheme} tells rows apart "
+        f"the query groups by {column.name}, which may be NULL, and {sink.scheme} identifies rows "
         "by it",
         detail="of a deleted row only the key is known",
         hint="group by an expression that is never NULL, such as coalesce(.., '').",

@@ -116,7 +116,7 @@ class TableStage:
             yield f"{self.shown}: logical messages of {schema.table.source}, no initial scan"
             return
         key = names_text(c.name for c in schema.key_columns)
-        key = "no key: all columns stand in" if schema.keyless else f"key ({key})"
+        key = "no key: all columns serve as the key" if schema.keyless else f"key ({key})"
         size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
         yield f"{self.shown}: {key}, {schema.before_image.words}, {size}"
         if progress.joined:
@@ -189,7 +189,7 @@ class SelectStage:
         if DELETES.name in self.options.given:
             yield f"deletes: {self.options[DELETES]}"
         if self.options[INITIAL_SCAN] is not InitialScan.ONLY:
-            yield "several writes of a row in one transaction become the last"
+            yield "of several writes of a row in one transaction only the last is sent"
 
 
 def _selection(progress: TableProgress) -> Iterator[str]:
@@ -202,7 +202,7 @@ def _selection(progress: TableProgress) -> Iterator[str]:
         return
     for condition in progress.partition.conditions:
         if isinstance(condition, Prefixes):
-            yield f"messages whose prefix fits {names_text(condition.patterns)}"
+            yield f"messages whose prefix matches {names_text(condition.patterns)}"
             return
     yield f"partition {progress.partition.name}"
 
@@ -296,7 +296,7 @@ class EngineStage:
         if can.lanes and not lanes:
             what += ": transaction_metadata numbers those of all tables together"
         if asked is EngineOption.AUTO:
-            yield f"auto: the faster by estimate, the node or a Spark job, for {what}"
+            yield f"auto: the node or a Spark job, whichever is estimated to be faster, for {what}"
         elif asked is EngineOption.SPARK:
             yield f"spark, from {LEAST_JOB_ROWS:,} rows on: {what}"
         else:

@@ -172,7 +172,7 @@ def _table_wish(target: nodes.TableTarget, source: str, diff: bool) -> TableRequ
 def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> ChangefeedError:
     return ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
-        f"no table fits {target_text(target)}",
+        f"no table matches {target_text(target)}",
         hint="SHOW TABLES lists what can be watched.",
         span=to_span(target.span),
     )
@@ -226,7 +226,7 @@ def second_messages(target: nodes.MessagesTarget) -> ChangefeedError:
     """A feed has messages already."""
     return ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
-        "a changefeed takes MESSAGES once",
+        "a changefeed can have only one MESSAGES target",
         hint="name all prefixes in one target, or make another changefeed for another topic.",
         span=to_span(target.span),
     )

@@ -20,6 +20,6 @@ def demand_streaming(offset: Mapping[str, Any], *ended_by: str) -> None:
     if offset.get("snapshot") and not any(offset.get(name) for name in ended_by):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
-            "the connector stopped within its snapshot: its offset does not tell what it read",
+            "the connector stopped within its snapshot: its offset does not say what it has read",
             hint="leave cursor out: the feed reads the tables itself.",
         )

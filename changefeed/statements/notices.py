@@ -43,8 +43,9 @@ def not_taken_yet(job: Job, context: Context) -> list[str]:
     if context.wait(settled, context.timings.answer):
         return []
     error = context.catalog.source_state(job.source).error
-    why = f"source {job.source} comes first: {error}" if error else "it first ends what it began"
-    return [f'changefeed "{job.name}" does not go by this yet: {why}']
+    why = f"source {job.source} comes first: {error}" if error else "it first finishes what it "
+    "has started"
+    return [f'changefeed "{job.name}" has not applied this yet: {why}']
 
 
 def _runs(job: Job, context: Context) -> bool:

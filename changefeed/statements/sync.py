@@ -144,8 +144,8 @@ def _shapes_to_come(
         ):
             continue
         notices.append(
-            f"the columns of {table.schema}.{table.name} changed at the source: the feed follows "
-            "with the table's next row"
+            f"the columns of {table.schema}.{table.name} changed at the source: the feed applies "
+            "this with the table's next row"
         )
     return notices
 
@@ -186,7 +186,7 @@ class _SyncWait:
             why = f": {job.error}" if job.error else ""
             hint = job.hint or ""
             if not hint and job.status in (Status.PAUSED, Status.FAILED):
-                hint = f"RESUME CHANGEFEED {job.name} lets it go on."
+                hint = f"RESUME CHANGEFEED {job.name} continues it."
             raise ChangefeedError(
                 Code.WRONG_JOB_STATE,
                 f'changefeed "{job.name}" is {job.status}{why}',

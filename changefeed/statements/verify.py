@@ -117,7 +117,7 @@ def _said(outcome: TableOutcome) -> Iterator[str]:
     found = f"more than {rows}" if outcome.more else rows
     said = f"{_name(outcome.table)}: {found if count else 'equal'}"
     if outcome.changing:
-        said += f"; {outcome.changing} rows change too often to tell"
+        said += f"; {outcome.changing} rows change too often to be compared"
     yield said
     if count and outcome.lookups:
         yield (

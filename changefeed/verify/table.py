@@ -150,7 +150,7 @@ class TableVerifier:
         plan = message_plan(self._job, self._options, table, delivered, query, self._origin())
         deletes = plan.deletes
         if deletes is Deletes.ONLY:
-            why = "is delivered as deletes alone"
+            why = "delivers only deletes"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
         sink = registry.open_sink(self._uri, self._options)
         target = Target(table.table, table.topic)

@@ -125,7 +125,7 @@ class Loop:
             pass
         except KeyboardInterrupt:
             self._client.diagnostics.after_interrupt()
-            self._client.diagnostics.note("cancelled; feeds go on")
+            self._client.diagnostics.note("cancelled; feeds keep running")
         self._names.forget()
 
     def _confirm(self, question: str) -> bool:

@@ -75,7 +75,9 @@ def follow(client: Client, name: str) -> None:
             clock.sleep(EVERY)
     except KeyboardInterrupt:
         _draw(out, "")
-        client.diagnostics.note(f"the scan goes on: SHOW CHANGEFEED {quoted(name)} tells how far")
+        client.diagnostics.note(
+            f"the scan continues; SHOW CHANGEFEED {quoted(name)} shows its progress"
+        )
         return
     if drawn:
         _draw(out, "")

@@ -259,10 +259,9 @@ class _Pauses:
             raise ChangefeedError(
                 Code.SINK_BUSY,
                 "Elasticsearch is busy",
-                detail=f"{self._address}: {why}; asked again for "
-                f"{self._patience - self._left:.0f} s",
-                hint="it turns requests away: look at its thread pools and disk space; "
-                "a smaller bulk_bytes or in_flight in the sink URI asks less of it.",
+                detail=f"{self._address}: {why}; retried for {self._patience - self._left:.0f} s",
+                hint="it rejects requests: check its thread pools and disk space; a smaller "
+                "bulk_bytes or in_flight in the sink URI reduces the load.",
             )
         self._left -= pause
         self._next = min(2 * self._next, _LONGEST_PAUSE)

@@ -24,7 +24,7 @@ REFRESHES = ("false", "true", "wait_for")
 
 #: What the URIs of the two schemes take.
 PARAMETERS = (
-    Parameter("index_prefix", "Stands before the name of every index."),
+    Parameter("index_prefix", "Prefix of the name of every index."),
     Parameter("index", "One index for all tables.", default="an index per table"),
     Parameter("api_key", "An API key, instead of user and password.", secret=True),
     *TLS,
@@ -42,11 +42,13 @@ PARAMETERS = (
         "bulk_size", "The most documents in a request.", ParameterKind.NUMBER, default="5000"
     ),
     Parameter("bulk_bytes", "The most bytes in a request.", ParameterKind.SIZE, default="8MB"),
+    Parameter("in_flight", "The most concurrent requests.", ParameterKind.NUMBER, default="4"),
     Parameter(
-        "in_flight", "The most requests under way at once.", ParameterKind.NUMBER, default="4"
-    ),
-    Parameter(
-        "refresh", "Bulk's parameter of that name.", ParameterKind.CHOICE, REFRESHES, REFRESHES[0]
+        "refresh",
+        "The parameter refresh of Elasticsearch's bulk API.",
+        ParameterKind.CHOICE,
+        REFRESHES,
+        REFRESHES[0],
     ),
     Parameter(
         "timeout",

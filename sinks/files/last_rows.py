@@ -64,12 +64,12 @@ def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadableP
     if not isinstance(place, ReadablePlace):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
-            f"{shown} cannot be verified: it takes files, and has no listing of them",
+            f"{shown} cannot be verified: it accepts files but cannot list them",
         )
     if envelope not in ENVELOPES:
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
-            f"files of envelope = '{envelope}' cannot be verified: they do not tell of deletes",
+            f"files of envelope = '{envelope}' cannot be verified: they contain no deletes",
             hint=f"these can: {', '.join(ENVELOPES)}.",
         )
     return place
@@ -108,7 +108,7 @@ class Comparison:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 f"files of format = 'parquet' without a column of the key ({names}) cannot be "
-                "verified: nothing in them tells rows apart",
+                "verified: nothing in them identifies a row",
             )
 
     def _expect_avro(self, table: pa.Table) -> None:

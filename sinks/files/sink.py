@@ -138,10 +138,10 @@ class FilesSink(Sink):
             return ""
         if self.settings.place.kind == WEB:
             return (
-                f"of {shown} only the address was tried: whether it takes files shows when the "
-                "feed runs"
+                f"of {shown} only the address was checked; whether it accepts files is known when "
+                "the feed runs"
             )
-        return f"{shown} was not looked at: whether it can be written shows when the feed runs"
+        return f"{shown} was not checked; whether it is writable is known when the feed runs"
 
     def _explained(self) -> Any:
         return explained(self.settings.place.shown)

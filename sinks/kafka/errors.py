@@ -27,7 +27,7 @@ _BY_NAME: dict[str, tuple[str, str]] = {
         Code.SINK_REFUSED_LOGIN,
         "the broker does not know this sasl_mechanism",
     ),
-    "ILLEGAL_SASL_STATE": (Code.SINK_REFUSED_LOGIN, "the broker wants another kind of login"),
+    "ILLEGAL_SASL_STATE": (Code.SINK_REFUSED_LOGIN, "the broker requires another kind of login"),
     "TOPIC_AUTHORIZATION_FAILED": (Code.SINK_REFUSED_LOGIN, "this user may not write to the topic"),
     "CLUSTER_AUTHORIZATION_FAILED": (
         Code.SINK_REFUSED_LOGIN,
@@ -39,7 +39,7 @@ _BY_NAME: dict[str, tuple[str, str]] = {
     ),
     "INVALID_TRANSACTION_TIMEOUT": (
         Code.SINK_REFUSED_LOGIN,
-        "the broker does not take this transaction_timeout",
+        "the broker does not accept this transaction_timeout",
     ),
     "_FENCED": (Code.SINK_UNREACHABLE, "another process writes for this feed"),
     "INVALID_PRODUCER_EPOCH": (
@@ -48,26 +48,27 @@ _BY_NAME: dict[str, tuple[str, str]] = {
     ),
     "MSG_SIZE_TOO_LARGE": (
         Code.SINK_CANNOT_TAKE_TABLE,
-        "a message is larger than the broker takes",
+        "a message is larger than the broker accepts",
     ),
-    "TOPIC_EXCEPTION": (Code.SINK_REFUSED_DATA, "the broker does not take this topic name"),
+    "TOPIC_EXCEPTION": (Code.SINK_REFUSED_DATA, "the broker does not accept this topic name"),
     "_UNKNOWN_TOPIC": (Code.SINK_UNREACHABLE, "the topic does not exist"),
     "UNKNOWN_TOPIC_OR_PART": (Code.SINK_UNREACHABLE, "the topic does not exist"),
     "RECORD_LIST_TOO_LARGE": (
         Code.SINK_CANNOT_TAKE_TABLE,
-        "a batch is larger than the broker takes",
+        "a batch is larger than the broker accepts",
     ),
     "INVALID_RECORD": (Code.SINK_REFUSED_DATA, "the broker refused a record"),
     "POLICY_VIOLATION": (Code.SINK_REFUSED_DATA, "a policy of the broker refuses this"),
     "_QUEUE_FULL": (Code.SINK_BUSY, "the broker is slower than the feed"),
     "THROTTLING_QUOTA_EXCEEDED": (Code.SINK_BUSY, "the broker's quota is used up"),
-    "_PURGE_QUEUE": (Code.SINK_UNREACHABLE, "delivery was given up"),
-    "_PURGE_INFLIGHT": (Code.SINK_UNREACHABLE, "delivery was given up"),
+    "_PURGE_QUEUE": (Code.SINK_UNREACHABLE, "delivery was abandoned"),
+    "_PURGE_INFLIGHT": (Code.SINK_UNREACHABLE, "delivery was abandoned"),
 }
 
 _HINTS = {
-    "INVALID_RECORD": "a topic with cleanup.policy = compact takes no message without a key: no "
-    "resolved timestamp, no TRUNCATE, no row of a table without a primary key."
+    "INVALID_RECORD": "a topic with cleanup.policy = compact accepts no message without a key: "
+    "no resolved timestamp, no TRUNCATE, no row of a table without a primary "
+    "key."
 }
 
 #: Names that say only *that* it failed; the latest connection error says why.

@@ -69,7 +69,7 @@ PARAMETERS = (
     _of_kafka("sasl_enabled", "Logs in by SASL.", ParameterKind.FLAG, default="false"),
     _of_kafka(
         "sasl_handshake",
-        "Has to be true: this client always does it.",
+        "Must be true: this client always does the handshake.",
         ParameterKind.FLAG,
         default="true",
     ),
@@ -89,9 +89,9 @@ PARAMETERS = (
         "client_credentials",
         schemes=_KAFKA,
     ),
-    _of_kafka("sasl_user", "The user, of PLAIN and SCRAM."),
+    _of_kafka("sasl_user", "The user for PLAIN and SCRAM."),
     _of_kafka("sasl_password", "The user's password.", secret=True),
-    _of_kafka("sasl_client_id", "The client, of OAUTHBEARER."),
+    _of_kafka("sasl_client_id", "The client id for OAUTHBEARER."),
     _of_kafka("sasl_client_secret", "The client's secret.", secret=True),
     _of_kafka("sasl_token_url", "Where OAUTHBEARER gets its token.", ParameterKind.URL),
     _of_kafka("sasl_scopes", "Scopes of the token.", default="none"),
@@ -415,6 +415,7 @@ def _acks(acks: str | None) -> dict[str, str]:
         }
     raise ChangefeedError(
         Code.INVALID_OPTION_VALUE,
-        "kafka_sink_config: RequiredAcks NONE cannot tell a delivered message from a lost one",
+        "kafka_sink_config: RequiredAcks NONE cannot distinguish a delivered message from a lost "
+        "one",
         hint="use ALL or ONE.",
     )

@@ -395,7 +395,7 @@ class KafkaSink(Sink):
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 f"topic {topic} cannot be verified: its oldest messages are gone",
-                hint="rows of which only those told would look missing; cleanup.policy = compact "
+                hint="rows that are only in those would look missing; cleanup.policy = compact "
                 "keeps the last message of each key.",
             )
         end = self._admin().end(topic, partition)

@@ -217,7 +217,7 @@ class Topics:
 def _cannot_make(name: str, cause: KafkaError) -> ChangefeedError:
     return ChangefeedError(
         Code.SINK_REFUSED_DATA,
-        f"topic {name} does not exist and the broker did not let it be made",
+        f"topic {name} does not exist and the broker does not allow its creation",
         detail=str(cause.str()),
-        hint="make the topic yourself, or grant CREATE on it to this user.",
+        hint="create the topic yourself, or grant CREATE on it to this user.",
     )

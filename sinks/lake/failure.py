@@ -68,10 +68,10 @@ def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError 
     if _SAFE_MODE.search(text):
         return ChangefeedError(
             Code.SINK_BUSY,
-            f"{where} takes no writes: its NameNode is in safe mode",
+            f"{where} accepts no writes: its NameNode is in safe mode",
             detail=about,
-            hint="it leaves it by itself when it knows its blocks; hdfs dfsadmin -safemode get "
-            "says whether.",
+            hint="the NameNode leaves safe mode by itself when it knows its blocks; hdfs "
+            "dfsadmin -safemode get shows the mode.",
         )
     if _NO_NAMENODE.search(text):
         return ChangefeedError(

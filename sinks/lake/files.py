@@ -69,7 +69,7 @@ class Files:
                 raise ChangefeedError(
                     Code.SINK_REFUSED_DATA,
                     f"there is no bucket {bucket}",
-                    hint="make it: the feed does not.",
+                    hint="create it: the feed does not.",
                 )
             return
         while not os.path.exists(inner):
@@ -77,7 +77,8 @@ class Files:
         if not os.path.isdir(inner) or not os.access(inner, os.W_OK | os.X_OK):
             raise ChangefeedError(
                 Code.SINK_REFUSED_DATA,
-                f"tables cannot be made in {path}: {inner} is no directory this user may write in",
+                f"tables cannot be created in {path}: {inner} is no directory this user may write "
+                "in",
                 hint="name another directory, or give the node's user the right.",
             )
 

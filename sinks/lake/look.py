@@ -51,11 +51,11 @@ def overlooked(place: LakePlace) -> str:
     looks for."""
     look = _look_at(place)
     if look is None:
-        return f"{place.shown} was not looked at: only Spark can, when the feed runs"
+        return f"{place.shown} was not checked: only Spark can do that, when the feed runs"
     if isinstance(look, HdfsLook):
         return (
-            f"of {place.shown} only the NameNode's address was tried: rights and tables that are "
-            "there show when the feed runs"
+            f"of {place.shown} only the NameNode's address was checked; rights and existing "
+            "tables are known when the feed runs"
         )
     return ""
 
@@ -214,7 +214,7 @@ class DeltaLook:
             raise ChangefeedError(
                 Code.SINK_CANNOT_TAKE_TABLE,
                 f"{table} has files in it and is no table of Delta's",
-                hint="move them away, or name another target by AS.",
+                hint="move them away, or choose another target with AS.",
             )
         return None
 

@@ -87,7 +87,7 @@ def fit(
         found.problems.append(
             cannot(
                 schema,
-                f"it has no column {lacking[0]}, which is of the key",
+                f"it has no column {lacking[0]}, which is part of the key",
                 "move the table away, or name another target by AS.",
             )
         )

@@ -159,7 +159,7 @@ class TablePolicy:
         raise ChangefeedError(
             Code.SINK_CANNOT_TAKE_TABLE,
             f"{schema.table}: {option} needs a table with a key",
-            detail="without one no row can be found again, to be marked or ended",
+            detail="without a key a row cannot be found again to mark or end it",
             hint="add a primary key at the source, leave out deletes = 'soft' and "
             "history = 'scd2', or keep every change with history = 'append'.",
         )
@@ -176,9 +176,10 @@ class TablePolicy:
         if self.mode(schema) is MergeMode.COUNT:
             raise ChangefeedError(
                 NOT_OURS,
-                f"{schema.table}: existing_target = 'merge' needs a key, to tell its rows from "
-                f"those of {what}",
-                hint="give the table a primary key, or take another target by FOR table AS name.",
+                f"{schema.table}: existing_target = 'merge' needs a key, to distinguish its rows "
+                f"from those of {what}",
+                hint="give the table a primary key, or choose another target with FOR table AS "
+                "name.",
             )
 
     def own_columns(self) -> dict[str, str]:
@@ -201,5 +202,5 @@ class TablePolicy:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 f"{schema.table}: a target with history = 'append' cannot be verified",
-                detail="it has every change and no row as it is now",
+                detail="it has every change, but not the present state of a row",
             )

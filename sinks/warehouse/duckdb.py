@@ -262,7 +262,7 @@ class DuckDB(Warehouse):
             return ChangefeedError(Code.SINK_BUSY, f"{where} is busy", detail=kind)
         # In use: another connection of this process is closing.
         if isinstance(error, duckdb.IOException | duckdb.ResourceInUseException):
-            hint = "is the file open in another program? It is tried again."
+            hint = "is the file open in another program? The feed retries."
             return ChangefeedError(
                 Code.SINK_UNREACHABLE, f"{where} cannot be opened", detail=kind, hint=hint
             )

@@ -188,7 +188,7 @@ def refused(table: TargetTable, schema: TableSchema | None, why: str) -> Changef
     name = f"{schema.table}: " if schema else ""
     return ChangefeedError(
         Code.SINK_CANNOT_TAKE_TABLE,
-        f"{name}the target cannot follow a change of the table's shape: {why}",
+        f"{name}the target cannot follow a schema change of the table: {why}",
         detail=f"target {table.topic}",
         hint="ALTER CHANGEFEED .. DROP the table, drop the target table, and ADD it again.",
     )

@@ -294,7 +294,7 @@ class MySQLSink(WarehouseSink):
     """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("schema", "Another database than the path names."),
+        Parameter("schema", "The database, instead of the one in the path."),
         Parameter(
             "ca_cert_file",
             "The authority that signed the server's certificate.",

@@ -186,7 +186,7 @@ class Targets:
                 ownership.NOT_OURS,
                 f"{schema.table}: {self._warehouse.dialect.name} cannot keep rows that are not the "
                 f"feed's in {self.words(self._strategy.place(table.topic))}",
-                hint="existing_target = 'replace' deletes them first; FOR table AS name takes "
+                hint="existing_target = 'replace' deletes them first; FOR table AS name chooses "
                 "another target.",
             )
         table.policy.require_shareable(schema, self.words(table.topic))

@@ -217,11 +217,11 @@ def _judged(place: str, status: int) -> ChangefeedError:
         return ChangefeedError(
             Code.SINK_UNREACHABLE,
             f"the webhook at {place} failed: {said}",
-            hint="look into the log of that server.",
+            hint="check the log of that server.",
         )
     return ChangefeedError(
         Code.SINK_REFUSED_LOGIN,
-        f"the webhook at {place} does not take messages: {said}",
+        f"the webhook at {place} does not accept messages: {said}",
         hint="check path and query of the URI (ALTER CHANGEFEED .. INTO), then RESUME.",
     )
 

@@ -28,7 +28,7 @@ PARAMETERS = (
     *TLS,
     Parameter(
         "parallel",
-        "The most requests under way at once; rows of one key are never in two.",
+        "The most concurrent requests; rows of one key are never in two.",
         ParameterKind.NUMBER,
         default=str(DEFAULT_PARALLEL),
     ),

@@ -95,8 +95,8 @@ class WebhookSink(Sink):
         """See :meth:`sinks.base.Sink.overlooked`."""
         place = self.settings.place
         return (
-            f"of the webhook at {place} only the connection was tried: whether it takes messages "
-            "shows when the feed runs"
+            f"of the webhook at {place} only the connection was checked; whether it accepts "
+            "messages is known when the feed runs"
         )
 
     def _connected(self) -> tuple[WebhookClient, OrderedQueues]:
@@ -181,10 +181,11 @@ class WebhookSink(Sink):
         except RefusedContent as refused:
             raise ChangefeedError(
                 Code.SINK_REFUSED_LOGIN,
-                f"the webhook at {self.settings.place} does not take the mark of a timestamp: "
+                f"the webhook at {self.settings.place} does not accept a resolved or TRUNCATE "
+                "message: "
                 f"{refused.status}",
-                hint="it must answer 2xx to resolved and truncate marks too, or drop the option "
-                "resolved; then RESUME.",
+                hint="it must answer 2xx to resolved and TRUNCATE messages too, or drop the "
+                "option resolved; then RESUME.",
             ) from None
 
 
@@ -203,6 +204,6 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
         Code.SINK_REFUSED_DATA,
         f"the webhook refused a message of table {target.table}, topic {target.topic}: "
         f"it answered {status} to it alone",
-        hint="look into the log of that server, then RESUME.",
+        hint="check the log of that server, then RESUME.",
         target=target.topic,
     )

@@ -337,7 +337,7 @@ def test_key_range_of_dates_far_away() -> None:
         made = encode_messages(log_table(schema, rows), plan)
         assert made["seq"].to_pylist() == list(range(n, len(days)))
     rows.append(change("c", ["0044-03-15 BC"], seq=9))
-    with pytest.raises(ChangefeedError, match="before Christ") as caught:
+    with pytest.raises(ChangefeedError, match="before the year 1") as caught:
         encode_messages(log_table(schema, rows), plan)
     assert caught.value.code.number == "CF4001"
 

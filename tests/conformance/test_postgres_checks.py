@@ -198,7 +198,7 @@ def test_a_bare_role_learns_all_it_lacks_at_once(postgres: Database) -> None:
         owner = "only its owner may add table {} to a publication"
         assert [p.message for p in found] == [
             f"role {name} may not open replication connections",
-            f"role {name} may not make a publication in database {postgres.name}",
+            f"role {name} may not create a publication in database {postgres.name}",
             owner.format("app.other"),
             "no right to use schema app",
             "no right to read table app.other",
@@ -304,7 +304,7 @@ def test_a_pooler_is_recognised(postgres: Database) -> None:
         (problem,) = problems(uri, "good")
     assert problem.code.number == "CF2003"
     assert problem.message == (
-        "a connection pooler stands before the server and refuses replication"
+        "a connection pooler is in front of the server and refuses replication"
     )
     assert "PgBouncer" in problem.hint
 

@@ -129,7 +129,7 @@ def check_validate(bench: Bench) -> None:
         first, *others = bench.feeds.execute(_validate(bench, "t AS fresh")).rows
         assert first[0] == "ok"
         said = [str(row[4]) for row in others if row[0] == "warning"]
-        assert any("only the NameNode's address was tried" in word for word in said)
+        assert any("only the NameNode's address was checked" in word for word in said)
         return
     bench.db.execute("create table other (a text primary key, b text, _sequence_num int)")
     assert {row[:2] for row in validated(bench, "t")} == {("error", "CF5008")}, "it is f's"

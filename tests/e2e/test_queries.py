@@ -145,7 +145,7 @@ def test_explain_says_the_types_and_show_create_makes_the_feed_again(
         "columns id int, k string, s struct<total:decimal(8,2),status:string>",
         "a row that stops satisfying the WHERE is deleted, one that begins to is inserted",
         "evaluated by Spark SQL: a small batch without a job, a large one by a job",
-        "several writes of a row in one transaction become the last",
+        "of several writes of a row in one transaction only the last is sent",
     ]
     feeds.execute(sql)
     feeds.sync("f")

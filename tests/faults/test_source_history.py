@@ -54,7 +54,7 @@ class Bench:
         assert job.error_code == "CF2104" and job.error and reason in job.error, job
         with pytest.raises(ChangefeedError) as caught:
             self.feeds.sync("f", "10s")
-        assert "another history" in caught.value.message
+        assert "history of the source" in caught.value.message
 
     def goes_on(self, *rows: int) -> None:
         """It runs, and has delivered these."""

@@ -260,10 +260,10 @@ def test_alter_answers_when_the_running_feed_goes_by_it_or_says_that_it_does_not
     assert world.run("ALTER CHANGEFEED f SET updated").notices == []
     world.engine.timings = Timings(answer=0.05)
     world.node.asleep = True
-    late = 'changefeed "f" does not go by this yet: '
+    late = 'changefeed "f" has not applied this yet: '
     for action in ("UNSET updated", "INTO 'null://other'", "DROP customers"):
         [notice] = world.run(f"ALTER CHANGEFEED f {action}").notices
-        assert notice == f"{late}it first ends what it began", action
+        assert notice == f"{late}it first finishes what it has started", action
     world.catalog.save_source_state("shop", error="cannot reach the source")
     [notice] = world.run("ALTER CHANGEFEED f SET updated").notices
     assert notice == f"{late}source shop comes first: cannot reach the source"

@@ -250,7 +250,7 @@ def test_a_store_that_is_not_there() -> None:
 )
 def test_what_only_spark_can_reach_is_not_looked_at(uri: str) -> None:
     assert look(uri) == []
-    assert "was not looked at: only Spark can" in overlooked(place_of(uri))
+    assert "was not checked: only Spark can" in overlooked(place_of(uri))
 
 
 def test_of_hdfs_the_name_node_s_address_is_tried() -> None:
@@ -262,7 +262,7 @@ def test_of_hdfs_the_name_node_s_address_is_tried() -> None:
         [problem] = look(uri)
         assert codes([problem]) == ["CF5001"]
         assert problem.message == f"cannot reach {place}"
-        assert "only the NameNode's address was tried" in overlooked(place_of(uri))
+        assert "only the NameNode's address was checked" in overlooked(place_of(uri))
 
 
 def test_a_look_needs_no_spark(tmp_path: Path) -> None:

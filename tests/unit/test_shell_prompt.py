@@ -207,7 +207,7 @@ def test_an_error_is_shown_and_ends_what_was_typed_with_it(shell: Typist) -> Non
 def test_ctrl_c_cancels_what_runs(shell: Typist) -> None:
     shell.engine.raises["SYNC CHANGEFEED f"] = KeyboardInterrupt()
     assert shell.type("SYNC CHANGEFEED f;\nSHOW JOBS;\n") == ["SYNC CHANGEFEED f", "SHOW JOBS"]
-    assert "note: cancelled; feeds go on" in shell.errors.getvalue()
+    assert "note: cancelled; feeds keep running" in shell.errors.getvalue()
 
 
 @pytest.mark.parametrize(("answer", "ran"), [("n", 0), ("", 0), ("\x03", 0), ("y", 1), ("YES", 1)])

@@ -191,7 +191,8 @@ def test_kafka_sink_config(config: dict[str, object], expected: dict[str, str]) 
 def test_unacknowledged_messages_are_refused() -> None:
     config = kafka_sink_config({"RequiredAcks": "NONE"})
     assert problems("kafka://a", kafka_sink_config=config) == [
-        "kafka_sink_config: RequiredAcks NONE cannot tell a delivered message from a lost one"
+        "kafka_sink_config: RequiredAcks NONE cannot distinguish a delivered message from a lost "
+        "one"
     ]
 
 

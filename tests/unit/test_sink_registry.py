@@ -270,4 +270,4 @@ def test_an_address_alone_has_no_scheme(uri: str) -> None:
     with pytest.raises(ChangefeedError) as caught:
         registry.scheme_of(uri)
     assert caught.value.code.number == "CF1201"
-    assert caught.value.hint == f"write what stands there, for example kafka://{uri}"
+    assert caught.value.hint == f"write the kind of server in front, for example kafka://{uri}"

@@ -502,7 +502,7 @@ def test_a_file_at_its_closing_is_in_use(
     with monkeypatch.context() as patch, pytest.raises(ChangefeedError) as caught:
         patch.setattr(duckdb, "connect", closing)
         opened(tmp_path / "db", source)
-    assert caught.value.code.number == "CF5001" and "tried again" in str(caught.value.hint)
+    assert caught.value.code.number == "CF5001" and "retries" in str(caught.value.hint)
 
 
 def test_the_pace_follows_the_cost_of_a_merge() -> None:

@@ -119,8 +119,8 @@ def parse(uri: str) -> Address:
         raise ChangefeedError(
             Code.INVALID_URI,
             "the URI of a MySQL source names one host",
-            hint="write it as mysql://user:password@host:3306/database; for failover give the"
-            " name or address that moves with the primary.",
+            hint="write it as mysql://user:password@host:3306/database; for failover give a name "
+            "or address that always leads to the primary.",
         )
     database = parts.database
     if "/" in database:

@@ -47,8 +47,8 @@ def _server(session: MySQLSession) -> Iterator[str]:
     )  # fmt: skip
     if not session.is_mariadb and known.get("gtid_mode") != "ON":
         yield (
-            "gtid_mode is not ON: the feed is bound to the binlog files of this server, and a "
-            "replica that is promoted in its place means a RESCAN"
+            "gtid_mode is not ON: the feed depends on the binlog files of this server, and needs "
+            "a RESCAN when a replica is promoted"
         )
     if session.is_mariadb and known.get("gtid_strict_mode") != "ON":
         yield (
@@ -84,7 +84,8 @@ def _locks(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[str
         if not any(may_lock(grant, database) for grant in grants):
             yield (
                 f"user {account(session)} may not lock tables of database {database}: an initial "
-                "scan that finds no quiet moment within a second fails (CF2004); GRANT LOCK TABLES "
+                "scan that finds no moment without commits within a second fails (CF2004); GRANT "
+                "LOCK TABLES "
                 f"ON `{database}`.* TO {account(session)};"
             )
 
@@ -121,8 +122,8 @@ def _keys(tables: Sequence[ServerTable]) -> Iterator[str]:
         if not table.key and describe.refusal(table, Watch(table.name)) is None:
             yield (
                 f"table {table.full_name} has no primary key and no unique index over columns that "
-                "are NOT NULL: all its columns are its key, and equal rows are one row to sinks "
-                "with tables of their own; ALTER TABLE "
+                "are NOT NULL: all its columns are its key, and equal rows become one row in "
+                "sinks that maintain tables; ALTER TABLE "
                 f"`{table.database}`.`{table.name}` ADD PRIMARY KEY (..);"
             )
 
@@ -136,7 +137,7 @@ def _zero_dates(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterato
         dates = [c.name for c in table.columns if c.column_type.lower().split("(")[0] in _DATES]
         if dates:
             yield (
-                f"the server lets dates like 0000-00-00 into table {table.full_name} "
+                f"the server accepts dates like 0000-00-00 in table {table.full_name} "
                 f"({', '.join(dates[:10])}): they are sent as NULL. sql_mode with "
                 "STRICT_TRANS_TABLES, NO_ZERO_DATE and NO_ZERO_IN_DATE refuses them"
             )
@@ -160,6 +161,7 @@ def _cascades(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[
             found = _CASCADE.match(line)
             if found is not None:
                 yield (
-                    f"foreign key {found[1]} of table {table.full_name} changes rows by itself "
-                    "(CASCADE or SET NULL): the server does not write those changes to its binlog"
+                    f"foreign key {found[1]} of table {table.full_name} changes rows of this "
+                    "table (CASCADE or SET NULL), and the server does not write those changes to "
+                    "its binlog"
                 )

@@ -133,8 +133,9 @@ class MySQLAttachment(Attachment):
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED,
                 f"gtid_mode of source {self._source.name!r} was switched since its log began",
-                detail=f"places are of the kind {self._memo['mode']!r}, now they are {present!r}",
-                hint="RESCAN the feeds of this source: a new log begins with the new kind.",
+                detail=f"positions are of the kind {self._memo['mode']!r}, now they are "
+                f"{present!r}",
+                hint="RESCAN the feeds of this source: a new change log starts with the new kind.",
             )
 
     def _demand_same_log(self, request: StreamRequest) -> None:
@@ -157,8 +158,8 @@ class MySQLAttachment(Attachment):
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED,
                 f"source {self._source.name!r} does not have all transactions that were read",
-                detail="its log was reset, it was restored, or another server took its place and "
-                "was read meanwhile",
+                detail="its log was reset, the server was restored, or another server took its "
+                "place and was read meanwhile",
             )
         raise ChangefeedError(
             Code.SOURCE_IS_ANOTHER,
@@ -176,5 +177,6 @@ class MySQLAttachment(Attachment):
 
 def _nothing_held() -> ChangefeedError:
     return ChangefeedError(
-        Code.SOURCE_LOG_GONE, "no place in the binlog is known where the log would begin"
+        Code.SOURCE_LOG_GONE,
+        "the position in the binlog where the change log would begin is not known",
     )

@@ -57,7 +57,7 @@ def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
         name = "MariaDB" if session.is_mariadb else "MySQL"
         yield _not_set_up(
             f"{name} {'.'.join(map(str, session.version))} is too old: {oldest} is the oldest "
-            "whose binlog names its columns",
+            "version whose binlog names columns",
             "upgrade the server.",
         )
         return
@@ -74,8 +74,8 @@ def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
         if known.get(name, "").upper() != wanted:
             yield _not_set_up(
                 f"{name} is {known.get(name)!r}, it must be '{wanted}': {why}",
-                f"{set_variable(session, name, wanted)} -- sessions that are open keep the old "
-                "value: let them connect again",
+                f"{set_variable(session, name, wanted)} -- open sessions keep the old value until "
+                "they reconnect",
             )
     if known.get(_VALUES):
         yield _not_set_up(
@@ -84,13 +84,13 @@ def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
         )
     if known.get("server_id") == "0":
         yield _not_set_up(
-            "server_id is 0: the server lets nobody read its binlog",
+            "server_id is 0: the server then allows no reader of its binlog",
             set_variable(session, "server_id", "1"),
         )
     if known.get("gtid_mode") == "ON" and known.get("binlog_order_commits") == "OFF":
         yield _not_set_up(
-            "binlog_order_commits is 'OFF': an initial scan could not say which transactions it"
-            " shows",
+            "binlog_order_commits is 'OFF': an initial scan could not know which transactions "
+            "its snapshot contains",
             set_variable(session, "binlog_order_commits", "ON"),
         )
 

@@ -63,6 +63,6 @@ def unknown_rows(what: str) -> ChangefeedError:
     """Rows of a prepared transaction that commits now were not kept."""
     return ChangefeedError(
         Code.SOURCE_LOG_REPLACED,
-        f"an XA transaction commits that {what}: its rows are not known",
+        f"an XA transaction commits that {what}: its rows are unknown",
         hint="RESCAN the feeds of this source; the new scan has the rows.",
     )

@@ -290,7 +290,7 @@ def explained(address: Address, doing: str) -> Iterator[None]:
             Code.UNEXPECTED_MESSAGE,
             f"the answer of the server at {address} cannot be read: cannot {doing}",
             detail=type(error).__name__,
-            hint="is it a MySQL or MariaDB server? Else something between changes bytes.",
+            hint="is it a MySQL or MariaDB server? If so, something in between changes bytes.",
         ) from None
 
 

@@ -353,7 +353,9 @@ def _locked(
 ) -> BinlogPlace:
     """Begin all snapshots while nobody can write to the tables."""
     if not tables:
-        raise ChangefeedError(Code.SOURCE_BUSY, "the server never rested: no snapshot could begin")
+        raise ChangefeedError(
+            Code.SOURCE_BUSY, "the server was never without commits: no snapshot could begin"
+        )
     holder = connect(address)
     names = ", ".join(f"{quoted(t.table.schema)}.{quoted(t.table.name)} READ" for t in tables)
     try:
@@ -396,7 +398,7 @@ def _gone(why: str) -> ChangefeedError:
         Code.SCAN_INTERRUPTED,
         "the snapshot of the initial scan is gone",
         detail=why,
-        hint="the scan of the table starts again by itself.",
+        hint="the scan of the table is repeated automatically.",
     )
 
 
@@ -404,7 +406,7 @@ def _changed(table: TableSchema, why: str) -> ChangefeedError:
     return ChangefeedError(
         Code.SCAN_INTERRUPTED,
         f"table {table.table} changed during its initial scan: {why}",
-        hint="the scan of the table starts again by itself.",
+        hint="the scan of the table is repeated automatically.",
     )
 
 

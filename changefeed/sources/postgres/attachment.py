@@ -319,7 +319,7 @@ def _unsafe_now(member: publications.Member) -> ChangefeedError:
 def _publication_gone(publication: str) -> ChangefeedError:
     return ChangefeedError(
         Code.SOURCE_LOG_GONE,
-        f'publication "{publication}" was dropped: the replication slot is of no use without it',
+        f'publication "{publication}" was dropped: the replication slot is useless without it',
     )
 
 

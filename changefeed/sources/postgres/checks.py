@@ -115,14 +115,14 @@ def check_server(
     if version < OLDEST:
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
-            f"PostgreSQL {version // 10_000} is too old: 12 is the oldest that works",
+            f"PostgreSQL {version // 10_000} is too old: 12 is the oldest supported version",
             hint="upgrade the server.",
         )
         return
     if in_recovery(connection):
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
-            "the server is a standby: a publication can only be made on the primary",
+            "the server is a standby: a publication can only be created on the primary",
             hint="use the primary's address in the connection (target_session_attrs=read-write); "
             "from version 16 on read_from=host:port in it reads from this standby.",
         )
@@ -198,7 +198,7 @@ def _explain_refusal(connection: PsycopgConnection, error: ChangefeedError) -> C
     if is_pooled(connection):
         return ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
-            "a connection pooler stands before the server and refuses replication",
+            "a connection pooler is in front of the server and refuses replication",
             detail=error.message,
             hint="use the server's own address and port in the connection, not the pooler's "
             "(PgBouncer, Supavisor, RDS Proxy and the like).",
@@ -206,7 +206,8 @@ def _explain_refusal(connection: PsycopgConnection, error: ChangefeedError) -> C
     return ChangefeedError(
         error.code.number,
         f"the server refuses a replication connection: {error.message}",
-        hint="pg_hba.conf must let the role in: host <database> <role> <address> scram-sha-256",
+        hint="pg_hba.conf must allow the role to connect:  host <database> <role> <address> "
+        "scram-sha-256",
     )
 
 
@@ -258,7 +259,7 @@ def check_role(connection: PsycopgConnection, plan: Plan) -> Iterator[Changefeed
     if not present and not creates:
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            f"role {name} may not make a publication in database {quoted(database)}",
+            f"role {name} may not create a publication in database {quoted(database)}",
             hint=f"GRANT CREATE ON DATABASE {quoted(database)} TO {name};",
         )
     if present and not _owns_publication(connection, plan.publication):
@@ -554,8 +555,8 @@ def _check_old_rows(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError
         yield _problem(
             Code.SOURCE_NOT_SET_UP,
             watch,
-            f"partitions of table {table.name} have another replica identity than it: "
-            "old rows would come with values missing",
+            f"partitions of table {table.name} have another replica identity than the table: old "
+            "rows would lack values",
             _full(short),
         )
 
@@ -696,8 +697,8 @@ def _unsynchronised(connection: PsycopgConnection) -> Iterator[str]:
         yield (
             f"standbys follow this server (slot {names}) and synchronized_standby_slots is empty: "
             "one that is promoted may lack changes that were read already, and the feeds stop "
-            f"(CF2104). ALTER SYSTEM SET synchronized_standby_slots = '{names}'; lets nobody read "
-            "what these standbys do not have."
+            f"(CF2104). ALTER SYSTEM SET synchronized_standby_slots = '{names}'; makes logical "
+            "slots send only what these standbys have."
         )
 
 

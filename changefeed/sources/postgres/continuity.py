@@ -90,7 +90,7 @@ class ServerHistory:
 def other_history(what: str) -> ChangefeedError:
     """The server does not have the history that was read."""
     return ChangefeedError(
-        Code.SOURCE_IS_ANOTHER, f"the source has another history than the one that was read: {what}"
+        Code.SOURCE_IS_ANOTHER, f"the history of the source is not the one that was read: {what}"
     )
 
 

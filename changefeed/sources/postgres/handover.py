@@ -142,7 +142,7 @@ def _slot_problems(
         return [
             ChangefeedError(
                 Code.NOT_SUPPORTED,
-                f"replication slot {before.slot!r} no longer has the log behind the offset",
+                f"replication slot {before.slot!r} no longer has the log after the offset",
                 detail=why,
                 hint="take the connector's last offset, or leave cursor out for an initial scan.",
             )

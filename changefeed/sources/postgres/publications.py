@@ -328,7 +328,7 @@ def _locked(connection: PsycopgConnection, tables: Sequence[int]) -> ChangefeedE
     return ChangefeedError(
         Code.SOURCE_BUSY,
         f"a table cannot be added to the publication while it is locked by {who}",
-        hint=look_at_sessions(pids) if pids else "it is tried again.",
+        hint=look_at_sessions(pids) if pids else "it will be retried.",
     )
 
 

@@ -262,7 +262,7 @@ def table_changed(table: TableSchema, why: str) -> ChangefeedError:
     return ChangefeedError(
         Code.SCAN_INTERRUPTED,
         f"table {table.table} changed during its initial scan: {why}",
-        hint="the scan of the table starts again by itself.",
+        hint="the scan of the table is repeated automatically.",
     )
 
 
@@ -275,7 +275,7 @@ def snapshot_gone(error: psycopg.Error) -> ChangefeedError:
         Code.SCAN_INTERRUPTED,
         "the snapshot of the initial scan is gone",
         detail=lost.message,
-        hint="the scan of the table starts again by itself.",
+        hint="the scan of the table is repeated automatically.",
     )
 
 

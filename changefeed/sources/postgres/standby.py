@@ -140,7 +140,7 @@ def check(
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
             f"read_from leads to PostgreSQL {version // 10_000}, whose standbys cannot be read: "
-            "16 is the oldest whose can",
+            "16 is the oldest version that supports it",
             hint="take read_from out of the connection, or upgrade.",
         )
         return
@@ -194,5 +194,5 @@ def warnings(primary: PsycopgConnection, standby: PsycopgConnection) -> Iterator
         yield (
             "each initial scan waits up to 15 seconds for the primary. GRANT EXECUTE ON FUNCTION "
             f"pg_log_standby_snapshot() TO {role[0] if role else 'the role'}; in the primary's "
-            "database spares them."
+            "database avoids the wait."
         )

@@ -360,7 +360,7 @@ class ReplicationStream:
         if confirmed > lsn_of(start.position):
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED,
-                f"replication slot {self._slot!r} starts behind what was read",
+                f"replication slot {self._slot!r} starts after the last position that was read",
                 detail=f"slot at {position_of(confirmed)}, change log at {start.position}",
             )
         return start

@@ -178,7 +178,7 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
         return ChangefeedError(
             Code.SINK_BUSY,
             f"no room for {shown}: {os.strerror(error.errno)}",
-            hint="free space on that filesystem; the feed goes on by itself.",
+            hint="free space on that filesystem; the feed continues by itself.",
         )
     if _ENTRA.search(str(error)):
         return _explain_entra(shown, str(error))
@@ -199,7 +199,7 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
         return ChangefeedError(
             Code.SINK_UNREACHABLE,
             f"{shown} cannot be written: {said}",
-            hint="set this machine's clock; the feed goes on by itself.",
+            hint="set this machine's clock; the feed continues by itself.",
         )
     if _LOGIN_WORDS.search(said):
         return ChangefeedError(

@@ -32,7 +32,7 @@ def _of(schemes: tuple[str, ...], name: str, summary: str, *, secret: bool = Fal
 PLACE_PARAMETERS = (
     Parameter(
         "AUTH",
-        "Where the login is: in the URI, or with the machine (implicit).",
+        "Where the login comes from: the URI (specified) or the machine (implicit).",
         ParameterKind.CHOICE,
         ("specified", "implicit"),
         "specified",
@@ -42,7 +42,7 @@ PLACE_PARAMETERS = (
     _of(_S3, "AWS_ACCESS_KEY_ID", "The access key."),
     _of(_S3, "AWS_SECRET_ACCESS_KEY", "Its secret.", secret=True),
     _of(_S3, "AWS_SESSION_TOKEN", "The token of a temporary access key.", secret=True),
-    _of((*_S3, *_GS), "ASSUME_ROLE", "The role or service account that the login takes."),
+    _of((*_S3, *_GS), "ASSUME_ROLE", "The role or service account to assume."),
     _of(_S3, "AWS_REGION", "The bucket's region."),
     Parameter("AWS_ENDPOINT", "Another store with S3's protocol.", ParameterKind.URL, schemes=_S3),
     Parameter(

@@ -67,7 +67,7 @@ class BigQueryWarehouse(Warehouse):
     Args:
         project, dataset: where the tables are.
         location: of a dataset that has to be made; else BigQuery's default.
-        credentials: a service account's key as JSON text; None is what the machine is given
+        credentials: a service account's key as JSON text; None is the machine's own login
             (application default credentials).
         endpoint: of an emulator, without a login where it is plain ``http``.
         bucket: ``bucket/prefix`` in Cloud Storage that loads go through; empty is directly.

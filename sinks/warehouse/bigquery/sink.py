@@ -24,7 +24,7 @@ INTERVAL = 90
 CREDENTIALS = Parameter(
     "credentials",
     "A service account's key: the path of its JSON file, or its content in base 64.",
-    default="what the machine is given",
+    default="the machine's own login",
     secret=True,
 )
 
@@ -33,7 +33,7 @@ class BigQuerySink(PacedSink):
     """``bigquery://project/dataset?location=&credentials=&gcs_bucket=&load_interval=``."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("location", "Where a dataset that is missing is made."),
+        Parameter("location", "Where a missing dataset is created."),
         CREDENTIALS,
         Parameter("gcs_bucket", "Files are loaded from this bucket.", default="sent directly"),
         Parameter(
@@ -96,6 +96,6 @@ def service_account_key(given: str | None) -> str | None:
             Code.INVALID_PARAMETER,
             "param credentials must be a service account's key",
             hint="give the path of its JSON file, or the file's content in base 64; leave it out "
-            "to use what the machine is given.",
+            "to use the machine's own login.",
         ) from None
     return text

@@ -114,7 +114,7 @@ class ClickHouse(Warehouse):
             shown, wanted = (".".join(map(str, v)) for v in (version, OLDEST))
             raise ChangefeedError(
                 Code.SINK_REFUSED_DATA,
-                f"{self.place} is of version {shown}; {wanted} is the oldest that will do",
+                f"{self.place} is of version {shown}; {wanted} is the oldest supported version",
             )
         if make and not self._has_database():
             # IF NOT EXISTS would ask for the right to make one where there is one.
@@ -251,7 +251,7 @@ def sorted_out(error: Exception, place: str, what: str, topic: str) -> Changefee
     return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a statement", detail=detail)
 
 
-_LOST = (Code.SINK_UNREACHABLE, "lost what was there")
+_LOST = (Code.SINK_UNREACHABLE, "lost something that existed")
 _BUSY = (Code.SINK_BUSY, "is busy or has no room")
 _LOGIN = (Code.SINK_REFUSED_LOGIN, "refused the login or a right is missing")
 _HINTS: Mapping[str, str] = {

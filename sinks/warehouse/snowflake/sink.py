@@ -23,9 +23,9 @@ class SnowflakeSink(PacedSink):
         Parameter("warehouse", "The virtual warehouse that runs the statements."),
         Parameter("role", "The role of the session."),
         Parameter("private_key", "The user's private key, PEM.", ParameterKind.BASE64, secret=True),
-        Parameter("passphrase", "What the private key is encrypted with.", secret=True),
+        Parameter("passphrase", "The passphrase of the private key.", secret=True),
         Parameter("token", "An OAuth token, or a programmatic access token.", secret=True),
-        Parameter("authenticator", "How to log in, as Snowflake's client has it."),
+        Parameter("authenticator", "The login method, by its name in Snowflake's client."),
         Parameter(
             "load_interval",
             "Seconds between two rounds.",

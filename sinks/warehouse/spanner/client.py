@@ -377,7 +377,8 @@ class Spanner(Warehouse):
             raise ChangefeedError(
                 Code.SINK_REFUSED_LOGIN,
                 f"{self.place} has the PostgreSQL dialect",
-                hint="make a database with the GoogleSQL dialect: that of a database is for ever.",
+                hint="create a database with the GoogleSQL dialect: the dialect of a database "
+                "cannot be changed.",
             )
 
     def columns(self, table: str) -> dict[str, str]:
@@ -480,11 +481,13 @@ def sorted_out(
             hint="make the instance and the database first.",
         )
     if isinstance(error, api.NotFound):
-        return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} lost what was there", detail=detail)
+        return ChangefeedError(
+            Code.SINK_UNREACHABLE, f"{place} lost something that existed", detail=detail
+        )
     if isinstance(error, api.InvalidArgument) and "too many mutations" in message:
         return TooLarge(
             Code.SINK_CANNOT_TAKE_TABLE if len(topics) == 1 else Code.SINK_REFUSED_DATA,
-            f"{place} takes fewer mutations at once",
+            f"{place} accepts fewer mutations at once",
             detail=f"{detail}; {', '.join(topics)}",
             hint="drop indexes of the target tables: their entries count as mutations too.",
             target=topics[0] if len(topics) == 1 else "",

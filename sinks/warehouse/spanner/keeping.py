@@ -48,7 +48,7 @@ ROW, COPY = "_row", "_copy"
 #: Names that Spanner takes, of columns and, but for an underscore first, of tables:
 #: https://cloud.google.com/spanner/docs/reference/standard-sql/data-definition-language#naming
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_ALLOWED = "a name there is of letters of ASCII, digits and underscores"
+_ALLOWED = "a name consists of ASCII letters, digits and underscores"
 
 _PROGRESS = ("version", "seq", "scanned")
 

@@ -49,7 +49,7 @@ class SpannerTables(FeedTables):
         if found is None:
             raise ChangefeedError(
                 Code.SINK_UNREACHABLE,
-                f"{self.server.place} lost what it knew of table {table.topic}",
+                f"{self.server.place} lost its progress of table {table.topic}",
             )
         return found
 
