@@ -43,8 +43,11 @@ def not_taken_yet(job: Job, context: Context) -> list[str]:
     if context.wait(settled, context.timings.answer):
         return []
     error = context.catalog.source_state(job.source).error
-    why = f"source {job.source} comes first: {error}" if error else "it first finishes what it "
-    "has started"
+    why = (
+        f"it waits for source {job.source}: {error}"
+        if error
+        else "it first finishes what it has started"
+    )
     return [f'changefeed "{job.name}" has not applied this yet: {why}']
 
 

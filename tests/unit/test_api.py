@@ -266,7 +266,7 @@ def test_alter_answers_when_the_running_feed_goes_by_it_or_says_that_it_does_not
         assert notice == f"{late}it first finishes what it has started", action
     world.catalog.save_source_state("shop", error="cannot reach the source")
     [notice] = world.run("ALTER CHANGEFEED f SET updated").notices
-    assert notice == f"{late}source shop comes first: cannot reach the source"
+    assert notice == f"{late}it waits for source shop: cannot reach the source"
     world.fail_table("f", "orders", "CF5005 no topic")
     assert world.run("RESUME CHANGEFEED f").notices == [notice]
     job = world.catalog.job("f")

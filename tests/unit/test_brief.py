@@ -55,8 +55,8 @@ def test_hints_name_the_feed_and_the_table(world: World) -> None:
     world.run("CREATE CHANGEFEED \"My feed\" FOR orders, items INTO 'null://'")
     world.fail_table("My feed", "items", "CF2106 it was dropped at the source")
     wanted = (
-        'ALTER CHANGEFEED "My feed" RESCAN public.items takes the one that has the name now; '
-        'ALTER CHANGEFEED "My feed" DROP public.items leaves it out.'
+        'ALTER CHANGEFEED "My feed" RESCAN public.items continues with the table that has the '
+        'name now; ALTER CHANGEFEED "My feed" DROP public.items removes it from the feed.'
     )
     for aspect in ("TABLES", "ERRORS"):
         shown = world.run(f'SHOW CHANGEFEED "My feed" {aspect}')
@@ -68,7 +68,7 @@ def test_the_hint_of_a_feed_names_it(world: World) -> None:
     world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
     world.fail("f", ChangefeedError("CF2102", "the slot is gone"))
     (row,) = listed(world)
-    assert "changes were missed: ALTER CHANGEFEED f RESCAN, for each feed" in str(row["why"])
+    assert "changes were missed. ALTER CHANGEFEED f RESCAN, run for each feed" in str(row["why"])
     detail = world.run("SHOW CHANGEFEED f")
     assert "ALTER CHANGEFEED f RESCAN" in str(detail.rows[0][detail.columns.index("hint")])
 

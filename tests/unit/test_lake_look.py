@@ -179,7 +179,7 @@ def test_a_key_that_is_not_there(tmp_path: Path, kind: str) -> None:
         iceberg_table(tmp_path, 1, b="string")
     [problem] = look(uri)
     assert codes([problem]) == ["CF5006"]
-    assert "no column a, which is of the key" in problem.message
+    assert "no column a, which is part of the key" in problem.message
     assert look(uri, options={"history": "append"}) == [], "every change is a row of its own"
 
 

@@ -241,7 +241,7 @@ def test_what_follows_from_the_options(
     assert policy.needs_key == (removal in (Removal.MARK, Removal.END))
     if mode is MergeMode.COUNT:
         with pytest.raises(
-            ChangefeedError, match="to tell its rows from those of table v"
+            ChangefeedError, match="to distinguish its rows from those of table v"
         ) as found:
             policy.require_shareable(schema, "table v")
         assert found.value.code is Code.TARGET_NOT_OURS

@@ -95,11 +95,11 @@ def test_what_a_sink_does_not_look_at_is_said(catalog: Catalog, tmp_path: Path) 
         return words
 
     (word,) = overlooked("delta:///gs://bucket/lake?fs.gs.auth.key=pa55word")
-    assert word.startswith("gs://bucket/lake was not looked at")
+    assert word.startswith("gs://bucket/lake was not checked")
     assert "pa55" not in word
     assert overlooked(f"delta://{tmp_path}/lake") == overlooked("null://") == []
     (word,) = overlooked("s3://bucket/x?AWS_ACCESS_KEY_ID=a&AWS_SECRET_ACCESS_KEY=pa55word")
-    assert word.startswith("s3://bucket/x was not looked at") and "pa55" not in word
+    assert word.startswith("s3://bucket/x was not checked") and "pa55" not in word
     assert overlooked(f"file://{tmp_path}/new/folder") == []
     assert list(tmp_path.iterdir()) == [tmp_path / "state"], "nothing is left there"
 
