@@ -28,12 +28,13 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from benchmarks.latency import measure, prepare
+from benchmarks.latency import Latencies, Ticks, measure, postgresql_ticks
 from benchmarks.measure import Cost, Meter
 from benchmarks.ours import Ours
 from benchmarks.peers import debezium
 from benchmarks.peers.debezium import Counter, Run, place
 from benchmarks.workload import LARGE, WORKLOADS, Workload
+from tests.services.kafka import KafkaBroker
 
 Contender = Callable[[], str]
 
@@ -99,7 +100,7 @@ def _behind_slots(run: Run, asked: Asked, commit: Callable[[], None]) -> dict[st
     commit()
     peer = {"snapshot.mode": "no_data", **asked.settings}
     return {
-        "ours": lambda: _ours(run, ours, table, asked.rows).per_row(asked.rows),
+        "ours": lambda: our_cost(run.broker, ours, table, asked.rows).per_row(asked.rows),
         "debezium": lambda: debezium.timed(run, asked.workload, asked.rows, peer).per_row(
             asked.rows
         ),
@@ -120,7 +121,7 @@ def scan(run: Run, asked: Asked) -> dict[str, Contender]:
     peer = {**debezium.chunked_snapshot(asked.threads), **asked.settings}
     return {
         "copy": lambda: _copy(run, table, asked.rows),
-        "ours": lambda: _ours(run, ours, table, asked.rows, create).per_row(asked.rows),
+        "ours": lambda: our_cost(run.broker, ours, table, asked.rows, create).per_row(asked.rows),
         "debezium": lambda: debezium.timed(run, asked.workload, asked.rows, peer).per_row(
             asked.rows
         ),
@@ -131,32 +132,38 @@ def latency(run: Run, asked: Asked) -> dict[str, Contender]:
     """Contenders for single-row commits at a steady rate."""
 
     def of_ours() -> str:
-        prepare(run.database.uri)
-        run.broker.create_topic("ticks")
-        ours = ours_of(run)
-        with ours.running() as pid, Meter(pid) as meter:
-            ours.execute(
-                "CREATE CHANGEFEED bench FOR source.ticks INTO 'external://sink'"
-                " WITH initial_scan = 'no'"
-            )
-            delays = measure(
-                run.database.uri,
-                run.broker.bootstrap,
-                "ticks",
-                rate=asked.rate,
-                seconds=asked.seconds,
-                check=ours.check,
-                steady=meter.steady,
-            )
-            ours.execute("DROP CHANGEFEED bench")
-        run.database.execute("drop table ticks")
-        return f"{delays}, {meter.cost.share}"
+        with postgresql_ticks(run.database.uri) as ticks:
+            run.broker.create_topic("ticks")
+            delays, cost = our_latency(run.broker, ours_of(run), "ticks", ticks, asked)
+        return f"{delays}, {cost.share}"
 
     def of_debezium() -> str:
         delays, cost = debezium.latency(run, asked.rate, asked.seconds, asked.settings)
         return f"{delays}, {cost.share}"
 
     return {"ours": of_ours, "debezium": of_debezium}
+
+
+def our_latency(
+    broker: KafkaBroker, ours: Ours, table: str, ticks: Ticks, asked: Asked
+) -> tuple[Latencies, Cost]:
+    """From commit to a consumer by a feed of a table whose topic ``ticks`` is there."""
+    with ours.running() as pid, Meter(pid) as meter:
+        ours.execute(
+            f"CREATE CHANGEFEED bench FOR source.{table} INTO 'external://sink'"
+            " WITH initial_scan = 'no'"
+        )
+        delays = measure(
+            ticks,
+            broker.bootstrap,
+            "ticks",
+            rate=asked.rate,
+            seconds=asked.seconds,
+            check=ours.check,
+            steady=meter.steady,
+        )
+        ours.execute("DROP CHANGEFEED bench")
+    return delays, meter.cost
 
 
 def delivery(run: Run, asked: Asked) -> dict[str, Contender]:
@@ -177,15 +184,18 @@ def delivery(run: Run, asked: Asked) -> dict[str, Contender]:
             made[way].wait_status("bench", "running")
     _change(run, asked)
     return {
-        way: lambda ours=ours, way=way: _ours(  # type: ignore[misc]
-            run, ours, way, asked.rows
+        way: lambda ours=ours, way=way: our_cost(  # type: ignore[misc]
+            run.broker, ours, way, asked.rows
         ).per_row(asked.rows)
         for way, ours in made.items()
     }
 
 
-def _ours(run: Run, ours: Ours, topic: str, rows: int, create: str | None = None) -> Cost:
-    counter = Counter(run.broker, topic)
+def our_cost(
+    broker: KafkaBroker, ours: Ours, topic: str, rows: int, create: str | None = None
+) -> Cost:
+    """What a node uses from its start until ``rows`` messages are in the topic."""
+    counter = Counter(broker, topic)
     with ours.running() as pid, Meter(pid) as meter:
         if create is not None:
             ours.execute(create)

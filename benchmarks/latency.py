@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -33,14 +34,29 @@ class Latencies:
         return f"p50 {self.percentile(0.5):.1f} ms, p99 {self.percentile(0.99):.1f} ms"
 
 
-def prepare(uri: str) -> None:
-    """Make the table ``ticks``."""
+#: Commits the row of a number, on a connection that was opened by the thread that calls it.
+Tick = Callable[[int], object]
+#: Opens a connection to commit on.
+Ticks = Callable[[], AbstractContextManager[Tick]]
+
+
+@contextmanager
+def postgresql_ticks(uri: str) -> Iterator[Ticks]:
+    """The table ``ticks`` of a PostgreSQL database; it is gone afterwards."""
+
+    @contextmanager
+    def connected() -> Iterator[Tick]:
+        with psycopg.connect(uri, autocommit=True) as connection:
+            yield lambda number: connection.execute("insert into ticks values (%s)", [number])
+
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("create table ticks (id int primary key)")
+        yield connected
+        connection.execute("drop table ticks")
 
 
 def measure(
-    uri: str,
+    ticks: Ticks,
     bootstrap: str,
     topic: str,
     *,
@@ -80,11 +96,11 @@ def measure(
             if now > deadline:
                 raise TimeoutError(f"{len(arrived)} of {count} messages arrived")
 
-    with psycopg.connect(uri, autocommit=True) as connection:
-        connection.execute("insert into ticks values (0)")
+    with ticks() as tick:
+        tick(0)
     consume(1, time.perf_counter() + 120)
     arrived.clear()
-    writer = threading.Thread(target=_commit, args=(uri, total, rate, committed), daemon=True)
+    writer = threading.Thread(target=_commit, args=(ticks, total, rate, committed), daemon=True)
     writer.start()
     try:
         deadline = time.perf_counter() + seconds + 60
@@ -99,12 +115,12 @@ def measure(
     return Latencies(tuple(sorted((there - here) * 1000 for here, there in pairs)))
 
 
-def _commit(uri: str, total: int, rate: int, committed: list[float]) -> None:
-    with psycopg.connect(uri, autocommit=True) as connection:
+def _commit(ticks: Ticks, total: int, rate: int, committed: list[float]) -> None:
+    with ticks() as tick:
         first = time.perf_counter()
         for number in range(1, total + 1):
             wait = first + number / rate - time.perf_counter()
             if wait > 0:
                 time.sleep(wait)
-            connection.execute("insert into ticks values (%s)", [number])
+            tick(number)
             committed.append(time.perf_counter())

@@ -1,15 +1,16 @@
-"""Draining a backlog from MySQL's or MariaDB's binlog: our reader beside mysql-replication.
+"""Draining a backlog from MySQL's or MariaDB's binlog: our reader, Debezium, mysql-replication.
 
 Every contender reads the same backlog from the same server, each in a process of its own:
 
 * ``decode``: ours, to Arrow batches with timestamps and marks, then dropped.
 * ``log``: ours, to the durable change log.
+* ``debezium``: its engine, records as the connector makes them, then dropped.
 * ``mysql-replication``: Python objects, then dropped; on MariaDB it cannot begin at a GTID of a
   running server reliably, so it runs on MySQL alone.
 
-Workloads are ``bulk`` (statements of 5,000 rows), ``update`` (the same, then an UPDATE of all rows)
-and ``small`` (a transaction per row). Wall time counts from the first connection to the last
-change; CPU is that of the reader. On a busy machine trust the CPU figures.
+Workloads are those of ``benchmarks/binlog.py``. Wall time counts from the first connection to the
+last change, Debezium's from the start of its engine in a JVM that runs; CPU is that of the reader.
+On a busy machine trust the CPU figures.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.binlog import DATABASE, TABLE, WORKLOADS, Place, change, place, serving
+from benchmarks.peers import debezium
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
@@ -37,20 +38,11 @@ from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
 from changefeed.sources.mysql.stream import BinlogStream
+from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS, BinlogServer
 from tests.services.python import packages
 
-_DATABASE, _TABLE = "measured", "rows_"
-_PEER = "mysql-replication"
-_COLUMNS = (
-    "id bigint primary key auto_increment, a int, b varchar(40), c decimal(12,2), d datetime(6),"
-    " e double, f varchar(100), g timestamp null"
-)
-_VALUES = (
-    "n, concat('name ', n), n / 7, '2024-01-01 01:02:03.123456', n / 3, repeat('x', n % 60),"
-    " '2024-01-01 00:00:00'"
-)
-_STATEMENT = 5_000
+_PEER, _DEBEZIUM = "mysql-replication", "debezium"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ def _read_ours(contender: str, uri: str, start: str, rows: int, folder: Path) ->
     request = StreamRequest(
         start=Frontier(Timestamp.ZERO, parse(flavor, start).position, 0, start),
         identity="",
-        memo=lambda: {"tables": [[_DATABASE, _TABLE]]},
+        memo=lambda: {"tables": [[DATABASE, TABLE]]},
         intern=intern,
         latest=lambda name: None,
         spool=folder / "spool",
@@ -122,6 +114,7 @@ def _read_peer(uri: str, start: str, rows: int) -> int:
     # From the peer's own folder of packages, which is on the path of this process alone.
     from pymysqlreplication import BinLogStreamReader  # type: ignore[import-not-found]
     from pymysqlreplication.row_event import (  # type: ignore[import-not-found]
+        DeleteRowsEvent,
         UpdateRowsEvent,
         WriteRowsEvent,
     )
@@ -136,12 +129,12 @@ def _read_peer(uri: str, start: str, rows: int) -> int:
         },
         server_id=4002,
         auto_position=start,
-        only_events=[WriteRowsEvent, UpdateRowsEvent],
+        only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
         blocking=True,
     )
     read = 0
     for event in reader:
-        if event.table == _TABLE:
+        if event.table == TABLE:
             read += len(event.rows)
             if read >= rows:
                 break
@@ -163,48 +156,12 @@ def _reader(contender: str, uri: str, start: str, rows: int) -> None:
 # -------------------------------------------------------------------------------- the run
 
 
-@contextmanager
-def _server(kind: str) -> Iterator[BinlogServer]:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        server = SERVERS[kind](Path(folder))
-        server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-
-
-def _load(server: BinlogServer, workload: str, rows: int) -> tuple[str, int]:
-    """Make the backlog; where it begins, and how many changes it has."""
-    server.run(f"CREATE DATABASE {_DATABASE}")
-    server.run(f"CREATE TABLE {_TABLE} ({_COLUMNS})", database=_DATABASE)
-    variable = "gtid_binlog_pos" if server.flavor == "mariadb" else "gtid_executed"
-    start = str(server.run(f"SELECT @@GLOBAL.{variable}")[0][0]).replace("\n", "")
-    names = "a, b, c, d, e, f, g"
-    if workload == "small":
-        with server.connect("root", "", _DATABASE) as connection, connection.cursor() as cursor:
-            for n in range(rows):
-                cursor.execute(
-                    f"INSERT INTO {_TABLE} ({names}) SELECT {_VALUES} FROM (SELECT {n} n) q"
-                )
-        return start, rows
-    recursive = (
-        "SET SESSION max_recursive_iterations = 100000"
-        if server.flavor == "mariadb"
-        else "SET SESSION cte_max_recursion_depth = 100000"
-    )
-    numbers = (
-        f"WITH RECURSIVE q(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM q WHERE n < {_STATEMENT})"
-    )
-    for _ in range(-(-rows // _STATEMENT)):
-        insert = f"INSERT INTO {_TABLE} ({names}) {numbers} SELECT {_VALUES} FROM q"
-        server.run(recursive, insert, database=_DATABASE)
-    made = -(-rows // _STATEMENT) * _STATEMENT
-    if workload == "update":
-        server.run(f"UPDATE {_TABLE} SET a = a + 1", database=_DATABASE)
-        made *= 2
-    return start, made
+def _debezium(server: BinlogServer, place: Place, rows: int) -> Result:
+    connector = debezium.of_binlog(server, DATABASE, TABLE, offset=place.for_debezium())
+    with server_folder("peer") as folder:
+        name = f"{DATABASE}.{TABLE}"
+        cost = debezium.dropped(folder, connector, name, rows, debezium.TUNED)
+    return Result(_DEBEZIUM, rows, cost.wall_seconds, cost.cpu_seconds)
 
 
 def _run(server: BinlogServer, contender: str, start: str, rows: int) -> Result:
@@ -230,15 +187,22 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--server", choices=sorted(SERVERS), default="mysql8")
-    parser.add_argument("--workload", choices=["bulk", "update", "small"], default="bulk")
+    parser.add_argument("--workload", choices=WORKLOADS, default="bulk")
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--only", help="one contender")
     options = parser.parse_args()
-    contenders = ["decode", "log"] + ([_PEER] if options.server == "mysql8" else [])
-    with _server(options.server) as server:
-        start, rows = _load(server, options.workload, options.rows)
+    contenders = ["decode", "log", _DEBEZIUM]
+    if options.server == "mysql8":
+        contenders.append(_PEER)
+    with serving(options.server) as server:
+        start = place(server)
+        rows = change(server, options.workload, options.rows)
         for contender in [options.only] if options.only else contenders:
-            print(_run(server, contender, start, rows).line(), flush=True)
+            if contender == _DEBEZIUM:
+                result = _debezium(server, start, rows)
+            else:
+                result = _run(server, contender, start.gtids, rows)
+            print(result.line(), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.latency import measure, prepare
+from benchmarks.latency import measure, postgresql_ticks
 from benchmarks.measure import Meter
 from benchmarks.peers.debezium import Run, place
 from benchmarks.workload import NARROW
@@ -132,9 +132,8 @@ def rows(run: Run, count: int, rounds: int) -> None:
 
 def latency(run: Run, rate: int, seconds: float) -> None:
     """Each feed alone, at the same rate; prints all."""
-    prepare(run.database.uri)
     table = lookup_table(run.folder)
-    with here(run) as ours:
+    with postgresql_ticks(run.database.uri) as ticks, here(run) as ours:
         queries = {
             "plain": "CREATE CHANGEFEED plain FOR source.ticks INTO '{sink}'",
             "query": "CREATE CHANGEFEED query INTO '{sink}' AS SELECT id, id * 2 AS twice "
@@ -146,7 +145,7 @@ def latency(run: Run, rate: int, seconds: float) -> None:
             ours.execute(sql.format(sink=f"kafka://{run.broker.bootstrap}?topic_name={name}"))
             ours.sync(name)
             found = measure(
-                run.database.uri,
+                ticks,
                 run.broker.bootstrap,
                 name,
                 rate=rate,

@@ -105,7 +105,10 @@ class Peer:
             "table.include.list": f"public.{TABLE}",
             **debezium.TUNED,
         }
-        with Debezium(self._run, settings) as self._process:
+        run = self._run
+        settings |= debezium.to_broker(run.broker)
+        connector = debezium.of_postgresql(run.database)
+        with Debezium(run.folder, connector, settings) as self._process:
             yield self._process.pid
 
     def check(self) -> None:

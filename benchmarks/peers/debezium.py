@@ -1,4 +1,4 @@
-"""Debezium's PostgreSQL connector into Kafka, by its engine, on the broker we use ourselves.
+"""Debezium's engine: its PostgreSQL connector into Kafka, on the broker we use ourselves.
 
     python -m benchmarks.peers.debezium drain --table narrow --rows 200000
     python -m benchmarks.peers.debezium scan --table narrow --rows 500000
@@ -6,12 +6,14 @@
 
 Each run starts a PostgreSQL and a Kafka of its own, prints rows a second, CPU seconds (user
 and system) and memory of Debezium's JVM, and leaves nothing running. JSON without schemas,
-no tombstones, decimals as text: as little work as it can be asked for.
+no tombstones, decimals as text: as little work as it can be asked for. The connectors of MySQL
+and MariaDB run in ``mysql_kafka``, ``mysql_capture`` and ``door``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import time
@@ -27,7 +29,7 @@ import psutil
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.latency import Latencies, measure, prepare
+from benchmarks.latency import Latencies, Ticks, measure, postgresql_ticks
 from benchmarks.measure import Cost, Meter
 from benchmarks.workload import WORKLOADS, Workload
 from changefeed.embedded.child import spawn
@@ -35,29 +37,31 @@ from changefeed.spark.java import find_java
 from tests.services.cache import server_folder
 from tests.services.ivy import Artifact, resolve
 from tests.services.kafka import KafkaBroker
+from tests.services.mariadb import PASSWORD, USER
+from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database, PostgresCluster
 
 VERSION = "3.6.1.Final"
-SOURCE = Path(__file__).with_name("DebeziumToKafka.java")
+SOURCE = Path(__file__).with_name("DebeziumPeer.java")
 SLOT = PUBLICATION = "debezium"
 PREFIX = "dbz"
+
+#: The newest version of each connector that can be had.
+VERSIONS: Mapping[str, str] = {"postgres": VERSION, "mysql": VERSION, "mariadb": "3.5.0.Final"}
 
 #: As little as it can be asked to do, and nothing that slows it down.
 ENGINE: Mapping[str, str] = {
     "name": "peer",
-    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
     "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
     "offset.flush.interval.ms": "1000",
     "topic.prefix": PREFIX,
-    "plugin.name": "pgoutput",
-    "slot.name": SLOT,
-    "publication.name": PUBLICATION,
-    "publication.autocreate.mode": "disabled",
     "decimal.handling.mode": "string",
     "tombstones.on.delete": "false",
     "converter.schemas.enable": "false",
     "key.converter.schemas.enable": "false",
     "value.converter.schemas.enable": "false",
+    "peer.to": "kafka",
+    "peer.format": "json",
 }
 #: Larger batches and queues, for throughput.
 TUNED: Mapping[str, str] = {
@@ -82,6 +86,69 @@ def chunked_snapshot(threads: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Connector:
+    """One of Debezium's connectors: its module, the version, and what it is told."""
+
+    module: str
+    properties: Mapping[str, str]
+    version: str = ""
+
+    @property
+    def resolved_version(self) -> str:
+        """The given version, else the newest."""
+        return self.version or VERSIONS[self.module]
+
+
+def of_postgresql(database: Database) -> Connector:
+    """The connector of a PostgreSQL database, behind :data:`SLOT`."""
+    address = urlsplit(database.uri)
+    properties = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "plugin.name": "pgoutput",
+        "slot.name": SLOT,
+        "publication.name": PUBLICATION,
+        "publication.autocreate.mode": "disabled",
+        "database.hostname": address.hostname or "",
+        "database.port": str(address.port),
+        "database.user": address.username or "",
+        "database.password": "",
+        "database.dbname": database.name,
+    }
+    return Connector("postgres", properties)
+
+
+def of_binlog(
+    server: BinlogServer, database: str, table: str, *, offset: str = "", version: str = ""
+) -> Connector:
+    """The connector of one table of a MySQL or MariaDB server.
+
+    ``offset``: where it begins, as its JSON; it reads the definitions of tables as they are now.
+    """
+    kind = "MariaDb" if server.flavor == "mariadb" else "MySql"
+    properties = {
+        "connector.class": f"io.debezium.connector.{server.flavor}.{kind}Connector",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(server.port),
+        "database.user": USER,
+        "database.password": PASSWORD,
+        "database.server.id": "4711",
+        "database.include.list": database,
+        "table.include.list": f"{database}.{table}",
+        "include.schema.changes": "false",
+        "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
+    }
+    if offset:
+        properties |= {
+            "snapshot.mode": "recovery",
+            "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
+            # Compared byte by byte.
+            "peer.partition": json.dumps({"server": PREFIX}, separators=(",", ":")),
+            "peer.offset": offset,
+        }
+    return Connector(server.flavor, properties, version)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Where a run takes place."""
 
@@ -93,26 +160,25 @@ class Run:
 class Debezium:
     """The engine in a JVM of its own; ends with the ``with`` block."""
 
-    def __init__(self, run: Run, settings: Mapping[str, str], *, heap: str = "2g") -> None:
-        self.log_file = run.folder / "debezium.log"
-        address = urlsplit(run.database.uri)
+    def __init__(
+        self, folder: Path, connector: Connector, settings: Mapping[str, str], *, heap: str = "2g"
+    ) -> None:
+        self.log_file = folder / "debezium.log"
+        self.log_file.unlink(missing_ok=True)
         properties = {
             **ENGINE,
-            "database.hostname": address.hostname or "",
-            "database.port": str(address.port),
-            "database.user": address.username or "",
-            "database.password": "",
-            "database.dbname": run.database.name,
-            "producer.bootstrap.servers": run.broker.bootstrap,
+            "offset.storage.file.filename": str(folder / "debezium.offsets"),
+            **connector.properties,
             **settings,
         }
-        file = run.folder / "debezium.properties"
+        file = folder / "debezium.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         command: list[str | Path] = [find_java().executable, f"-Xmx{heap}"]
         # The compiler's own default is a class format without static methods in interfaces.
         command += ["-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8"]
-        command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", _class_path()]
-        command += ["org.codehaus.janino.SimpleCompiler", SOURCE, "DebeziumToKafka", file]
+        command += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp"]
+        command += [_class_path(connector)]
+        command += ["org.codehaus.janino.SimpleCompiler", SOURCE, SOURCE.stem, file]
         self._process = spawn(
             command,
             log_file=self.log_file,
@@ -123,6 +189,19 @@ class Debezium:
     def pid(self) -> int:
         """Process id of the JVM."""
         return self._process.pid
+
+    def wait_line(self, word: str, timeout: float) -> None:
+        """Wait until the program has printed a line that is this word.
+
+        Raises:
+            TimeoutError: it has not in ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while word not in self.log_file.read_text(errors="replace").splitlines():
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {word!r} in {timeout:.0f} s")
+            time.sleep(0.005)
 
     def check(self) -> None:
         """Raise when the JVM has ended before it was asked to."""
@@ -210,14 +289,58 @@ def scan(
 
 def timed(run: Run, workload: Workload, rows: int, settings: Mapping[str, str]) -> Cost:
     """What the engine uses from its start until ``rows`` messages are in the topic."""
-    topic = f"{PREFIX}.public.{workload.table}"
-    counter = Counter(run.broker, topic)
-    table = {"table.include.list": f"public.{workload.table}"}
-    with Debezium(run, {**settings, **table}) as peer, Meter(peer.pid) as meter:
-        counter.wait(1, peer.check, timeout=120)
+    name = f"public.{workload.table}"
+    settings = {**settings, "table.include.list": name}
+    return into_kafka(run.folder, run.broker, of_postgresql(run.database), name, rows, settings)
+
+
+def into_kafka(
+    folder: Path,
+    broker: KafkaBroker,
+    connector: Connector,
+    table: str,
+    rows: int,
+    settings: Mapping[str, str],
+) -> Cost:
+    """What a connector uses from its start until ``rows`` messages are in the topic of a table
+    (``schema.name``)."""
+    counter = Counter(broker, f"{PREFIX}.{table}")
+    settings = {**to_broker(broker), **settings}
+    with Debezium(folder, connector, settings) as peer, Meter(peer.pid) as meter:
+        counter.wait(1, peer.check, timeout=180)
         meter.first()
         counter.wait(rows, peer.check, timeout=3600)
     counter.close()
+    return meter.cost
+
+
+def to_broker(broker: KafkaBroker) -> dict[str, str]:
+    """Settings of the producer."""
+    return {"producer.bootstrap.servers": broker.bootstrap}
+
+
+def dropped(
+    folder: Path,
+    connector: Connector,
+    table: str,
+    rows: int,
+    settings: Mapping[str, str],
+    *,
+    form: str = "connect",
+) -> Cost:
+    """What a connector uses, once its program runs, until it gave ``rows`` records of a table
+    (``schema.name``) to a consumer that drops them; ``form`` is ``connect``, the records as the
+    connector made them, or ``json``."""
+    ours = {
+        "peer.to": "nothing",
+        "peer.format": form,
+        "peer.topic": f"{PREFIX}.{table}",
+        "peer.rows": str(rows),
+    }
+    with Debezium(folder, connector, {**settings, **ours}) as peer:
+        peer.wait_line("begun", timeout=120)
+        with Meter(peer.pid) as meter:
+            peer.wait_line("done", timeout=3600)
     return meter.cost
 
 
@@ -225,16 +348,40 @@ def latency(
     run: Run, rate: int, seconds: float, settings: Mapping[str, str]
 ) -> tuple[Latencies, Cost]:
     """From commit to a consumer, for single-row commits at a steady rate."""
-    topic = f"{PREFIX}.public.ticks"
-    prepare(run.database.uri)
-    run.database.execute(f"create publication {PUBLICATION} for table ticks")
-    run.database.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
-    run.broker.create_topic(topic)
-    settings = {"snapshot.mode": "no_data", "table.include.list": "public.ticks", **settings}
-    with Debezium(run, settings) as peer, Meter(peer.pid) as meter:
+    with postgresql_ticks(run.database.uri) as ticks:
+        run.database.execute(f"create publication {PUBLICATION} for table ticks")
+        run.database.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+        settings = {"snapshot.mode": "no_data", "table.include.list": "public.ticks", **settings}
+        return latency_of(
+            run.folder,
+            run.broker,
+            of_postgresql(run.database),
+            "public.ticks",
+            ticks,
+            rate,
+            seconds,
+            settings,
+        )
+
+
+def latency_of(
+    folder: Path,
+    broker: KafkaBroker,
+    connector: Connector,
+    table: str,
+    ticks: Ticks,
+    rate: int,
+    seconds: float,
+    settings: Mapping[str, str],
+) -> tuple[Latencies, Cost]:
+    """From commit to a consumer, for ticks of a table (``schema.name``) at a steady rate."""
+    topic = f"{PREFIX}.{table}"
+    broker.create_topic(topic)
+    settings = {**to_broker(broker), **settings}
+    with Debezium(folder, connector, settings) as peer, Meter(peer.pid) as meter:
         delays = measure(
-            run.database.uri,
-            run.broker.bootstrap,
+            ticks,
+            broker.bootstrap,
             topic,
             rate=rate,
             seconds=seconds,
@@ -247,13 +394,14 @@ def latency(
 # ------------------------------------------------------------------------------- programs
 
 
-def _class_path() -> str:
+def _class_path(connector: Connector) -> str:
     """Debezium's jars, and the compiler among Spark's."""
+    version = connector.resolved_version
     jars = resolve(
-        f"debezium-{VERSION}-1",
+        f"debezium-{version}-peer-{connector.module}",
         [
-            Artifact("io.debezium", "debezium-embedded", VERSION),
-            Artifact("io.debezium", "debezium-connector-postgres", VERSION),
+            Artifact("io.debezium", "debezium-embedded", version),
+            Artifact("io.debezium", f"debezium-connector-{connector.module}", version),
             Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
         ],
     )
@@ -270,15 +418,23 @@ def _class_path() -> str:
 @contextmanager
 def place() -> Iterator[Run]:
     """A PostgreSQL, a database in it, and a broker, for one run."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(server_folder("peer"))
+    with broker_place() as (folder, broker), ExitStack() as stack:
         cluster = PostgresCluster.make(16, folder).start()
         stack.callback(cluster.stop)
-        broker = KafkaBroker(folder / "kafka").start()
-        stack.callback(broker.stop)
-        _warm(broker)
         database = stack.enter_context(cluster.database())
         yield Run(database, broker, folder)
+
+
+@contextmanager
+def broker_place() -> Iterator[tuple[Path, KafkaBroker]]:
+    """A folder and a broker, for one run."""
+    with server_folder("peer") as folder:
+        broker = KafkaBroker(folder / "kafka").start()
+        try:
+            _warm(broker)
+            yield folder, broker
+        finally:
+            broker.stop()
 
 
 def _warm(broker: KafkaBroker) -> None:
