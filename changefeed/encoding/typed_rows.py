@@ -54,18 +54,20 @@ class RowPlan:
     def _uncollapsed(self) -> MessagePlan:
         return replace(self.plan, collapse=False)
 
-    def rows(self, table: pa.Table) -> pa.Table:
+    def rows(self, table: pa.Table, *, superseded: bool = False) -> pa.Table:
         """The rows of the log's ``table`` that the feed wants, in ``schema.log_schema()``.
 
         A row that a later one of its transaction supersedes is left out, unless a row of
         ``table`` has a value ``missing``, which the row before it may know.
 
+        Args:
+            superseded: such rows stay all the same: a row beside ``table`` lacks values.
+
         Raises:
             ChangefeedError: CF1302, the key range cannot be compared with this key; CF4001, with
                 one of its values, or a value was not sent that the plan insists on.
         """
-        known = table["missing"].null_count == table.num_rows
-        if known:
+        if not superseded and table["missing"].null_count == table.num_rows:
             return self._projected(wanted_rows(table, self.plan))
         rows = wanted_rows(table, self._uncollapsed)
         refuse_unsent(rows, self.plan)

@@ -9,8 +9,9 @@ handed out. Chunks are lazy: only what is about to be encoded is in memory.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -35,7 +36,8 @@ class Chunk:
     All rows are above ``after``. ``after``, ``upto`` and ``number`` (its place among the
     table's chunks of the slice) name it: two feeds that are equally far meet the same chunks.
     Rows that a TRUNCATE of their own transaction removed (``removed``) were never seen by
-    anybody, and are left out.
+    anybody, and are left out. ``unsent_beside``: a transaction has rows here and in another chunk,
+    where some may lack values that the source did not send and that the rows here know.
     """
 
     schema: TableSchema
@@ -44,6 +46,7 @@ class Chunk:
     upto: Timestamp
     number: int
     removed: tuple[Truncate, ...]
+    unsent_beside: bool = False
 
     @property
     def rows(self) -> int:
@@ -183,6 +186,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
     numbers: Counter[TableName] = Counter()
     after = dict(bounds)
     truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
+    unsent = _unsent(found)
     run: list[LogPiece] = []
     begun: dict[TableName, None] = {}
 
@@ -196,6 +200,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
             found.upto,
             numbers[table],
             tuple(t for t in truncations if _removes(t, run)),
+            _unsent_beside(run, unsent[table]),
         )
 
     for event in found.events:
@@ -216,6 +221,24 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
             yield replace(mark, complete=complete, upto=found.upto)
     if run:
         yield chunk()
+
+
+def _unsent(found: Slice) -> dict[TableName, list[LogPiece]]:
+    """By table the pieces in which a value may not have been sent, in log order."""
+    pieces: dict[TableName, list[LogPiece]] = defaultdict(list)
+    for event in found.events:
+        if isinstance(event, LogPiece) and event.has_unsent:
+            pieces[event.schema.table].append(event)
+    return pieces
+
+
+def _unsent_beside(run: Sequence[LogPiece], unsent: Sequence[LogPiece]) -> bool:
+    """Whether one of the pieces ``unsent`` before or after the run has rows of a transaction of the
+    run's. Only the first and the last transaction of a run can be cut."""
+    before = bisect_left(unsent, run[0].first_seq, key=lambda piece: piece.first_seq)
+    after = bisect_right(unsent, run[-1].last_seq, key=lambda piece: piece.first_seq)
+    begun = before > 0 and unsent[before - 1].last == run[0].first
+    return begun or (after < len(unsent) and unsent[after].first == run[-1].last)
 
 
 def _removes(event: Truncate, run: list[LogPiece]) -> bool:

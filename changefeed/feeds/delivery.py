@@ -200,8 +200,12 @@ class Delivery:
             with about_table(item.schema.table):
                 if typed:
                     plan = feed.row_plan(item.schema)
-                    rows = feed.rows(item.schema, item.load())
-                    return EncodedChunk(item, plan.schema, plan.rows(rows))
+                    rows = item.load()
+                    known = rows["missing"].null_count == rows.num_rows
+                    superseded = item.unsent_beside or not known
+                    rows = feed.rows(item.schema, rows, superseded=superseded)
+                    rows = plan.rows(rows, superseded=superseded)
+                    return EncodedChunk(item, plan.schema, rows)
                 messages = self._encode(feed, item)
                 if told_by_scan is not None:
                     messages = _but_written_at(messages, told_by_scan)

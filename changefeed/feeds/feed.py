@@ -117,9 +117,11 @@ class Feed:
             self._plans[schema] = plan
         return plan
 
-    def rows(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
+    def rows(self, schema: TableSchema, rows: pa.Table, *, superseded: bool = False) -> pa.Table:
         """Rows of the log of a table as rows of the log of what the feed delivers of it: the
         same, unless the feed has a query.
+
+        ``superseded``: as of :meth:`.query.of_feed.FeedQuery.rows`.
 
         Raises:
             ChangefeedError: the query no longer fits the table (CF1101, CF1303), fails on
@@ -127,7 +129,7 @@ class Feed:
         """
         if self.query is None:
             return rows
-        return self.query.rows(schema, rows, self.plan(schema))
+        return self.query.rows(schema, rows, self.plan(schema), superseded=superseded)
 
     def messages(self, schema: TableSchema) -> MessagePlan:
         """:meth:`plan`, with the ids of its schemas where the feed has a schema registry.

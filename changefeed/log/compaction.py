@@ -320,6 +320,7 @@ def _remeasure(rows: pa.Table, clean: int) -> Measure:
         last_seq=seq[last].as_py(),
         clean=clean,
         superseded=not _all_last(rows),
+        unsent=rows.column("missing").null_count < len(rows),
     )
 
 

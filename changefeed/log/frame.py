@@ -11,14 +11,17 @@ A header is a JSON object::
                                            of the file's own
     e   entries in log order:
         ["b", id, rows, bytes, first, last, first seq, last seq, clean, superseded,
-              offset, length, raw, crc]                       rows stored in the body
+              offset, length, raw, crc, unsent]               rows stored in the body
         ["p", id, file, size, clean, superseded, [[rows, bytes, first, last, first seq,
-              last seq], ...]]                                a Parquet file, by row group
+              last seq], ...], unsent]                        a Parquet file, by row group
         ["t", id, wall, logical, seq]                         TRUNCATE
         ["s", old id, new id, wall, logical, seq, rewritten, side]
                  schema change, shown to readers of the old table name, the new one or both
     k   [[wall], [logical], [position], [xid]]                few commits
     c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
+
+``unsent``: some row may lack a value that the source did not send. Files of version 0.1 do not say
+so.
 
 A *unit* is the frames up to and including the next one with a frontier: the smallest step a
 reader can see. Its timestamps lie in ``(after, upto]``, and units follow each other without
@@ -131,7 +134,7 @@ def encode_run(schema_id: int, m: Measure, place: list[int]) -> list[Any]:
     """Header entry of rows in the body; ``place`` is ``[offset, length, raw, crc]``."""
     return [
         "b", schema_id, m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq, m.clean,
-        int(m.superseded), *place,
+        int(m.superseded), *place, int(m.unsent),
     ]  # fmt: skip
 
 
@@ -142,7 +145,8 @@ def encode_segment(schema_id: int, file: str, size: int, groups: list[Measure]) 
         clean &= m.clean
     superseded = any(m.superseded for m in groups)
     rows = [[m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq] for m in groups]
-    return ["p", schema_id, file, size, clean, int(superseded), rows]
+    unsent = any(m.unsent for m in groups)
+    return ["p", schema_id, file, size, clean, int(superseded), rows, int(unsent)]
 
 
 def encode_frontier(frontier: Frontier) -> list[Any]:
@@ -216,15 +220,17 @@ class UnitReader:
 
     def _run(self, body: int, e: list[Any]) -> None:
         shape = self._shapes[e[1]]
-        m = Measure(e[2], e[3], tuple(e[4]), tuple(e[5]), e[6], e[7], e[8], bool(e[9]))
+        unsent = bool(e[14]) if len(e) > 14 else True
+        m = Measure(e[2], e[3], tuple(e[4]), tuple(e[5]), e[6], e[7], e[8], bool(e[9]), unsent)
         where = Extent(self._file, body + e[10], *e[11:14])
         self._put(shape.schema.table, Run(shape, where, m))
 
     def _segment(self, body: int, e: list[Any]) -> None:
         shape = self._shapes[e[1]]
+        unsent = bool(e[7]) if len(e) > 7 else True
         for index, (rows, size, first, last, first_seq, last_seq) in enumerate(e[6]):
             m = Measure(
-                rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5])
+                rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5]), unsent
             )
             self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3]), m))
 

@@ -97,6 +97,7 @@ class Measure:
     last_seq: int
     clean: int
     superseded: bool
+    unsent: bool
 
 
 def measure(shape: SchemaShape, rows: pa.RecordBatch) -> Measure:
@@ -123,6 +124,7 @@ def measure(shape: SchemaShape, rows: pa.RecordBatch) -> Measure:
         last_seq=int(seq[-1]),
         clean=clean,
         superseded=not pc.all(rows.column(7)).as_py(),
+        unsent=rows.column(8).null_count < len(rows),
     )
 
 

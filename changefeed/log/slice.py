@@ -42,6 +42,7 @@ class LogPiece:
         rows: how many.
         bytes: size in memory, roughly.
         has_superseded: some row may have ``last`` false.
+        has_unsent: some row may lack a value that the source did not send.
         clean: ``a*``/``b*`` columns of text form in which no value holds a character that JSON
             escapes (``"``, ``\\``, below 0x20). Raw columns are never in it: they are JSON.
         first, last: timestamps of the first and last row.
@@ -52,6 +53,7 @@ class LogPiece:
     rows: int
     bytes: int
     has_superseded: bool
+    has_unsent: bool
     clean: frozenset[str]
     first: Timestamp
     last: Timestamp
@@ -158,6 +160,7 @@ class Assembly:
             rows=sum(p.rows for p in parts),
             bytes=sum(p.bytes for p in parts),
             has_superseded=any(p.run.measure.superseded for p in parts),
+            has_unsent=any(p.run.measure.unsent for p in parts),
             clean=shape.clean_names(clean),
             first=start[0],
             last=end[0],

@@ -54,20 +54,26 @@ _EVENTS = ("insert", "insert", "update", "delete")
 
 
 def changes_of_result(
-    query: CompiledQuery, rows: pa.Table, run: Evaluation, *, before: bool = False
+    query: CompiledQuery,
+    rows: pa.Table,
+    run: Evaluation,
+    *,
+    before: bool = False,
+    superseded: bool = False,
 ) -> pa.Table:
     """Rows of the table's log as rows of the log of the query's result, in their order.
 
     Args:
         query: compiled for the schema of ``rows``.
-        rows: superseded changes of a transaction are left out already.
+        rows: superseded changes of a transaction are left out already, unless ``superseded``.
         run: evaluates images.
         before: the messages show the row before a change.
+        superseded: who gets the result has superseded changes, too, of these rows or of others.
 
     Raises:
         ChangefeedError: CF4001 a value is missing or does not fit, or what ``run`` raises.
     """
-    return _Changes(query, rows.combine_chunks(), run, before).made()
+    return _Changes(query, rows.combine_chunks(), run, before, superseded).made()
 
 
 def change_images(query: CompiledQuery, rows: pa.Table) -> tuple[pa.Table, pa.Array]:
@@ -95,11 +101,17 @@ class _Images:
 
 class _Changes:
     def __init__(
-        self, query: CompiledQuery, rows: pa.Table, run: Evaluation | None, before: bool
+        self,
+        query: CompiledQuery,
+        rows: pa.Table,
+        run: Evaluation | None,
+        before: bool,
+        superseded: bool = False,
     ) -> None:
         self._query = query
         self._rows = rows
         self._run = run
+        self._superseded = superseded
         self._count = rows.num_rows
         self._op = _numbers(pc.index_in(rows["op"], pa.array(_OPS)))
         self._deletes = self._op == _DELETE
@@ -288,7 +300,12 @@ class _Changes:
         else:
             fitted = self._existed
         op[updates & ~fits & fitted] = _DELETE
-        return op, fits | fitted
+        if not self._superseded:
+            return op, fits | fitted
+        # The transaction made the row, and an earlier change of it may have fitted.
+        undone = (op == _INSERT) & ~fits
+        op[undone] = _DELETE
+        return op, fits | fitted | undone
 
     def _table(
         self,

@@ -113,26 +113,33 @@ class FeedQuery:
 
         Of a row that one transaction changed several times this is one change.
         """
-        if rows["missing"].null_count == rows.num_rows:
-            rows = rows.filter(rows["last"])
-        return window_batch(self.compiled(schema), rows)
+        return window_batch(self.compiled(schema), rows.filter(rows["last"]))
 
     def groups(self, schema: TableSchema, batch: pa.Table, last_seq: int) -> pa.Table:
         """The groups of whole windows as rows of the log of the result."""
         compiled = self.compiled(schema)
         return result_rows(compiled, self._evaluator.groups(compiled, batch), last_seq)
 
-    def rows(self, schema: TableSchema, rows: pa.Table, plan: MessagePlan) -> pa.Table:
+    def rows(
+        self,
+        schema: TableSchema,
+        rows: pa.Table,
+        plan: MessagePlan,
+        *,
+        superseded: bool = False,
+    ) -> pa.Table:
         """Rows of the table's log as rows of the log of the query's result.
 
         Args:
             schema: of ``rows``.
             rows: in log order.
             plan: what becomes of the result.
+            superseded: rows that later ones of their transaction supersede stay, for the values
+                that they know. A row that fitted the query only in between ends in a delete.
         """
-        known = rows["missing"].null_count == rows.num_rows
-        if known and plan.collapse:
+        if not superseded and plan.collapse:
             rows = rows.filter(rows["last"])
         before = plan.shows_before or plan.envelope is Envelope.CHANGED
         run = self._evaluator.run
-        return changes_of_result(self.compiled(schema), rows, run, before=before)
+        compiled = self.compiled(schema)
+        return changes_of_result(compiled, rows, run, before=before, superseded=superseded)

@@ -56,7 +56,8 @@ def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]
             rows = merge.carried_source(lake.ident, schema, policy, VIEW, limits)
         if mode is MergeMode.APPEND:
             return merge.append(lake.ident, schema, policy, rows)
-        rows = merge.last_of_each(schema, rows) if folded else rows
+        if folded or any(file.superseded for file in files):
+            rows = merge.last_of_each(schema, rows)
         return merge.versions(lake.ident, schema, policy, rows, limits)
     if mode is MergeMode.COUNT:
         return merge.counted(lake.ident, schema, policy, VIEW)

@@ -44,6 +44,7 @@ class StagedFile:
     Attributes:
         keys: the key columns of its rows, kept to find the last row of each key.
         incomplete: some row has a column whose value is not known.
+        superseded: some row is not the last of its key and transaction.
         last: its last change.
         columns: all it has.
     """
@@ -56,6 +57,7 @@ class StagedFile:
     keys: pa.Table
     scan: bool
     incomplete: bool
+    superseded: bool
     last: AppliedVersion
     columns: pa.Schema
 
@@ -66,13 +68,12 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
     Args:
         batch: rows of the log, in order, that the target does not have.
         path: where to.
-        history: ``off`` keeps the last change of each key, ``scd2`` the last of each key and
-            transaction, ``append`` all of them; where values are missing, all stay.
+        history: ``off`` keeps the last change of each key; where it keeps the past, and where
+            values are missing, all stay: one may know a value that a later one of its transaction
+            lacks, also one of another batch.
     """
     table = staged_table(batch)
     incomplete = MISSING in table.column_names
-    if history is History.SCD2 and not incomplete:  # else one before it may know a value
-        table = table.filter(batch.rows["last"])
     if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
         table = _last_of_each(table, key_names(batch.schema))
     if not table.num_rows:
@@ -87,6 +88,7 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
         table.select(key_names(batch.schema)),
         batch.scan,
         incomplete,
+        not pc.all(table_of(batch.rows)["last"]).as_py(),
         last_of(table[VERSION], table[SEQ]),
         table.schema,
     )

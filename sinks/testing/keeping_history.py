@@ -152,10 +152,14 @@ def carries_unsent_values(harness: MergeHarness) -> None:
         source.commit(update(name, {"a": 3}, ["d"], c="third"), update(name, {"a": 4}, ["c"], d=4))
         source.commit(update(name, {"a": 2}, ["c"], a=5))  # nobody knows the value at this key
         feed.deliver(sink)
+        source.commit(insert(name, a=6, b="x", c="cut"), update(name, {"a": 6}, ["c"], b="y"))
+        feed.deliver(sink, chunk=1)  # a large transaction comes in several batches
         for start in (0, len(source.log) // 2):
             feed.deliver(sink, start)
         sink.close()
-        within = [(2, "y", "first", 2), (4, "x", "own", None)] if name == "append" else []
+        within: list[tuple[int, str, str | None, int | None]] = []
+        if name == "append":
+            within = [(2, "y", "first", 2), (4, "x", "own", None), (6, "x", "cut", None)]
         expected: list[tuple[int, str, str | None, int | None]] = [
             (1, "scanned", "large", 7),
             (1, "y", "large", 7),
@@ -171,6 +175,7 @@ def carries_unsent_values(harness: MergeHarness) -> None:
             (4, "y", "own", None),
             (4, "y", "own", 4),
             (5, "z", None, 2),
+            (6, "y", "cut", None),
         ]
         rows = harness.rows(harness.topic(name))
         found = [(r["a"], r["b"], r["c"], r["d"]) for r in rows if r.get("_operation") != "DELETE"]

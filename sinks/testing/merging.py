@@ -456,6 +456,9 @@ def keeps_unsent_values(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 2}, ["c"], b="z"))
     feed.deliver(sink)
     check(harness, source)
+    source.commit(insert("t", a=3, b="x", c="large"), update("t", {"a": 3}, ["c"], b="y"))
+    feed.deliver(sink, chunk=1)  # a large transaction comes in several batches
+    check(harness, source)
     sink.close()
 
 

@@ -311,18 +311,28 @@ class RowFeed:
 
     # ------------------------------------------------------------------ changes
 
-    def deliver(self, sink: Sink, start: int | None = None, stop: int | None = None) -> None:
+    def deliver(
+        self,
+        sink: Sink,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        chunk: int | None = None,
+    ) -> None:
         """The log from ``start`` (where delivery stands) up to ``stop`` (the end), committed.
 
-        Places are those of ``source.log``; going back is a replay.
+        Places are those of ``source.log``; going back is a replay. ``chunk``: most rows of a batch,
+        also where that cuts a transaction.
         """
         begin = self.place if start is None else start
         end = len(self.source.log) if stop is None else stop
-        epoch, receipts = self.write(sink, begin, end)
+        epoch, receipts = self.write(sink, begin, end, chunk=chunk)
         self.commit(sink, epoch, receipts)
         self.place = max(self.place, end)
 
-    def write(self, sink: Sink, start: int, stop: int) -> tuple[Epoch, list[Receipt]]:
+    def write(
+        self, sink: Sink, start: int, stop: int, *, chunk: int | None = None
+    ) -> tuple[Epoch, list[Receipt]]:
         """Hand rows over without committing the last of them; marks commit what is before."""
         log = self.source.log[start:stop]
         epoch = self._next(log[-1].at if log else self.source.now())
@@ -330,7 +340,7 @@ class RowFeed:
         run: list[LogEntry] = []
         for entry in log:
             same = run and entry.mark is None and entry.schema == run[0].schema
-            if run and not same:
+            if run and (not same or len(run) == chunk):
                 receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
                 run = []
             if entry.mark is None:

@@ -119,6 +119,7 @@ def test_superseded_rows_stay_where_one_may_know_what_the_last_lacks() -> None:
     missing = pa.array(['["x"]'] + [None] * (table.num_rows - 1), pa.string())
     lacking = table.set_column(table.schema.get_field_index("missing"), "missing", missing)
     assert plan.rows(lacking).num_rows == table.num_rows
+    assert plan.rows(table, superseded=True).num_rows == table.num_rows
 
 
 def test_what_a_scan_reads() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from changefeed.catalog.model import Status, TableProgress, TableState
+from changefeed.core.sizes import Sizes
 from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
+from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
@@ -200,6 +202,37 @@ def test_a_large_value_is_never_a_later_one_and_never_null(
         (3, {"a": 3, "v": 1} | unsent),
     ]
     assert found[3:] == [(2, {"a": 2, "v": 1, "big": "z" * 5000}), (3, None)]
+
+
+def test_a_table_gets_a_large_value_of_another_chunk_of_the_transaction(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The transaction arrives in several parts, the value in the first; at its last change the
+    value is not sent, and by then another transaction has changed it."""
+    bench.db.execute(
+        "create table large (a int primary key, v int, big text);"
+        "alter table large alter big set storage external"
+    )
+    bench.feeds.execute(
+        f"CREATE CHANGEFEED f FOR large INTO 'duckdb://{tmp_path}/shop.duckdb'"
+        " WITH history = 'scd2', initial_scan = 'no'"
+    )
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    bench.db.execute(
+        "begin; insert into large values (1, 0, repeat('x', 5000));"
+        "insert into large select i, 0, repeat('p', 600) from generate_series(2, 20000) i;"
+        "update large set v = 1 where a = 1; commit"
+    )
+    bench.db.execute("update large set v = 2, big = repeat('z', 5000) where a = 1")
+    bench.feeds.restart(Sizes(chunk_rows=1000))
+    bench.feeds.sync("f")
+    bench.feeds.node.stop()
+    with opened(tmp_path / "shop.duckdb") as target:
+        found = target.execute(
+            "select v, left(big, 1), length(big) from large where a = 1 order by v"
+        ).fetchall()
+    assert found == [(1, "x", 5000), (2, "z", 5000)]
 
 
 def test_a_large_value_that_was_not_sent_stops_the_table_where_that_is_wanted(

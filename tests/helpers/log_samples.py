@@ -66,6 +66,7 @@ class Row:
     seq: int
     note: str | None = "x"
     last: bool = True
+    missing: str | None = None
 
     @property
     def key(self) -> int:
@@ -84,7 +85,7 @@ def batch(schema: TableSchema, rows: Sequence[Row]) -> ChangeBatch:
         "xid": [r.at.wall % 1000 for r in rows],
         "commit_us": [r.at.wall // 1000 for r in rows],
         "last": [r.last for r in rows],
-        "missing": [None for _ in rows],
+        "missing": [r.missing for r in rows],
     }
     for i, column in enumerate(schema.columns):
         arrays[f"a{i}"] = [_value(column, r) for r in rows]

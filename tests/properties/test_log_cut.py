@@ -32,7 +32,7 @@ class MadeRun:
 
     def run(self) -> Run:
         first, last = self.stamps[0], self.stamps[-1]
-        measure = Measure(len(self.stamps), self.bytes, first, last, 0, 0, 0, False)
+        measure = Measure(len(self.stamps), self.bytes, first, last, 0, 0, 0, False, False)
         return Run(cast(Any, None), cast(Any, self), measure)
 
 

@@ -84,6 +84,31 @@ def test_a_chunk_knows_the_columns_that_are_clean_in_all_of_it(writer: LogWriter
     assert [c.clean for c in of(found, "b")] == [{"a1"}]
 
 
+UNSENT = '["note"]'
+
+
+def test_a_chunk_knows_that_the_rest_of_its_transaction_lacks_values(writer: LogWriter) -> None:
+    """Row groups have 20 rows, and each is a chunk; what lacks values is known by file."""
+    upto = Timestamp(2003)
+    rows = [Row(Timestamp(2000 + n // 100), n) for n in range(240)]
+    rows[155] = Row(rows[155].at, 155, None, missing=UNSENT)
+    batches = [batch(A, rows[n : n + 60]) for n in range(0, 240, 60)]
+    found = handed_out(writer, upto, *batches, sizes=Sizes(chunk_rows=20))
+    cut = {(c.pieces[0].first_seq, c.unsent_beside) for c in of(found, "a")}
+    assert {seq for seq, unsent in cut if unsent} == {100, 120, 140, 160, 180}
+
+
+def test_what_another_transaction_or_table_lacks_does_not_matter(writer: LogWriter) -> None:
+    one, two = Timestamp(2000), Timestamp(2001)
+    known = [Row(one, n) for n in range(60)]
+    other = [Row(one, 100 + n, None, missing=UNSENT) for n in range(60)]
+    later = [Row(two, 200 + n, None, missing=UNSENT) for n in range(60)]
+    events = [batch(A, known), batch(B, other), batch(A, later)]
+    found = handed_out(writer, two, *events, sizes=Sizes(chunk_rows=20))
+    assert [c.unsent_beside for c in of(found, "a")] == [False] * 3 + [True] * 3
+    assert [c.unsent_beside for c in of(found, "b")] == [True] * 3
+
+
 def test_what_a_truncate_of_their_own_transaction_removed_was_never_seen(
     writer: LogWriter,
 ) -> None:

@@ -74,6 +74,7 @@ def rows_of(table: TableName, *instants: int) -> LogPiece:
         rows=len(instants),
         bytes=1,
         has_superseded=False,
+        has_unsent=False,
         clean=frozenset(),
         first=at(instants[0]),
         last=at(instants[-1]),

@@ -15,7 +15,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log import LogReader, LogSettings, LogWriter, draft
+from changefeed.log.frame import encode_run, encode_segment
 from tests.helpers.log_samples import Row, batch, clocks, flush, keys, narrow, position, wide
 
 A, B = narrow("a"), wide("b", texts=2)
@@ -326,6 +327,31 @@ class TestPieces:
         reader.refresh()
         (piece,) = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
         assert piece.has_superseded is not last
+
+    @pytest.mark.parametrize("count", [1, 60])
+    @pytest.mark.parametrize("missing", [None, '["note"]'])
+    def test_unsent_values(
+        self, writer: LogWriter, reader: LogReader, missing: str | None, count: int
+    ) -> None:
+        """Inside the journal, and in a segment."""
+        many = [Row(at(2000), n, None, missing=missing) for n in range(count)]
+        writer.append(flush([batch(A, many)], at(2000), 2))
+        reader.refresh()
+        pieces = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
+        assert {piece.path is not None for piece in pieces} == {count > 50}
+        assert {piece.has_unsent for piece in pieces} == {missing is not None}
+
+    def test_a_log_that_does_not_say_may_lack_values(
+        self, writer: LogWriter, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As version 0.1 wrote it."""
+        monkeypatch.setattr(draft, "encode_run", lambda *args: encode_run(*args)[:-1])
+        monkeypatch.setattr(draft, "encode_segment", lambda *args: encode_segment(*args)[:-1])
+        many = [Row(at(2001), n) for n in range(1, 61)]
+        writer.append(flush([batch(A, [Row(at(2000), 0)]), batch(A, many)], at(2001), 2))
+        reader.refresh()
+        pieces = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
+        assert len(pieces) > 1 and all(piece.has_unsent for piece in pieces)
 
 
 class TestMarks:

@@ -102,13 +102,15 @@ class TestFiles:
         """In a file of their own or inside the journal."""
         with started(tmp_path, LogSettings(pack_bytes=pack_bytes, grace=0.0)) as writer:
             for second, note, last in ((2, "fine", True), (3, 'a "quote"', False)):
-                rows = batch(A, [Row(at(second), second, note, last)])
+                missing = None if last else '["note"]'
+                rows = batch(A, [Row(at(second), second, note, last, missing)])
                 writer.append(flush([rows], at(second), second))
             writer.roll()
             writer.maintain(clocks(at(200)))
         with LogReader(tmp_path) as reader:
             (piece,) = reader.slice({A.table: at(1)}, Timestamp.MAX, *ALL).pieces
-            assert (piece.rows, piece.clean, piece.has_superseded) == (2, frozenset(), True)
+            assert (piece.rows, piece.clean) == (2, frozenset())
+            assert (piece.has_superseded, piece.has_unsent) == (True, True)
             assert (piece.path is not None) == (pack_bytes == 1)
 
     def test_an_idle_log_stays_small(self, tmp_path: Path) -> None:

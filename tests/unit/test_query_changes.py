@@ -117,6 +117,15 @@ def test_without_the_row_before_an_update_that_does_not_fit_is_a_delete() -> Non
     ]
 
 
+def test_a_row_that_fitted_only_inside_of_its_transaction_is_a_delete_to_who_saw_that() -> None:
+    rows = log(KEY_ONLY, ("c", (1, "shut", 5), None), ("c", (2, "open", 5), None))
+    made = changes_of_result(OPEN_BY_KEY, rows, open_rows, superseded=True)
+    assert [(row["op"], row["a0"], row["b0"]) for row in made.to_pylist()] == [
+        ("d", None, 1),
+        ("c", 2, None),
+    ]
+
+
 def test_a_row_of_which_the_image_before_is_not_known_may_have_been_there() -> None:
     """The replica identity was raised to FULL after the change was logged without old values."""
     made = changes_of_result(OPEN, log(FULL, ("u", (1, "shut", 5), None)), open_rows)
