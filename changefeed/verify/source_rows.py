@@ -95,9 +95,16 @@ class SourceRows:
 
 
 def _require_readable(plan: MessagePlan) -> None:
+    """Of a target only the last message of each key counts: that must be the last of a row."""
     if plan.schema.keyless:
         message = f"{plan.schema.table} has no primary key: its messages cannot be verified"
         raise ChangefeedError(Code.NOT_SUPPORTED, message)
+    if plan.message_key != plan.schema.key:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"{plan.schema.table} cannot be verified: with key_column = '{plan.key_column}' "
+            "several rows may have one message key, and of each key the last message is compared",
+        )
 
 
 def _with_key_schema(messages: pa.Table, schema: str) -> pa.Table:

@@ -423,6 +423,19 @@ class TestFiles:
             verified(feeds, "TABLE t")
         assert caught.value.code is Code.NOT_SUPPORTED
 
+    def test_rows_that_share_a_message_key_are_refused(
+        self, feeds: Feeds, postgres: Database, tmp_path: Path
+    ) -> None:
+        postgres.execute("update t set b = 'shared'")
+        feeds.execute(
+            f"CREATE CHANGEFEED f FOR t INTO 'file://{tmp_path}/out' "
+            "WITH key_column = 'b', unordered"
+        )
+        feeds.sync("f")
+        with pytest.raises(ChangefeedError, match="key_column = 'b' several rows") as caught:
+            verified(feeds, "TABLE t")
+        assert caught.value.code is Code.NOT_SUPPORTED
+
     def test_lines_of_csv_are_refused(self, feeds: Feeds, tmp_path: Path) -> None:
         folder = tmp_path / "csv"
         options = " WITH format = 'csv', initial_scan = 'only'"
