@@ -6,8 +6,8 @@ public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 :mod:`changefeed.core.uri`) and a sink is reached only through
 :mod:`sinks.registry`.
 
-For programs: :func:`subscribe`, the changes of a table as Arrow; and
-:mod:`changefeed.spark_source`, the same as a source of Spark.
+Programs use :func:`subscribe`, which returns the changes of a table as Arrow, or
+:mod:`changefeed.spark_source`, which makes them a Spark data source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The one door: a statement in, a :class:`Result` out. For the shell, tests, and servers.
+"""Executes statements: a statement in, a :class:`Result` out. The shell, tests and servers use
+it.
 
 ::
 
@@ -8,8 +9,8 @@
     engine.execute("USE shop", session)
     result = engine.execute("SHOW CHANGEFEEDS", session)
 
-Every error a user can meet is a :class:`~changefeed.core.errors.ChangefeedError`, tied to the place
-in the text. Thread-safe as long as each client has its own :class:`Session`.
+Every error for a user is a :class:`~changefeed.core.errors.ChangefeedError` with its position in
+the text. Thread-safe as long as each client has its own :class:`Session`.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ SHOWN_EXPECTED = 8
 class Summary:
     """The toolbar's figures.
 
-    ``active`` feeds run or would if a node did; ``stopped`` ones would, and no node is alive;
-    ``troubled`` counts every feed that wants attention, those too; ``scanning`` maps feeds under
-    an initial scan to (rows, total).
+    ``active`` feeds run, or would run with a node; ``stopped`` ones would run, but no node is
+    alive; ``troubled`` counts every feed that needs attention, including stopped ones;
+    ``scanning`` maps feeds with a running initial scan to (rows, total).
     """
 
     feeds: int
@@ -162,11 +163,11 @@ class FeedFacts:
     """What completion knows of a feed.
 
     Attributes:
-        job_id, name: either names it.
+        job_id, name: a statement may use either.
         status: as SHOW CHANGEFEEDS has it.
-        scheme: of its sink, that of the connection behind ``external://``; empty of a sinkless
-            feed.
-        options: those that are set.
+        scheme: the sink's scheme, for ``external://`` that of the connection; empty for a
+        sinkless feed.
+        options: the options that are set.
         tables: (schema, name) of each table it watches.
     """
 
@@ -198,9 +199,9 @@ class Engine:
             clock: time for ``now``, lags and deadlines.
             host: the node in this process; without one, another process may run a node.
             open_source: connection name and URI -> source.
-            log_place: when the log reached a position of a source; the state's own logs
-                when not given.
-            probe: how VALIDATE looks at a target; through its sink when not given.
+            log_place: finds when the log reached a position of a source; by default in the
+            state's logs.
+            probe: how VALIDATE checks a target; by default through its sink.
             timings: how long statements wait for the node.
         """
         self.catalog = catalog
@@ -218,8 +219,8 @@ class Engine:
         """Run one statement.
 
         Raises:
-            ChangefeedError: CF1001 for a text that is no statement; else what the statement
-                says. Several problems come together as
+            ChangefeedError: CF1001 if the text is not a statement; else the error of the
+            statement. Several problems come together as
                 :class:`~changefeed.core.errors.Problems`.
         """
         # What errors echo: the same offsets, no secret.
@@ -236,7 +237,7 @@ class Engine:
             raise _tie(error, written, text) from error.__cause__
 
     def execute_script(self, text: str, session: Session) -> Iterator[Result]:
-        """Run the statements of a text in order, one at a time as the iterator is asked."""
+        """Run the statements of a text in order; each one runs when the iterator is advanced."""
         for piece in split(text):
             if piece.text.strip():
                 yield self.execute(piece.text, session)
@@ -265,7 +266,7 @@ class Engine:
         """What ``--source`` names: a connection, or a URI that becomes one.
 
         Raises:
-            ChangefeedError: CF1101 no such connection, CF1201 no source has this scheme.
+            ChangefeedError: CF1101, no such connection; CF1201, no source has this scheme.
         """
         if "://" not in source:
             self.execute(nodes.Use(source), session)
@@ -308,7 +309,7 @@ class Engine:
         return [job.name for job in self.catalog.jobs()]
 
     def feed_facts(self) -> list[FeedFacts]:
-        """What completion wants to know of each feed; by id."""
+        """The facts about each feed that completion needs, by job id."""
         schemes = self.connection_schemes()
         return [
             FeedFacts(
@@ -323,14 +324,14 @@ class Engine:
         ]
 
     def source_name(self, session: Session) -> str | None:
-        """What unqualified table names belong to: USE, or the only source."""
+        """The source of unqualified table names: the one of USE, or the only source."""
         if session.source is not None:
             return session.source
         known = source_connections(self.catalog)
         return known[0].name if len(known) == 1 else None
 
     def tables(self, session: Session) -> list[TableInfo]:
-        """The tables of the session's source, asked now; none without a source.
+        """The tables of the session's source, read from the source now; none without a source.
 
         Raises:
             ChangefeedError: the source cannot be asked.
@@ -341,7 +342,7 @@ class Engine:
         return self.open_source(name, self.catalog.connection(name).uri).tables()
 
     def describe(self, session: Session, schema: str | None, table: str) -> TableSchema | None:
-        """The shape of one table of the session's source; None without a source.
+        """The schema of one table of the session's source; None without a source.
 
         Raises:
             ChangefeedError: there is no such table, or the source cannot be asked.
@@ -433,7 +434,9 @@ def parsed_statement(text: str) -> nodes.Statement:
 
 
 def _tie(error: ChangefeedError, written: str, shown: str) -> ChangefeedError:
-    """The error with the statement as it may be echoed, and without the words hidden in it."""
+    """The error tied to the redacted statement, with hidden words removed from the error as
+    well.
+    """
     return hide_masked(error, written, shown).located(shown)
 
 

@@ -1,7 +1,7 @@
-"""A state opened by one process: catalog, statements, and the node when one is wanted here.
+"""A state opened by one process: catalog, statements, and the node if this process runs one.
 
-The composition root: the only module that knows all parts. What takes long (Spark, a source's
-driver) is imported when it is first needed, so that a listing answers at once.
+This is the composition root: the only module that knows all parts. Slow imports (Spark, a
+source's driver) happen when they are first needed, so that a listing answers at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def load_node() -> None:
-    """Load what a node needs, and never pandas; for a process that is nothing but a node."""
+    """Load the modules that a node needs, without pandas; for a process that only runs a node."""
     from changefeed.core.arrow import keep_pandas_out
 
     keep_pandas_out()
@@ -60,9 +60,9 @@ class Application:
             state: directory, or ``postgresql://`` URL.
             settings: how Spark starts for feeds that run here.
             spark: Spark to use instead of our own.
-            max_memory: bytes of finished messages the feeds of this node may keep to share.
-            max_disk: bytes the change log of each source may take.
-            ready: a capture process that waits for its source, for a node that starts now.
+            max_memory: limit in bytes for encoded messages that the feeds of this node share.
+            max_disk: limit in bytes for the change log of each source.
+            ready: a capture process on standby, for a node that starts now.
 
         Raises:
             ChangefeedError: CF6001, CF6002.
@@ -91,7 +91,7 @@ class Application:
         """Run the state's feeds in this process, unless another process does.
 
         Returns:
-            Whether this process is the node now.
+            Whether this process now runs the node.
         """
         node = self._made()
         if node.is_node:
@@ -102,10 +102,10 @@ class Application:
         return started
 
     def check_node(self) -> None:
-        """Raise unless the node of this process is at work.
+        """Raise an error unless the node of this process is running.
 
         Raises:
-            ChangefeedError: CF6005 it has ended by itself.
+            ChangefeedError: CF6005, the node has stopped unexpectedly.
         """
         node = self._node
         if node is not None and node.is_node and not node.alive:
@@ -150,7 +150,7 @@ class Application:
         return self._node is not None and self._node.is_node
 
     def close(self) -> None:
-        """Stop what runs here (jobs stay as they are) and close the state."""
+        """Stop the node of this process and close the state; the status of jobs does not change."""
         with self._lock:
             node, self._node = self._node, None
         if node is not None:
@@ -160,13 +160,13 @@ class Application:
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed whose rows come out of the iterator; closing it ends the feed."""
+        """Run a feed whose rows the iterator yields; closing the iterator ends the feed."""
         if not self.node_running():
             self.start_node()
         return self._made().start_sinkless(plan)
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Check a CDC query against its table; where no node runs, Spark starts here."""
+        """Check a CDC query against its table; if no node runs, Spark starts in this process."""
         if self._node_elsewhere:
             return NodeInquiry(self.catalog).compile_query(schema, query)
         return self._made().compile_query(schema, query)
@@ -174,32 +174,34 @@ class Application:
     def extract_columns(
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
-        """The columns of a dataset's extract; where no node runs, Spark starts here."""
+        """The columns of a dataset's extract; if no node runs, Spark starts in this process."""
         if self._node_elsewhere:
             return NodeInquiry(self.catalog).extract_columns(location, form, delimiter)
         return self._made().extract_columns(location, form, delimiter)
 
     @property
     def _node_elsewhere(self) -> bool:
-        """A node of another process runs the feeds: its Spark is the one that must do."""
+        """Whether a node in another process runs the feeds; then only its Spark is used."""
         return not self.is_node and bool(self.catalog.live_nodes())
 
     def query_sessions(self) -> QuerySessions:
-        """Where this process evaluates CDC queries; Spark starts with the first one."""
+        """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""
         return self._made().query_sessions()
 
     def wake(self) -> None:
-        """Look at the job table now."""
+        """Make the node read the jobs of the state now."""
         if self._node is not None:
             self._node.wake()
 
     def hasten(self, source: str) -> None:
-        """Somebody waits until the change log has what is committed at a source now."""
+        """Make capture catch up now, because a caller waits for what a source has committed."""
         if self._node is not None:
             self._node.hasten(source)
 
     def deliver_now(self, job_id: int) -> None:
-        """Deliver what a feed has waiting and save its progress, without the pauses of its sink."""
+        """Make a feed deliver everything that waits and save its progress, without its sink's
+        pauses.
+        """
         if self._node is not None:
             self._node.deliver_now(job_id)
 
@@ -208,5 +210,7 @@ class Application:
         return self.is_node or bool(self.catalog.live_nodes())
 
     def spark(self, packs: Sequence[str]) -> SparkAccess:
-        """Spark of this process with jar packs: the node's, or one that starts for a statement."""
+        """The Spark session of this process with jar packs: the node's, or one started for a
+        statement.
+        """
         return self._made().spark(packs)

@@ -1,4 +1,4 @@
-"""The tables that a source sends: made so, and held against what the feeds began with."""
+"""Makes a source send the wanted tables, and checks that they are still the feeds' tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from changefeed.sources.base import Source, TableLocations
 
 
 class CapturedTables:
-    """Of one source. :meth:`prepare` and what it calls run in one thread at a time; the rest may be
-    asked by any thread."""
+    """The captured tables of one source. :meth:`prepare` must run in one thread at a time; any
+    thread may call the other methods.
+    """
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class CapturedTables:
         Args:
             catalog: the state.
             name: the source's.
-            source: gives the source, opened.
+            source: returns the opened source.
             change_log: its change log.
             clock: for the instants from which the log has a table.
             timings: how often the state is asked for gaps that another process found.
@@ -50,15 +51,15 @@ class CapturedTables:
         self._lost = LostTables(catalog, name)
         self._gaps = TableGaps(catalog, name, clock, timings)
         self._captured: Mapping[TableName, int] = {}
-        #: Why the source cannot send some of the tables.
+        #: For each table that the source cannot send: the error.
         self.problems: dict[TableName, ChangefeedError] = {}
 
     def prepare(self, wanted: Iterable[Known]) -> None:
-        """Look where the tables are, and make the source send exactly those that are there.
+        """Look the tables up, and make the source send exactly those that exist.
 
-        Returns when the source has agreed: every change committed after this call to one of the
-        tables is sent. Those that it cannot send are in :attr:`problems`, those that are not what
-        a feed began with are told by :meth:`lost`.
+        On return, every change of one of the tables that is committed later will be sent.
+        :attr:`problems` has the tables that the source cannot send, and :meth:`lost` returns
+        those that are no longer the tables that a feed began with.
 
         Raises:
             ChangefeedError: the source refused, or cannot be reached.
@@ -75,11 +76,13 @@ class CapturedTables:
         self._gaps.looked = began
 
     def forget(self) -> None:
-        """The source has to be retried for all of them: another connection, or nothing left."""
+        """Forget what the source has agreed to: the connection is another one, or no feed is
+        left.
+        """
         self._captured = {}
 
     def hear(self, notice: Notice) -> None:
-        """The capture says where the changes of a table end that was lost."""
+        """Record the position, found by capture, at which the changes of a lost table end."""
         if self._lost.hear(notice):
             self._log.wake()
 
@@ -91,16 +94,18 @@ class CapturedTables:
         return self._gaps.known()
 
     def lost(self, table: TableName, table_id: int) -> LostTable | None:
-        """What became of a table that is no longer what a feed began with."""
+        """What became of a table that is no longer the one that a feed began with."""
         return self._lost.get(table, table_id)
 
     def place_of(self, lost: LostTable) -> Timestamp | None:
-        """Where in the log the table's changes end; None while the log has not come so far."""
+        """Where in the log the table's changes end; None until the log has reached that
+        position.
+        """
         return lost.at if lost.at is not None else self._log.timestamp_of(lost.after)
 
     @property
     def ready(self) -> frozenset[TableName]:
-        """Tables that are captured, or that never will be (each reader meets its error)."""
+        """The tables that are captured, and those that cannot be (their readers get the error)."""
         captured = frozenset(self._catalog.captured(self._name))
         return captured | self.problems.keys() | self._lost.names
 
@@ -108,12 +113,12 @@ class CapturedTables:
 
     @staticmethod
     def _unsafe(tables: Mapping[TableName, int], seen: TableLocations | None) -> bool:
-        """A captured table lost what lets the source's users change its rows."""
+        """Whether the source would refuse changes of a captured table as it is now."""
         return seen is not None and not seen.unsafe.isdisjoint(tables.values())
 
     def _look_for_gaps(self) -> Collection[TableName]:
-        """Tables that miss changes, because somebody else changed what makes the source send them.
-        It is written down before it is undone, so that no crash forgets it.
+        """Find tables with missing changes, because somebody changed what makes the source send
+        them. The gap is saved before the change is undone, so that a crash does not lose it.
 
         Raises:
             ChangefeedError: CF2102 nothing makes the source send them any longer.
@@ -127,13 +132,13 @@ class CapturedTables:
         return reasons.keys()
 
     def _add_gaps(self, reasons: Mapping[TableName, str]) -> None:
-        """Tell the feeds of tables that changes of them may be missing."""
+        """Record for the feeds of these tables that changes may be missing."""
         if reasons:
             self._gaps.add(reasons)
             self._log.wake()
 
     def _capture(self, wanted: Mapping[TableName, int], told: Collection[TableName]) -> None:
-        """Make the source send these tables; feeds of ``told`` know of their gap."""
+        """Make the source send these tables; the feeds of ``told`` already know of their gap."""
         prepared = capture_tables(self._catalog, self._source(), sorted(wanted))
         self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
         since = self._since()
@@ -145,11 +150,10 @@ class CapturedTables:
     def _leave_out(
         self, wanted: Mapping[TableName, int], problems: Mapping[TableName, ChangefeedError]
     ) -> None:
-        """Say which tables are not captured, and keep it for feeds that do not run now.
+        """Say which tables are not captured, and record it for feeds that do not run now.
 
-        A feed that runs sees :attr:`problems` itself. One that is paused must not go on without
-        a scan when the table is captured again by then: what was written between is not in the
-        log.
+        A running feed sees :attr:`problems` itself. A paused feed must scan the table when it
+        resumes, even if the table is captured again by then: the log lacks the changes in between.
         """
         for table in problems.keys() - self.problems.keys():
             error = problems[table]
@@ -159,9 +163,9 @@ class CapturedTables:
         self.problems = dict(problems)
 
     def _since(self) -> Timestamp:
-        """From when on the log has all changes of a table that the source agreed to just now.
+        """The instant from which the log has all changes of a table that was added just now.
 
-        The log may lag: what it has yet to read was committed before the agreement, too.
+        The log may lag, so changes that it still has to read may be older than the addition.
         """
         frontier = self._log.frontier
         return max(frontier.at, self._clock.now()) if frontier else Timestamp.ZERO

@@ -1,4 +1,4 @@
-"""Tables made after a SCHEMA or DATABASE feed join it, once they pass the checks of CREATE."""
+"""Adds new tables to feeds of a SCHEMA or DATABASE, once they pass the checks of CREATE."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from grammar import nodes
 
 
 def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
-    """Let tables made since join a feed of a SCHEMA or DATABASE; gives their names.
+    """Add new tables to a feed of a SCHEMA or DATABASE; returns their names.
 
-    They are scanned: all their rows came after the feed began. A feed that only scans, or
-    has ended, takes no more. A table that cannot be described now waits for the next call. One
-    that a CREATE would refuse is a failed table of the feed with the reason, and joins by
-    itself at the first call that finds it in order.
+    The feed scans them, because all their rows are newer than the feed. A feed that only scans, or
+    has ended, gets no new tables. A table that cannot be described now waits for the next call. A
+    table that CREATE would refuse becomes a failed table of the feed with the reason; the first
+    call that finds its problem solved adds it.
     """
     if not job.has_patterns or job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
         return []
@@ -51,7 +51,7 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
 
 
 def _refused_before(table: TableProgress) -> bool:
-    """It fitted a pattern and failed the checks: it never began."""
+    """Whether the table matched a pattern but failed the checks, so that it was never delivered."""
     failed = table.state is TableState.FAILED and table.error_code in _REFUSALS
     return failed and table.never_began
 
@@ -70,7 +70,7 @@ _REFUSALS = frozenset(
 def _fitting(
     catalog: Catalog, job: Job, source: Source, watched: set[TableName]
 ) -> dict[TableName, ResolvedTarget]:
-    """The tables that fit the patterns and are not watched."""
+    """The tables that match the patterns and are not watched yet."""
     found: dict[TableName, ResolvedTarget] = {}
     for target in parse_targets(job.targets):
         if isinstance(target, nodes.TableTarget | nodes.MessagesTarget):
@@ -81,7 +81,7 @@ def _fitting(
             try:
                 schema = source.describe(name.schema, name.name)
             except ChangefeedError as error:
-                # Dropped again meanwhile, or not for us: it is not part of the feed yet.
+                # Dropped again meanwhile, or not readable: it is not part of the feed yet.
                 catalog.record_event(
                     job.id, "notice", error.message, table=str(name), code=error.code.number
                 )

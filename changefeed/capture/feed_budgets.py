@@ -1,8 +1,8 @@
-"""``max_disk``: how much a feed may have on disk: of the change log what it has left to deliver,
-and the rows that are staged for its sink.
+"""``max_disk`` limits the disk space of a feed: the part of the change log that it has not
+delivered yet, and the rows that are staged for its sink.
 
-All feeds of a source share its log, so a feed cannot be held up alone: beyond its limit capture
-reads no more, as when the log is full, and nothing is lost.
+All feeds of a source share its log, so one feed cannot be held back alone: when a feed exceeds its
+limit, capture stops reading, as it does when the log is full. Nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Budget:
 
 
 class FeedBudgets:
-    """Says whether capture must wait for a feed. For one thread."""
+    """Says whether capture must wait for a feed. Not thread-safe."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class FeedBudgets:
     ) -> None:
         """
         Args:
-            above: how many bytes of the log hold what is above a timestamp.
+            above: returns the bytes of the log that are above a timestamp.
             scratch: where the sinks of a job stage rows.
         """
         self._catalog = catalog
@@ -57,11 +57,11 @@ class FeedBudgets:
         self._limited: list[tuple[Job, int]] = []
         self._budgets: list[_Budget] = []
         self._looked = float("-inf")
-        #: The feed that is waited for.
+        #: The feed for which capture waits.
         self._waits_for: int | None = None
 
     def exceeded(self) -> str:
-        """Which feed has too much left to deliver, in words; empty when none has."""
+        """A sentence that names a feed above its limit; empty if there is none."""
         now = self._clock.monotonic()
         if now - self._looked >= self._interval:
             self._look(now)
@@ -80,7 +80,7 @@ class FeedBudgets:
 
     def _over(self) -> _Budget | None:
         for budget in self._budgets:
-            # Half of it is to be free again, or reading would stop and go on at every commit.
+            # Wait until half of it is free, or reading would stop and start at every commit.
             limit = budget.size // 2 if budget.job_id == self._waits_for else budget.size
             if self._above(budget.at) + budget.staged > limit:
                 return budget
@@ -91,7 +91,7 @@ class FeedBudgets:
         try:
             self._budgets = self._read()
         except ChangefeedError as error:
-            # The state does not answer: what is known of the feeds holds until it does.
+            # The state does not answer: use what is known of the feeds until it does.
             if error.action is not Action.RETRY:
                 raise
 

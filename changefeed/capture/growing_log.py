@@ -1,4 +1,4 @@
-"""The change log of a source while it grows: read by many feeds, written by a capture process."""
+"""The change log of a source while it grows: one capture process writes it, many feeds read it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
 
-#: How often a log that another process writes is looked at.
+#: Seconds between two looks at a log that another process writes.
 POLL_SECONDS = 0.05
 
 
 class GrowingLog:
-    """One reader of the log and all who wait for it. Thread-safe.
+    """One reader of the log, and the threads that wait for it to grow. Thread-safe.
 
-    It also knows why the log does not grow: :attr:`error` stops it, :attr:`stalled` holds it up.
+    It also knows why the log does not grow: :attr:`error` (capture stopped) or :attr:`stalled`
+    (capture waits).
     """
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None) -> None:
@@ -34,12 +35,12 @@ class GrowingLog:
         self._wakes = 0
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
-        #: Why the log takes no more, or an empty string.
+        #: Why capture does not write to the log for now, or an empty string.
         self.stalled = ""
 
     @property
     def folder(self) -> Path:
-        """The log's directory, for readers of their own."""
+        """The log's directory, for code that opens its own reader."""
         return self._folder
 
     def _log(self) -> LogReader:
@@ -73,8 +74,9 @@ class GrowingLog:
             return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
 
     def timestamp_of(self, position: Position) -> Timestamp | None:
-        """The log timestamp of a place in the source's log; None while the log has not come so
-        far. A place before the log's begin has the begin's timestamp."""
+        """The log timestamp of a position in the source's log; None until the log has reached
+        it. A position before the beginning of the log has the timestamp of the beginning.
+        """
         with self._lock:
             frontier = self._log().frontier
             if frontier is None or frontier.position < position:
@@ -82,7 +84,7 @@ class GrowingLog:
             return self._log().timestamp_at(position) or self._log().oldest
 
     def has(self, position: Position) -> bool:
-        """The log has every change after a place that its frontier has reached."""
+        """Whether the log has every change after a position that its frontier has reached."""
         with self._lock:
             return self._log().timestamp_at(position) is not None
 
@@ -94,27 +96,27 @@ class GrowingLog:
         return self._error
 
     def fail(self, error: ChangefeedError) -> None:
-        """The log does not grow because of ``error``; all who wait see it."""
+        """Record that the log does not grow because of ``error``, and tell all waiting threads."""
         with self._grown:
             self._error = error
             self._grown.notify_all()
 
     def stall(self, why: str) -> None:
-        """The log takes no more for now; an empty text: it goes on."""
+        """Record why capture waits for now; an empty text ends the wait."""
         with self._grown:
             self.stalled = why
             self._grown.notify_all()
 
     def retry(self) -> None:
-        """Forget the error, and look at a damaged log afresh."""
+        """Forget the error, and open a damaged log again."""
         with self._lock:
             if self._error is not None and self._error.code is Code.LOG_DAMAGED:
-                # Not closed: pieces that were handed out may still be read through it.
+                # Not closed: slices that were returned earlier may still be read through it.
                 self._reader = None
             self._error = None
 
     def refresh(self) -> None:
-        """See how far the log is; what is wrong with it is said once."""
+        """Read how far the log reaches; a problem with it is logged once."""
         with self._grown:
             self.stalled = ""
             self._refresh()
@@ -132,7 +134,7 @@ class GrowingLog:
             self._error = None
 
     def follow(self) -> None:
-        """Refresh by looking, for a log that another process writes."""
+        """Refresh periodically, for a log that another process writes."""
         if self._follower is None:
             self._follower = threading.Thread(target=self._look, name="log-follower", daemon=True)
             self._follower.start()
@@ -146,7 +148,7 @@ class GrowingLog:
                     self._grown.notify_all()
 
     def wake(self) -> None:
-        """Let every waiting feed look around."""
+        """Wake every waiting feed."""
         with self._grown:
             self._wakes += 1
             self._grown.notify_all()
@@ -172,7 +174,7 @@ class GrowingLog:
     ) -> Timestamp:
         """The log timestamp of ``position``, once the log has reached it.
 
-        A position before the log's begin has the begin's timestamp.
+        A position before the beginning of the log has the timestamp of the beginning.
 
         Raises:
             ChangefeedError: capture stopped with an error, or the wait was too long.
@@ -183,7 +185,8 @@ class GrowingLog:
             return at if at is not None else self._log().oldest
 
     def wait_above(self, at: Timestamp, stop: threading.Event, timeout: float = 300.0) -> None:
-        """Wait until the log has reached above ``at`` (an idle source's does every second).
+        """Wait until the log reaches beyond ``at`` (that of an idle source advances every
+        second).
 
         Raises:
             ChangefeedError: capture stopped with an error, or the wait was too long.
@@ -213,14 +216,15 @@ class GrowingLog:
         raise ChangefeedError(Code.SCAN_INTERRUPTED, "stopped")
 
     def why_lost(self, stop: threading.Event, timeout: float = 60.0) -> ChangefeedError | None:
-        """Why the change log cannot go on, once the capture has met the source; None: it goes on.
+        """Why the change log cannot be continued, once capture has contacted the source, or
+        None.
 
         Raises:
-            ChangefeedError: the capture cannot tell: another error holds it up.
+            ChangefeedError: another error keeps capture from finding out.
         """
         deadline = self._clock.monotonic() + timeout
         with self._grown:
-            # What an earlier capture wrote does not show that the log goes on.
+            # Entries of an earlier capture do not show that the log can be continued.
             self._log().refresh()
             before = self.frontier
             while not stop.is_set() and self._clock.monotonic() < deadline:
@@ -241,17 +245,17 @@ class GrowingLog:
 
     @property
     def closed(self) -> bool:
-        """It was closed for good."""
+        """Whether it was closed permanently."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Let all who wait go; :meth:`release` lets go of the files."""
+        """End all waits; :meth:`release` closes the files."""
         self._closed.set()
         with self._grown:
             self._grown.notify_all()
 
     def release(self) -> None:
-        """Let go of the log's files."""
+        """Close the log's files."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()

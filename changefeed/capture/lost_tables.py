@@ -1,4 +1,4 @@
-"""The tables of a source that are no longer what a feed began with."""
+"""The tables of a source that are no longer the ones that a feed began with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from changefeed.sources.base import Source, TableLocations
 
 
 class LostTables:
-    """Found by looking at the source, and by rows in the log under another name. Thread-safe."""
+    """Detects lost tables at the source, and by rows in the log under another name. Thread-safe."""
 
     def __init__(self, catalog: Catalog, name: str) -> None:
         self._catalog = catalog
@@ -26,7 +26,7 @@ class LostTables:
         self._lost: dict[Known, LostTable] = {}
 
     def get(self, table: TableName, table_id: int) -> LostTable | None:
-        """What became of a table that is no longer what a feed began with."""
+        """What became of a table that is no longer the one that a feed began with."""
         return self._lost.get((table, table_id))
 
     @property
@@ -36,8 +36,8 @@ class LostTables:
             return frozenset(table for table, _ in self._lost)
 
     def look(self, source: Source, wanted: Iterable[Known]) -> tuple[TableLocations | None, bool]:
-        """Where the wanted tables are now, None when the source has no ids for them; and whether
-        another one is lost.
+        """The present tables behind the wanted names (None if the source has no ids), and
+        whether another table is lost.
 
         Raises:
             ChangefeedError: the source cannot be asked.
@@ -64,10 +64,10 @@ class LostTables:
         return seen, bool(new)
 
     def _back(self, gone: Collection[Known]) -> set[Known]:
-        """What is no longer lost: nobody wants it, or it has its name again.
+        """Tables that are no longer lost: no feed wants them, or they have their name again.
 
-        While it had another name its rows went there, so a feed that follows it must hear of
-        that first; one that was resumed scans it.
+        While a table had another name, its rows went there, so a feed that follows it must see the
+        loss first; a feed that was resumed scans it.
         """
         back = self._lost.keys() - self._wanted
         again = self._lost.keys() - back - set(gone)
@@ -79,8 +79,9 @@ class LostTables:
         return back | again
 
     def hear(self, notice: Notice) -> bool:
-        """The log has rows of a table under a new name: a look may come too late to see it.
-        Whether the table is lost by that."""
+        """Record that the log has rows of a table under a new name, which the next look at the
+        source may miss. Returns whether the table is now lost.
+        """
         table, now = (TableName(self._name, *name) for name in (notice.table, notice.now))
         known = (table, notice.table_id)
         with self._lock:

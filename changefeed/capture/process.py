@@ -2,12 +2,12 @@
 
     source's log -> decoder -> change log (durable) -> acknowledge to the source
 
-The process alone reads the log of the source while it lives, and owns the change log's writer
-lock. It tells its parent about every step in one line of JSON on standard output (:class:`Notice`),
-and ends when its standard input closes, so it never outlives the node that started it.
-Secrets reach it through its environment and the state database, never through its arguments.
+Only this process reads the log of the source, and it holds the writer lock of the change log. It
+tells its parent about every step in one line of JSON on standard output (:class:`Notice`), and
+ends when its standard input closes, so it never outlives the node that started it. Secrets reach
+it through its environment and the state database, never through its arguments.
 
-It may never acknowledge a position that is not durable in the change log.
+It must never acknowledge a position that is not durable in the change log.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from changefeed.options import GC_SIZE, GC_TTL, Options
 from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
-#: Exit status of a capture that met an error a person must mend: do not start it again.
+#: Exit status after an error that a person must fix: do not restart the capture.
 EXIT_STOP = 3
-#: Exit status of a capture that may be started again after a pause.
+#: Exit status after an error that may pass: restart the capture after a pause.
 EXIT_RETRY = 4
 
-#: A leap of the machine's clock that is told, between two looks after the log.
+#: The smallest jump of the machine's clock, between two upkeeps of the log, that is reported.
 LEAP_SECONDS = 60.0
 
 
@@ -115,14 +115,15 @@ class Capture:
         Args:
             stream: the source's log.
             writer: ours.
-            tell: hears every step.
-            keep_from: the place above which some feed still needs the log.
-            held_up: why nothing may be read though the log has room; empty: it may.
-            settings: how long and how much the log keeps, asked again and again: feeds come,
-                go and are altered.
-            announced: hears of schema versions once readers of the log can see rows of them.
+            tell: is called with a notice of every step.
+            keep_from: returns the timestamp above which some feed still needs the log.
+            held_up: returns why capture must not read although the log has room, or an empty
+            text.
+            settings: returns how long and how much the log keeps; called repeatedly, because
+            feeds come, go and are altered.
+            announced: is called with schema versions once readers of the log can see their rows.
             clock: for pauses.
-            timings: how often the log is looked after.
+            timings: how often the upkeep of the log runs.
         """
         self._clock = clock
         self._timings = timings or Timings()
@@ -169,8 +170,9 @@ class Capture:
             raise self._broken
 
     def _upkeep(self) -> None:
-        """Look after the log beside the appends: ten thousand commits of one row take seconds to
-        merge, and changes must not wait for that."""
+        """Merge and remove files of the log in a separate thread: to merge ten thousand commits
+        of one row takes seconds, and appends must not wait for it.
+        """
         while not self._clock.wait(self._stop, self._timings.upkeep):
             try:
                 self._maintain()
@@ -191,7 +193,7 @@ class Capture:
                     return
         fault_point(Point.CAPTURE_BEFORE_ACKNOWLEDGE)
         for event in flush.events:
-            # Before the frontier: nobody may deliver beyond it without knowing.
+            # Before the frontier: no feed may deliver beyond it without this knowledge.
             if isinstance(event, SchemaChange) and event.old.table != event.new.table:
                 self._tell(_moved(event))
         self._announce(flush)
@@ -203,10 +205,11 @@ class Capture:
         fault_point(Point.CAPTURE_AFTER_ACKNOWLEDGE)
 
     def _announce(self, flush: Flush) -> None:
-        """Say which schema versions are new in the log.
+        """Report which schema versions are new in the log.
 
-        After they are durable, so that a crash repeats a change of schema and never loses it; and
-        with the frontier, because what comes before it is read again after a crash.
+        This happens after they are durable, so that a crash repeats a schema change and never
+        loses it; and with the frontier, because everything after the last frontier is read again
+        after a crash.
         """
         if self._announced is None:
             return
@@ -228,7 +231,7 @@ class Capture:
             self._tell(Notice("flowing"))
 
     def _no_room(self) -> str:
-        """Why nothing may be read now, or an empty text."""
+        """Why capture must not read now, or an empty text."""
         if not self._writer.room():
             return "the change log reached its disk budget"
         return self._held_up()
@@ -250,7 +253,7 @@ class Capture:
             self._tell_leap(read)
             self._writer.maintain(read, self._keep_from())
         except ChangefeedError as error:
-            # A full disk hinders upkeep too; what was captured is safe, and it will be retried.
+            # A full disk prevents upkeep, too. Captured changes are safe, and upkeep is retried.
             if error.code is not Code.LOG_FULL:
                 raise
 
@@ -269,10 +272,12 @@ class Capture:
 
 
 class CaptureLoop:
-    """One capture after the other: the next takes over where its source knows another way."""
+    """Runs one capture after another: if one fails and its source knows another way to read, the
+    next one takes over.
+    """
 
     def __init__(self, worker: Callable[[], Capture], writer: LogWriter, tell: Tell) -> None:
-        """``worker`` makes a capture that goes on from the end of the log."""
+        """``worker`` creates a capture that continues from the end of the log."""
         self._make = worker
         self._writer = writer
         self._tell = tell
@@ -299,7 +304,7 @@ class CaptureLoop:
         """Work until stopped.
 
         Raises:
-            ChangefeedError: the stream or the log failed, and there is no other way.
+            ChangefeedError: the stream or the log failed, and the source knows no other way.
         """
         while (worker := self._next()) is not None:
             try:
@@ -307,7 +312,7 @@ class CaptureLoop:
                 return
             except StreamFallback as error:
                 self._tell(Notice("warning", code=error.code.number, message=error.message))
-                # What came of a transaction that is not complete will come again.
+                # The rows of an incomplete transaction will be read again.
                 self._writer.abandon()
 
     def _next(self) -> Capture | None:
@@ -355,11 +360,11 @@ def _start_frontier(
     clock: Clock,
     before: Timestamp | None = None,
 ) -> Frontier:
-    """Where to go on: the log's own end; for an empty log, where what we hold begins.
+    """Where to continue: at the end of the log, or, for an empty log, at the attachment's start.
 
-    An empty log gets that position as its first entry, stamped now: every later position has
-    a timestamp then, and a ``cursor`` before the log is known to be one. ``before`` is where an
-    earlier log of the source ended: this one begins above it, whatever the clock says.
+    An empty log gets that position as its first entry, with the present time: every later position
+    then has a timestamp, and a ``cursor`` before the log can be recognised. ``before`` is where an
+    earlier log of the source ended: this log begins above it, whatever the clock says.
     """
     if writer.frontier is None:
         now = clock.now()
@@ -404,7 +409,7 @@ class _SavedMemo:
 def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
     """Run capture for one source of the state until the parent goes away.
 
-    ``disk`` is the most bytes the change log may take; past it reading stops.
+    ``disk`` limits the size of the change log in bytes; above it reading stops.
 
     Raises:
         ChangefeedError: from the source or the log.
@@ -456,8 +461,8 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
 
 
 def load_sources(state: str) -> None:
-    """Load what the sources that have feeds need; nothing is asked of them."""
-    # Whatever is wrong with the state or a connection is told by the node.
+    """Load the modules of the sources that have feeds, without connecting to them."""
+    # The node reports problems with the state or a connection.
     with contextlib.suppress(ChangefeedError), closing(Catalog.open(state)) as catalog:
         for name in {job.source for job in catalog.jobs(include_finished=False)}:
             open_source(name, catalog.connection(name).uri)
@@ -471,12 +476,12 @@ def main(argv: list[str] | None = None) -> int:
     task.add_argument("--standby", action="store_true", help="the task comes by standard input")
     parser.add_argument("--disk", type=int, default=None)
     args = parser.parse_args(argv)
-    # Not an argument: those of a process can be read by everybody, and the state may be a URL
-    # with a password. Nothing that is started from here needs it.
+    # Not an argument: every user can read the arguments of a process, and the state may be a URL
+    # with a password. No child of this process needs it.
     state = os.environ.pop(STATE_VARIABLE)
     os.umask(0o077)
     keep_pandas_out()
-    # The thread that looks after the log computes; the one that reads must not wait long for it.
+    # The upkeep thread computes; the reading thread must not wait long for the interpreter lock.
     sys.setswitchinterval(0.001)
     out = os.dup(1)
     os.dup2(2, 1)  # a stray print must not look like a notice

@@ -1,10 +1,10 @@
 """One thread per source reconciles what is held there with what its feeds need.
 
-A source may hang (a firewall that drops packets, a transaction that has to end before the source
-can keep its log for us); the node and the feeds of other sources must not notice. So the node only
-says what is wanted, and starts a feed once :meth:`SourceReconciler.covers` says that its tables are
-seen to. The thread begins with the first feed of a source and ends when the last is gone and
-nothing of ours is left there.
+A source may hang (a firewall drops packets, a transaction must end before the log can be held);
+the node and the feeds of other sources must not be affected. So the node only sets the desired
+state, and starts a feed once :meth:`SourceReconciler.covers` returns true for its tables. The
+thread starts with the first feed of a source, and ends when the last feed is gone and nothing of
+changefeed is left at the source.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DesiredState:
 
     @classmethod
     def of(cls, feeds: Iterable[tuple[Job, list[TableProgress]]]) -> DesiredState:
-        """What these jobs with their tables need together."""
+        """The combined needs of these jobs and their tables."""
         jobs: set[tuple[int, int]] = set()
         tables: set[Known] = set()
         for job, progress in feeds:
@@ -49,13 +49,13 @@ class DesiredState:
 
 
 def _given_up(table: TableProgress) -> bool:
-    """Lost to a feed that names it, until RESUME."""
+    """Whether a feed that names the table has lost it, until RESUME."""
     failed = table.state is TableState.FAILED and table.error_code == Code.TABLE_REPLACED
     return failed and not table.joined
 
 
 class SourceReconciler:
-    """Makes a source what its feeds need, in a thread of its own."""
+    """Brings a source into the desired state of its feeds, in a separate thread."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SourceReconciler:
             catalog: the state.
             name: the source.
             source_runtime: the source's present runtime.
-            runs: whether a job is being run (it shows the source's errors itself then).
+            runs: whether a job is running (it then shows the source's errors itself).
             changed: called after each attempt that changed what :meth:`covers` says.
         """
         self.name = name
@@ -101,7 +101,7 @@ class SourceReconciler:
         self._thread.start()
 
     def want(self, wish: DesiredState) -> bool:
-        """Say what is needed now (nothing: leave the source); False when the thread has ended."""
+        """Set the desired state (empty: leave the source); False when the thread has ended."""
         with self._lock:
             if self._over:
                 return False
@@ -111,16 +111,16 @@ class SourceReconciler:
             return True
 
     def covers(self, job: Job) -> bool:
-        """The source was last made ready with the job's present tables among them."""
+        """Whether the last successful attempt included the present tables of the job."""
         return (job.id, job.generation) in self._done.jobs
 
     @property
     def over(self) -> bool:
-        """Nothing is left to do, and nothing of ours at the source."""
+        """Whether nothing is left to do, and nothing is held at the source any more."""
         return self._over
 
     def stop(self) -> None:
-        """End soon, leaving the source as it is. A call that hangs is not waited for."""
+        """End soon, and leave the source as it is. Does not wait for a call that hangs."""
         self._stopping.set()
         self._wake.set()
 
@@ -137,7 +137,8 @@ class SourceReconciler:
             try:
                 left = self._attempt(wish)
             except Exception as failure:
-                # The feeds of the source hang on this thread: it must outlive a fault of ours.
+                # The feeds of the source depend on this thread: it must survive an internal
+                # error.
                 error = self._failures.error(f"source {self.name}", failure)
                 self._failed(error, leaving=not wish.jobs)
                 left = False
@@ -149,14 +150,14 @@ class SourceReconciler:
             self._clock.wait(self._wake, pause)
 
     def _end(self, wish: DesiredState) -> bool:
-        """Nothing is left at the source: over, unless something is wanted again by now."""
+        """Nothing is held at the source any more: end, unless a new feed has come meanwhile."""
         with self._lock:
             self._over = self._wish == wish
         self._changed()
         return self._over
 
     def _attempt(self, wish: DesiredState) -> bool:
-        """Make the source what is wanted; whether nothing is wanted and nothing left there."""
+        """Try to reach the desired state; returns whether no feed is left and nothing is held."""
         try:
             if not wish.jobs:
                 return self._leave()
@@ -186,10 +187,10 @@ class SourceReconciler:
             self._expand()
 
     def _renew(self, source_runtime: SourceRuntime, wish: DesiredState) -> SourceRuntime:
-        """A RESCAN asks for a log that goes on: a new one, unless the present one does (by now).
+        """Start a new log for a RESCAN, unless the present log can be continued after all.
 
         Raises:
-            ChangefeedError: it cannot be told yet; the request stays.
+            ChangefeedError: it is not known yet; the request stays.
         """
         source_runtime.retry()  # the error may be an old one
         lost = None
@@ -231,7 +232,7 @@ class SourceReconciler:
             )
 
     def _tell_waiting(self, error: ChangefeedError) -> None:
-        """Feeds that wait for the source show why."""
+        """Set the reason of feeds that wait for the source."""
         usual = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
         for job in self._catalog.jobs(include_finished=False):
             waits = job.status.active and not self._runs(job.id) and not self.covers(job)
@@ -240,7 +241,7 @@ class SourceReconciler:
             # A RESCAN asks for a new log before it lets its feed wait: this error is an old one.
             if self._catalog.source_state(self.name).renewal and error.code in LOG_LOST:
                 continue
-            # While the source is busy nothing is wrong: the feed waits for its turn.
+            # A busy source is not an error: the feed waits for its turn.
             busy = error.code is Code.SOURCE_BUSY and job.status is Status.PENDING
             status = Status.PENDING if busy else usual
             if (job.status, job.error) != (status, error.message):
@@ -248,7 +249,7 @@ class SourceReconciler:
                 self._catalog.transition(job.id, status, reason=reason, error=error)
 
     def _expand(self) -> None:
-        """Let tables made after a SCHEMA or DATABASE feed join it."""
+        """Add new tables to feeds of a SCHEMA or DATABASE."""
         for job in self._catalog.jobs(include_finished=False):
             mine = job.source == self.name and job.has_patterns
             if not mine or job.wanted is not DesiredStatus.RUNNING:

@@ -1,7 +1,7 @@
-"""A source as the node sees it: what it is asked for, its capture process, its change log.
+"""A source as the node sees it: its captured tables, its capture process, its change log.
 
-One runtime per source, shared by all feeds that read it. It makes the source keep its log for us,
-adds a table before a feed may rely on it, keeps the capture process alive, and tells waiting
+There is one runtime per source, shared by all feeds that read it. It makes the source retain its
+log, adds a table before a feed may rely on it, keeps the capture process alive, and wakes waiting
 feeds when the log has grown.
 """
 
@@ -47,9 +47,9 @@ class SourceRuntime:
         clock: Clock | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """``capturing``: run the capture here; else only follow the log another node writes.
+        """``capturing``: run the capture here; else only follow the log that another node writes.
 
-        ``disk``: the most bytes its change log may take. ``ready``: a capture process to use.
+        ``disk`` limits the change log in bytes. ``ready``: a capture process on standby.
         """
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
@@ -86,7 +86,7 @@ class SourceRuntime:
         return self._log.folder
 
     def follow_connection(self) -> None:
-        """Where the connection was altered, open it again and restart the capture."""
+        """If the connection was altered, open it again and restart the capture."""
         with self._lock:
             if self._source is None or self._catalog.connection(self.name).uri == self._uri:
                 return
@@ -97,19 +97,19 @@ class SourceRuntime:
             supervisor.stop()
 
     def watch(self, wanted: Iterable[Known]) -> None:
-        """Make the source send exactly these tables, as far as they are there, and capture run.
+        """Make the source send exactly those of these tables that exist, and start the capture.
 
         Raises:
             ChangefeedError: see :meth:`changefeed.capture.captured_tables.CapturedTables.prepare`.
         """
-        # Not the reader's lock: feeds go on while the source is asked.
+        # Not the reader's lock: feeds continue while this waits for the source.
         with self._watching:
             self._tables.prepare(wanted)
             self._start_capture()
 
     @property
     def problems(self) -> Mapping[TableName, ChangefeedError]:
-        """Why the source cannot send some of the tables."""
+        """For each table that the source cannot send: the error."""
         return self._tables.problems
 
     @property
@@ -118,20 +118,22 @@ class SourceRuntime:
         return self._tables.gaps
 
     def lost(self, table: TableName, table_id: int) -> LostTable | None:
-        """What became of a table that is no longer what a feed began with."""
+        """What became of a table that is no longer the one that a feed began with."""
         return self._tables.lost(table, table_id)
 
     def place_of(self, lost: LostTable) -> Timestamp | None:
-        """Where in the log the table's changes end; None while the log has not come so far."""
+        """Where in the log the table's changes end; None until the log has reached that
+        position.
+        """
         return self._tables.place_of(lost)
 
     def forget(self) -> bool:
-        """No feed is left: stop the capture, remove the log and what we hold at the source.
+        """No feed is left: stop the capture, remove the log, and release what the source holds.
 
-        False when a feed came meanwhile: nothing was removed, and the runtime stays good. Else,
-        also after an error, it is closed for good.
+        Returns False if a feed was created meanwhile: then nothing was removed, and the runtime
+        can still be used. Otherwise, even after an error, the runtime is closed permanently.
         """
-        # A statement that makes a feed now must not take the tables for captured ones.
+        # A statement that creates a feed now must not find the tables captured.
         self._catalog.set_captured(self.name, {})
         if any(j.wanted is not DesiredStatus.DROPPED for j in self._catalog.source_jobs(self.name)):
             self._tables.forget()
@@ -147,11 +149,11 @@ class SourceRuntime:
         return self._log.why_lost(stop, timeout)
 
     def begin_again(self, lost: ChangefeedError) -> None:
-        """Remove the log, which cannot go on because of ``lost``, and what we have at the source.
+        """Remove the log, which ``lost`` keeps from continuing, and what is held at the source.
 
-        This runtime is closed for good; the next one makes a new log, which begins
-        after everything that was delivered from this one. Feeds that still read this log end with
-        the error.
+        This runtime is then closed permanently; the next one creates a new log, which begins after
+        everything that was delivered from this one. Feeds that still read this log end with the
+        error.
         """
         log.warning("source %s: a new change log begins: %s", self.name, lost.message)
         try:
@@ -182,18 +184,18 @@ class SourceRuntime:
                 self._supervisor.start()
 
     def fail(self, error: ChangefeedError) -> None:
-        """Let the feeds that run end with what was found at the source; :meth:`retry` undoes it."""
+        """End running feeds with an error that was found at the source; :meth:`retry` undoes it."""
         self._log.fail(error)
 
     def retry(self) -> None:
-        """Start a capture that stopped with an error again, and look at the log afresh."""
+        """Restart a capture that stopped with an error, and open the log again."""
         self._log.retry()
         with self._lock:
             if self._supervisor is not None:
                 self._supervisor.retry()
 
     def hasten(self) -> None:
-        """Somebody waits for the log to reach what is committed now: capture looks at once."""
+        """Make capture read at once, because a caller waits for what is committed now."""
         supervisor = self._supervisor
         if supervisor is not None:
             supervisor.hasten()
@@ -242,12 +244,12 @@ class SourceRuntime:
 
     @property
     def error(self) -> ChangefeedError | None:
-        """Why capture does not move, if it does not."""
+        """Why capture has stopped, or None."""
         return self._log.error
 
     @property
     def stalled(self) -> str:
-        """Why the log takes no more, or an empty string."""
+        """Why capture does not write to the log for now, or an empty string."""
         return self._log.stalled
 
     def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
@@ -269,10 +271,10 @@ class SourceRuntime:
         self._log.wait_above(at, stop, timeout)
 
     def wait_captured(self, tables: Iterable[TableName], stop: threading.Event) -> None:
-        """Wait until every later commit to ``tables`` is sure to reach the log.
+        """Wait until every later commit to ``tables`` is certain to reach the log.
 
         Raises:
-            ChangefeedError: the node of this state does not get there.
+            ChangefeedError: the node of this state did not achieve it in time.
         """
         wanted = frozenset(tables)
         deadline = self._clock.monotonic() + self._timings.begin
@@ -292,16 +294,16 @@ class SourceRuntime:
             self._log.follow()
 
     def wake(self) -> None:
-        """Let every waiting feed look around."""
+        """Wake every waiting feed."""
         self._log.wake()
 
     @property
     def closed(self) -> bool:
-        """It was closed for good: another runtime takes its place."""
+        """Whether it was closed permanently: another runtime takes its place."""
         return self._log.closed
 
     def close(self) -> None:
-        """Stop the capture and let go of the log."""
+        """Stop the capture and close the log."""
         self._log.close()
         with self._lock:
             supervisor, self._supervisor = self._supervisor, None

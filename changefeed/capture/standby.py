@@ -1,10 +1,10 @@
 """A capture process that is started before anybody knows which source it will read.
 
-Half of what a node takes until its first row is Python loading modules, in the node and then once
-more in its capture process. So ``changefeed start`` starts a capture process first of all: it loads
-its modules, and the drivers of the sources that have feeds, while the node does the same beside
-it, and then waits for its task on standard input. It reads and writes nothing but the state until
-then. This module is loaded before everything else and imports next to nothing.
+Half of the time until a node's first row is Python loading modules, first in the node and then
+in its capture process. So ``changefeed start`` first starts a capture process: it loads its
+modules, and the drivers of the sources that have feeds, while the node loads its own modules.
+Then it waits for its task on standard input. Until then it only reads the state. This module is
+loaded before all others and imports almost nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from changefeed.core.child_path import own_path
 #: Names the state of a capture: a directory, or a URL that may have a password.
 STATE_VARIABLE = "CHANGEFEED_CAPTURE_STATE"
 
-#: How long a capture process may take to end by itself, seconds.
+#: Seconds that a capture process may take to end by itself.
 STOP_SECONDS = 8.0
 
 # -P: code that lies in the directory the node was started in is not imported.
@@ -35,7 +35,7 @@ def command(source: str, disk: int | None = None) -> list[str]:
 
 
 class Standby:
-    """One capture process without a task; whoever takes it first gets it."""
+    """One capture process without a task; the first caller of :meth:`take` gets it."""
 
     def __init__(self, state: str) -> None:
         """Start the process for a source of ``state``; does not wait for it."""
@@ -43,7 +43,7 @@ class Standby:
         self._child: subprocess.Popen[bytes] | None = start([*_COMMAND, "--standby"], state)
 
     def take(self, source: str, disk: int | None = None) -> subprocess.Popen[bytes] | None:
-        """The process, which captures ``source`` from now on; None when it is taken or gone."""
+        """The process, which now captures ``source``; None if it was taken before or has ended."""
         with self._lock:
             child, self._child = self._child, None
         if child is None or child.stdin is None:
@@ -58,7 +58,7 @@ class Standby:
         return child
 
     def close(self) -> None:
-        """End the process if nobody took it."""
+        """End the process if it was not taken."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -67,10 +67,11 @@ class Standby:
 
 
 def read_task() -> tuple[str, int | None] | None:
-    """The source and the limit of its log that :meth:`Standby.take` gives; None when the node
-    has gone. What follows the task on standard input is left there."""
+    """The source and the limit of its log from :meth:`Standby.take`; None if the node has ended.
+    Reads nothing after the task from standard input.
+    """
     line = b""
-    # Byte by byte: what comes after the line is for somebody else.
+    # Byte by byte: other code reads what comes after the line.
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
@@ -93,7 +94,7 @@ def start(words: list[str], state: str | None) -> subprocess.Popen[bytes]:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End a capture process: politely by closing its input, then by force; waits for it."""
+    """End a capture process: close its input, and kill it if it does not end; waits for it."""
     if child.poll() is not None:
         return
     if child.stdin is not None and not child.stdin.closed:
@@ -108,14 +109,14 @@ def end(child: subprocess.Popen[bytes]) -> None:
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:
-            # What a dead reader did not take is lost with it.
+            # Input that a dead process has not read is lost with it.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
 
 def _environment(state: str) -> dict[str, str]:
-    """The capture's environment: where the state is, which may have a password in it.
+    """The capture's environment, with the URL of the state, which may contain a password.
 
-    Every user may read the arguments of a process, and only its owner the environment.
+    Every user may read the arguments of a process, but only its owner the environment.
     """
     return {**os.environ, STATE_VARIABLE: state, "PYTHONPATH": own_path()}

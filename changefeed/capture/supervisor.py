@@ -1,6 +1,6 @@
-"""Keeps one capture process alive: starts it, hears its notices, starts it again with back-off.
+"""Keeps one capture process alive: starts it, reads its notices, restarts it with back-off.
 
-A capture that ended with an error that a person must mend stays down until :meth:`retry`.
+A capture that ended with an error that a person must fix is not restarted until :meth:`retry`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from changefeed.core.timings import Timings
 
 
 class CaptureSupervisor:
-    """Runs a child for as long as it is wanted.
+    """Keeps a child process running until :meth:`stop`.
 
-    ``on_notice`` is called from the supervisor's thread for each line of the child, and with
-    a made-up ``error`` notice when the child dies without having said why.
+    ``on_notice`` is called from the supervisor's thread for each line of the child, and with an
+    ``error`` notice of the supervisor when the child ends without a reason.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CaptureSupervisor:
         clock: Clock | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """``spawn`` starts the child with three pipes, the first time and each time it ended."""
+        """``spawn`` starts the child with three pipes, at first and after each end."""
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
         self._spawn = spawn
@@ -45,7 +45,7 @@ class CaptureSupervisor:
         self._stopping = threading.Event()
         self._nudge = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        #: The last errors that the child told; an empty text for one that was planned for.
+        #: The last errors that the child reported; an empty text for an expected one.
         self._failures: deque[str] = deque(maxlen=LIMIT)
         self._thread: threading.Thread | None = None
 
@@ -62,7 +62,7 @@ class CaptureSupervisor:
     ) -> CaptureSupervisor:
         """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log.
 
-        ``ready`` is taken for the child if nobody else has it.
+        ``ready`` becomes the child if it has no task yet.
         """
 
         def spawn() -> subprocess.Popen[bytes]:
@@ -73,7 +73,7 @@ class CaptureSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child now running."""
+        """Process id of the running child."""
         child = self._child
         return child.pid if child is not None and child.poll() is None else None
 
@@ -85,19 +85,20 @@ class CaptureSupervisor:
         self._thread.start()
 
     def retry(self) -> None:
-        """Start a stopped child again now instead of after the pause (or never)."""
+        """Restart a stopped child now instead of after the pause (or never)."""
         self._nudge.set()
 
     def hasten(self) -> None:
-        """Let the child give the source's frontier now; without a child, nothing."""
+        """Make the child report the source's frontier now; does nothing without a child."""
         child = self._child
         if child is not None and child.stdin is not None:
-            # A child that has just ended hears nothing, and its successor begins with a frontier.
+            # A child that has just ended reads nothing, and its successor begins with a
+            # frontier.
             with contextlib.suppress(OSError, ValueError):
                 os.write(child.stdin.fileno(), b"\n")
 
     def stop(self) -> None:
-        """End the child: politely by closing its input, then by force; waits for it."""
+        """End the child: close its input, and kill it if it does not end; waits for it."""
         self._stopping.set()
         self._nudge.set()
         child = self._child
@@ -112,7 +113,7 @@ class CaptureSupervisor:
             try:
                 status, useful = self._one_life()
             except Exception as surprise:
-                # Nobody else would start it again, or say that it is down.
+                # Nothing else would restart it, or report that it is down.
                 log_failure("capture cannot be supervised", surprise)
                 status, useful = EXIT_RETRY, False
                 what = f"the capture process cannot be run: {type(surprise).__name__}"
@@ -131,7 +132,7 @@ class CaptureSupervisor:
             self._nudge.clear()
 
     def _repeats(self) -> bool:
-        """The same fault of ours has ended the child again and again: a person must look."""
+        """Whether the same internal error has ended the child repeatedly: a person must look."""
         failures = self._failures
         if len(failures) < LIMIT or "" in failures or len(set(failures)) > 1:
             return False
@@ -174,7 +175,7 @@ class CaptureSupervisor:
 
 
 class _StderrTail:
-    """The last lines a child wrote to standard error, read so that it never blocks on them."""
+    """The last lines of a child's standard error; reading them keeps the child from blocking."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._lines: list[str] = []
@@ -188,9 +189,9 @@ class _StderrTail:
             self._lines = [*self._lines[-19:], line.decode(errors="replace").rstrip()]
 
     def join(self) -> None:
-        """Wait until the child's end was read."""
+        """Wait until everything that the child wrote was read."""
         self._thread.join(STOP_SECONDS)
 
     def text(self) -> str:
-        """The lines in one."""
+        """The lines joined into one."""
         return " | ".join(self._lines)

@@ -1,4 +1,4 @@
-"""Tables of a source of which changes may be missing in the change log."""
+"""Tables of a source whose changes may be missing in the change log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = "%Y-%m-%d %H:%M:%S"
 
 
 class TableGaps:
-    """What the state knows of gaps, read again when it has changed."""
+    """The gaps that the state knows, read again when the state has changed."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class TableGaps:
         #: Of the state, when the gaps were read last; and when that is looked at again.
         self._version = -1
         self._due = 0.0
-        #: When the source was last seen in order.
+        #: When the last check found the source in order.
         self.looked: datetime | None = None
 
     def add(self, reasons: Mapping[TableName, str]) -> None:
-        """Tell the feeds of tables that changes of them may be missing."""
+        """Record for the feeds of these tables that changes may be missing."""
         now = f"{datetime.now(UTC):{_SECONDS}}"
         when = f"between {self.looked:{_SECONDS}} and {now}" if self.looked else f"before {now}"
         texts = {
@@ -52,7 +52,7 @@ class TableGaps:
         self._due = 0.0
 
     def known(self) -> Mapping[TableName, Gap]:
-        """The gaps by table, whichever process found them."""
+        """The gaps by table, found by any process."""
         now = self._clock.monotonic()
         if now >= self._due:
             # Feeds ask in each of their rounds.

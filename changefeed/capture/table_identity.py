@@ -1,8 +1,8 @@
-"""Is a table still the one a feed began with?
+"""Decides whether a table is still the one that a feed began with.
 
-A feed knows a table by its name and the source's number of it. A table that was dropped,
-recreated under its name, or renamed is *lost* to the feeds that began with it: their rows ended
-there, and rows of another table are never taken for theirs.
+A feed identifies a table by its name and the source's number of it. A table that was dropped,
+recreated under its name, or renamed is *lost* to the feeds that began with it: they get no more
+rows of it, and never rows of another table instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import TableLocations
 
-#: A name and the source's number of the table (0: not known) that a feed means by it.
+#: A name, and the source's number of the table that a feed means by it (0: not known).
 Known = tuple[TableName, int]
 
 
@@ -26,9 +26,9 @@ class LostTable:
 
     Attributes:
         error: CF2106, for a feed that names the table.
-        dropped: it is gone for good; else it lives on under another name.
-        after: all its changes under this name are below this place of the source's log.
-        at: the same as a log timestamp, where that is known already.
+        dropped: the table was dropped; else it exists under another name.
+        after: all its changes under this name are below this position of the source's log.
+        at: the same as a log timestamp, if it is known already.
     """
 
     error: ChangefeedError
@@ -38,10 +38,10 @@ class LostTable:
 
 
 def missing(wanted: Collection[Known], seen: TableLocations) -> dict[Known, ChangefeedError]:
-    """The tables whose names now stand for something else, and why.
+    """The tables whose names now belong to another table or to none, and why.
 
-    A name that stands for nothing and whose number is not known is no loss: nothing began
-    with it, and the source says what it finds wrong with it.
+    A name without a table whose number is not known is not a loss: no feed began with it, and the
+    source reports its problem.
     """
     return {
         (table, table_id): _reason(table, table_id, seen)
