@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from sinks.base import Sink
 from sinks.testing.feed import FeedDouble, Write, at, delete, put
 from sinks.testing.messages import Message
+from sinks.testing.outside import assert_connects_to_nothing, assert_prints_nothing
 from sinks.testing.validators import (
     BeforeAfterValidator,
     FingerprintValidator,
@@ -416,6 +417,31 @@ def writes_in_executors(harness: Harness) -> None:
     sink.close()
 
 
+def connects_to_nothing(harness: Harness) -> None:
+    """The constructor asks nobody: it works while the target is away, and leaves nothing open."""
+    _feed(harness).open(harness.sink()).close()  # the target is there, to be taken away
+    with harness.down() if "outlives_outage" not in harness.never else nullcontext():
+        sink = assert_connects_to_nothing(harness.sink)
+    sink.close()
+
+
+def prints_nothing(harness: Harness) -> None:
+    """Standard output and error are the user's: a sink writes nothing there, also when it fails."""
+    feed = _feed(harness)
+    with assert_prints_nothing():
+        sink = feed.open(harness.sink())
+        feed.deliver(sink, [put(1, "a", 1)])
+        feed.resolve(sink)
+    if "outlives_outage" not in harness.never:
+        epoch = feed.epoch(at(3))
+        with harness.down(), assert_prints_nothing():
+            with suppress(ChangefeedError):
+                sink.commit(epoch, feed.write(sink, epoch, [put(1, "b", 2)]))
+            sink.abort(epoch, ())
+    with assert_prints_nothing():
+        sink.close()
+
+
 def hides_secrets(harness: Harness) -> None:
     """Nothing a sink says of itself, and nothing it writes, holds the password of its URI."""
     feed = _feed(harness)
@@ -454,5 +480,7 @@ CASES: tuple[Case, ...] = tuple(
         refuses_oversize,
         writes_in_executors,
         hides_secrets,
+        connects_to_nothing,
+        prints_nothing,
     )
 )

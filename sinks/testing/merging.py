@@ -29,6 +29,7 @@ from sinks.testing.conformance import LARGE_TEXT
 from sinks.testing.keeping_history import HISTORY_CASES
 from sinks.testing.merge_harness import MergeHarness
 from sinks.testing.merge_steps import check, feed_of, keyed, keyless, visible
+from sinks.testing.outside import assert_connects_to_nothing, assert_prints_nothing
 from sinks.testing.owning import OWNING_CASES
 from sinks.testing.rows import (
     RowChange,
@@ -616,6 +617,24 @@ def hides_secrets(harness: MergeHarness) -> None:
     sink.close()
 
 
+def connects_to_nothing(harness: MergeHarness) -> None:
+    """The constructor asks nobody, and leaves no connection open."""
+    assert_connects_to_nothing(harness.sink).close()
+
+
+def prints_nothing(harness: MergeHarness) -> None:
+    """Standard output and error are the user's: a sink writes nothing there."""
+    source = SourceDouble(keyed())
+    feed = feed_of(harness, source)
+    with assert_prints_nothing():
+        sink = feed.open(harness.sink())
+        source.commit(insert("t", a=1, b="x"))
+        feed.deliver(sink)
+        source.commit(update("t", {"a": 1}, b="y"))
+        feed.deliver(sink)
+        sink.close()
+
+
 #: Every case, in the order of the documentation.
 MERGE_CASES: tuple[MergeCase, ...] = tuple(
     MergeCase(run.__name__, run)
@@ -650,6 +669,8 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         *HISTORY_CASES,
         keeps_sequence_beside,
         hides_secrets,
+        connects_to_nothing,
+        prints_nothing,
         *OWNING_CASES,
         *COMPARING_CASES,
     )
