@@ -12,6 +12,8 @@ import re
 
 from changefeed.core.errors import ChangefeedError, Code
 
+#: The name of Spark's error condition; a text begins with it wherever it is in a chain of causes.
+_CANCELLED = "[SPARK_JOB_CANCELLED]"
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 
 
@@ -61,7 +63,7 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
     packed = unpack(text)
     if packed is not None:
         return packed
-    if "cancelled part of cancelled job group" in text:
+    if _CANCELLED in text:
         return ChangefeedError(Code.SPARK_FAILED, "the Spark job was cancelled")
     return ChangefeedError(
         Code.SPARK_FAILED,

@@ -27,7 +27,13 @@ from changefeed.encoding.arrow_schema import (
     avro_block,
     avro_header,
 )
-from changefeed.encoding.avro.schema import key_schema, mark, mark_schema, value_schema
+from changefeed.encoding.avro.schema import (
+    key_schema,
+    mark,
+    mark_schema,
+    schema_text,
+    value_schema,
+)
 from changefeed.encoding.formats import message_schema
 from changefeed.encoding.names import identifier
 from changefeed.encoding.parquet import parquet_fields
@@ -359,3 +365,13 @@ def test_kafka_wants_a_registry_for_avro(query: str, options: dict[str, str], me
     with pytest.raises(ChangefeedError, match=message):
         parse_kafka(f"kafka://localhost{query}", options)
     parse_kafka("kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "avro"})
+
+
+def test_no_schema_leaves_that_avro_does_not_allow() -> None:
+    inner = {"type": "record", "name": "twice", "fields": []}
+    fields = [{"name": name, "type": inner} for name in ("a", "b")]
+    with pytest.raises(fastavro.schema.SchemaParseException, match="twice"):
+        schema_text({"type": "record", "name": "outer", "fields": fields})
+    # The text is ours, not what fastavro makes of it.
+    plain = {"type": "record", "name": "outer", "fields": fields[:1]}
+    assert json.loads(schema_text(plain)) == plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +13,9 @@ from sinks.testing.outside import assert_connects_to_nothing, assert_prints_noth
 
 
 @pytest.fixture
-def server() -> socket.socket:
+def server() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening  # type: ignore[misc]
+        yield listening
 
 
 def test_a_connection_is_noticed(server: socket.socket) -> None:

@@ -38,6 +38,21 @@ def test_values_stay_out(failure: Exception) -> None:
     assert "secret" not in error.message + error.detail + error.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 3 cancelled by a person",
+            "the Spark job was cancelled",
+        ),
+        # Words that a row or a table may hold say nothing.
+        ("row 'cancelled part of cancelled job group'", "Spark failed: RuntimeError"),
+    ],
+)
+def test_a_cancelled_job_is_known_by_its_condition(text: str, message: str) -> None:
+    assert translate(RuntimeError(text), jvm_died=False).message == message
+
+
 def test_a_dead_jvm_explains_everything_else() -> None:
     error = translate(RuntimeError("whatever"), jvm_died=True)
     assert (error.code.number, error.action) == ("CF4002", "retry")

@@ -63,7 +63,7 @@ class _Schemas:
 
     @staticmethod
     def _written(schema: avro.Schema) -> RegistrySchema:
-        return RegistrySchema("AVRO", json.dumps(schema))
+        return RegistrySchema("AVRO", avro.schema_text(schema))
 
 
 class _DebeziumSchemas(_Schemas):

@@ -8,7 +8,9 @@ is the string branch of its union.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import fastavro
@@ -53,6 +55,24 @@ def value_schema(plan: MessagePlan) -> Schema | None:
     """The schema of a message value, for readers; None where messages have no value."""
     shape = value_shape(plan)
     return None if shape is None else _Names(plan).record(shape, outermost=True)
+
+
+def schema_text(schema: Schema) -> str:
+    """A schema as registries and files have it; no reader can fail to understand it.
+
+    Raises:
+        fastavro.schema.SchemaParseException: the specification allows no such schema, as two
+            records of one name.
+    """
+    text = json.dumps(schema)
+    _parsed(text)
+    return text
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> object:
+    # Once for each schema: chunks of a plan ask for its text again and again.
+    return fastavro.parse_schema(json.loads(text))
 
 
 class _Names:
