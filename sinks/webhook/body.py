@@ -24,7 +24,7 @@ FRAME = len(_HEAD) + len(_TAIL) + 18
 
 @dataclass(frozen=True, slots=True)
 class BodyPiece:
-    """Messages of one table on one lane, in order: values without nulls, and their instants."""
+    """Messages of one table on one queue, in order: values without nulls, and their instants."""
 
     target: Target
     values: pa.Array
@@ -107,7 +107,7 @@ def halves(parcel: Parcel) -> tuple[Parcel, Parcel]:
 
 
 class Queue:
-    """Messages of one lane that wait for a request."""
+    """Messages of one queue that wait for a request."""
 
     def __init__(self, most_messages: int, most_bytes: int) -> None:
         self._most = (most_messages, most_bytes - FRAME)
@@ -156,10 +156,10 @@ class Queue:
         self.messages = self.bytes = 0
 
 
-def by_lane(
-    target: Target, rows: pa.RecordBatch | pa.Table, lanes: int
+def by_queue(
+    target: Target, rows: pa.RecordBatch | pa.Table, queues: int
 ) -> Iterator[tuple[int, BodyPiece]]:
-    """The rows that have a value, each key on one lane."""
+    """The rows that have a value, each key on one queue."""
     batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
     for batch in batches:
         if batch.column("value").null_count:
@@ -172,21 +172,21 @@ def by_lane(
             batch.column("wall").to_numpy(zero_copy_only=False),
             batch.column("logical").to_numpy(zero_copy_only=False),
         )
-        if lanes == 1:
+        if queues == 1:
             yield 0, piece
             continue
-        places = lanes_of(batch.column("key"), lanes)
-        for lane in np.unique(places):
-            mask = places == lane
+        places = queues_of(batch.column("key"), queues)
+        for queue in np.unique(places):
+            mask = places == queue
             if mask.all():
-                yield int(lane), piece
+                yield int(queue), piece
             else:
                 values = piece.values.filter(pa.array(mask))
-                yield int(lane), BodyPiece(target, values, piece.walls[mask], piece.logicals[mask])
+                yield int(queue), BodyPiece(target, values, piece.walls[mask], piece.logicals[mask])
 
 
-def lanes_of(keys: pa.Array, lanes: int) -> npt.NDArray[np.int64]:
-    """A lane for each key: equal keys get the same one, in every process.
+def queues_of(keys: pa.Array, queues: int) -> npt.NDArray[np.int64]:
+    """A queue for each key: equal keys get the same one, in every process.
 
     A sum of the bytes, each weighted by its place, then mixed (Knuth's multiplicative hashing);
     it has to spread, not to withstand an opponent.
@@ -206,7 +206,7 @@ def lanes_of(keys: pa.Array, lanes: int) -> npt.NDArray[np.int64]:
     sums = np.zeros(len(keys), dtype=np.uint64)
     sums[filled] = np.add.reduceat(weighted, starts[filled])
     mixed = (sums ^ (sums >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-    return ((mixed >> np.uint64(33)) % np.uint64(lanes)).astype(np.int64)
+    return ((mixed >> np.uint64(33)) % np.uint64(queues)).astype(np.int64)
 
 
 _WEIGHTS = np.cumprod(np.full(256, 0x100000001B3, dtype=np.uint64), dtype=np.uint64)

@@ -28,9 +28,9 @@ from sinks.base import (
     Target,
 )
 from sinks.naming import kafka_topic_name
-from sinks.webhook.body import Parcel, batch_key, body, by_lane, count, halves
-from sinks.webhook.lanes import OrderedQueues
+from sinks.webhook.body import Parcel, batch_key, body, by_queue, count, halves
 from sinks.webhook.options import PARAMETERS, WebhookSettings, parse
+from sinks.webhook.ordered_queues import OrderedQueues
 
 if TYPE_CHECKING:
     from sinks.webhook.client import WebhookClient
@@ -58,7 +58,7 @@ class WebhookSink(Sink):
 
     def _reset(self) -> None:
         self._client: WebhookClient | None = None
-        self._lanes: OrderedQueues | None = None
+        self._queues: OrderedQueues | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("settings", "_feed", "_job")
@@ -100,18 +100,18 @@ class WebhookSink(Sink):
         )
 
     def _connected(self) -> tuple[WebhookClient, OrderedQueues]:
-        if self._client is None or self._lanes is None:
+        if self._client is None or self._queues is None:
             from sinks.webhook.client import WebhookClient
 
             settings = self.settings
-            lanes = OrderedQueues(settings.parallel, settings.messages, settings.bytes, self._send)
-            self._client = WebhookClient(settings, self._feed, lanes.halt)
-            self._lanes = lanes
-        return self._client, self._lanes
+            queues = OrderedQueues(settings.parallel, settings.messages, settings.bytes, self._send)
+            self._client = WebhookClient(settings, self._feed, queues.halt)
+            self._queues = queues
+        return self._client, self._queues
 
     def close(self) -> None:
-        if self._lanes is not None:
-            self._lanes.close()
+        if self._queues is not None:
+            self._queues.close()
         if self._client is not None:
             self._client.close()
         self._reset()
@@ -125,11 +125,11 @@ class WebhookSink(Sink):
         return receipt
 
     def _queue(self, batch: Batch) -> Receipt:
-        _, lanes = self._connected()
+        _, queues = self._connected()
         size = 0
-        for lane, piece in by_lane(batch.target, batch.rows, self.settings.parallel):
+        for queue, piece in by_queue(batch.target, batch.rows, self.settings.parallel):
             size += piece.bytes
-            lanes.put(lane, piece)
+            queues.put(queue, piece)
         return Receipt(batch.partition, batch.rows.num_rows, size)
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
@@ -137,15 +137,15 @@ class WebhookSink(Sink):
         return Durability.DURABLE
 
     def _settle(self) -> None:
-        if self._lanes is not None:
-            self._lanes.settle()
+        if self._queues is not None:
+            self._queues.settle()
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        if self._lanes is not None:
-            self._lanes.drop()
+        if self._queues is not None:
+            self._queues.drop()
 
     def _send(self, parcel: Parcel) -> None:
-        """Deliver a request's messages; called from the lanes."""
+        """Deliver a request's messages; called from the senders of the queues."""
         from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()

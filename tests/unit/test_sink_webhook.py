@@ -17,7 +17,7 @@ from changefeed.core.schema import TableName
 from changefeed.options.sink_config import webhook_sink_config
 from sinks.base import Target
 from sinks.registry import capabilities, check, open_sink
-from sinks.webhook.body import FRAME, BodyPiece, Queue, body, by_lane, count, halves, lanes_of
+from sinks.webhook.body import FRAME, BodyPiece, Queue, body, by_queue, count, halves, queues_of
 from sinks.webhook.client import _retry_after
 from sinks.webhook.options import parse
 
@@ -123,16 +123,16 @@ def test_requests_hold_all_messages_in_order(
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=40), st.integers(1, 8))
-def test_a_key_has_one_lane(keys: list[bytes], lanes: int) -> None:
-    found = lanes_of(pa.array(keys, pa.binary()), lanes)
-    assert all(0 <= lane < lanes for lane in found)
-    alone = [int(lanes_of(pa.array([b"?", key]).slice(1), lanes)[0]) for key in keys]
+def test_a_key_has_one_queue(keys: list[bytes], queues: int) -> None:
+    found = queues_of(pa.array(keys, pa.binary()), queues)
+    assert all(0 <= queue < queues for queue in found)
+    alone = [int(queues_of(pa.array([b"?", key]).slice(1), queues)[0]) for key in keys]
     assert found.tolist() == alone
 
 
 def test_keys_spread() -> None:
     keys = pa.array([f"[{n}]".encode() for n in range(4000)])
-    shares = np.bincount(lanes_of(keys, 4), minlength=4)
+    shares = np.bincount(queues_of(keys, 4), minlength=4)
     assert shares.min() > 800
 
 
@@ -144,9 +144,9 @@ def test_rows_without_a_value_or_a_key() -> None:
         ],
         schema=MESSAGE_SCHEMA,
     )
-    lanes = list(by_lane(TARGET, rows, 4))
-    assert sorted(v for _, p in lanes for v in p.values.to_pylist()) == [b"1", b"3"]
-    assert sorted(w for _, p in lanes for w in p.walls.tolist()) == [0, 2]
+    queues = list(by_queue(TARGET, rows, 4))
+    assert sorted(v for _, p in queues for v in p.values.to_pylist()) == [b"1", b"3"]
+    assert sorted(w for _, p in queues for w in p.walls.tolist()) == [0, 2]
 
 
 @pytest.mark.parametrize("text", ["\u00b2", "\u0661", "1e400", "-1", "nan", "9" * 400, "soon"])

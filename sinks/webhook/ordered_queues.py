@@ -1,6 +1,6 @@
-"""Several requests at once, and yet each key in order: a lane has one request in flight.
+"""Several requests at once, and yet each key in order: a queue has one request in flight.
 
-After one request failed no lane begins another, so what was delivered of a lane is always
+After one request failed no queue begins another, so what was delivered of a queue is always
 a gap-free beginning, and sending everything again never brings an old version last.
 """
 
@@ -27,13 +27,13 @@ class OrderedQueues:
         self._queues = [Queue(messages, bytes) for _ in range(count)]
         self._busy = [False] * count
         self._flushing = False
-        #: Set while no lane may begin anything, so that senders end their pauses.
+        #: Set while no queue may begin anything, so that senders end their pauses.
         self.halt = threading.Event()
         self._failed: BaseException | None = None
         self._moved = threading.Condition()
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="webhook")
 
-    def put(self, lane: int, piece: BodyPiece) -> None:
+    def put(self, number: int, piece: BodyPiece) -> None:
         """Queue messages; waits while too much is queued.
 
         After a failure it takes nothing more: ``settle`` says why.
@@ -41,8 +41,8 @@ class OrderedQueues:
         with self._moved:
             if self._failed is not None:
                 return
-            self._queues[lane].put(piece)
-            self._start(lane)
+            self._queues[number].put(piece)
+            self._start(number)
             while self._waiting() > BUFFER_BYTES and self._failed is None:
                 for other in range(len(self._queues)):
                     self._start(other, whatever=True)
@@ -56,8 +56,8 @@ class OrderedQueues:
         """
         with self._moved:
             self._flushing = True
-            for lane in range(len(self._queues)):
-                self._start(lane)
+            for number in range(len(self._queues)):
+                self._start(number)
             self._moved.wait_for(self._rests)
             self._flushing = False
             failed = self._failed
@@ -94,31 +94,31 @@ class OrderedQueues:
             return False
         return self._failed is not None or not any(queue.messages for queue in self._queues)
 
-    def _start(self, lane: int, whatever: bool = False) -> None:
-        if self._busy[lane] or not self._ready(lane, whatever):
+    def _start(self, number: int, whatever: bool = False) -> None:
+        if self._busy[number] or not self._ready(number, whatever):
             return
-        self._busy[lane] = True
-        self._pool.submit(self._run, lane, self._queues[lane].take())
+        self._busy[number] = True
+        self._pool.submit(self._run, number, self._queues[number].take())
 
-    def _ready(self, lane: int, whatever: bool = False) -> bool:
-        queue = self._queues[lane]
+    def _ready(self, number: int, whatever: bool = False) -> bool:
+        queue = self._queues[number]
         if self.halt.is_set() or not queue.messages:
             return False
         return queue.full or self._flushing or whatever
 
-    # ---------------------------------------------------------------- in the lane's thread
+    # ---------------------------------------------------------------- in the queue's thread
 
-    def _run(self, lane: int, parcel: Parcel) -> None:
+    def _run(self, number: int, parcel: Parcel) -> None:
         try:
             while parcel:
                 self._send(parcel)
                 with self._moved:
-                    parcel = self._queues[lane].take() if self._ready(lane) else ()
-                    self._busy[lane] = bool(parcel)
+                    parcel = self._queues[number].take() if self._ready(number) else ()
+                    self._busy[number] = bool(parcel)
                     self._moved.notify_all()
         except BaseException as error:
             with self._moved:
                 self._failed = self._failed or error
                 self.halt.set()
-                self._busy[lane] = False
+                self._busy[number] = False
                 self._moved.notify_all()
