@@ -79,6 +79,7 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
         memo=lambda: memo,
         intern=intern,
         latest=lambda name: None,
+        names=lambda number: (),
         spool=folder / "spool",
         folder=kept,
     )

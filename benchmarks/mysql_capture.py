@@ -80,6 +80,7 @@ def _read_ours(contender: str, uri: str, start: str, rows: int, folder: Path) ->
         memo=lambda: {"tables": [[DATABASE, TABLE]]},
         intern=intern,
         latest=lambda name: None,
+        names=lambda number: (),
         spool=folder / "spool",
         folder=folder / "kept",
     )

@@ -33,7 +33,14 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
         return []
     tables = catalog.tables(job.id)
     refused = {t.table for t in tables if _refused_before(t)}
-    found = _fitting(catalog, job, source, {t.table for t in tables} - refused)
+    # One that the feed names may have a new name, under which the feed is about to follow it.
+    named = {t.table_id for t in tables if t.table_id and not t.joined}
+    taken = {t.table for t in tables} | {t.known_as for t in tables}
+    found = {
+        name: place
+        for name, place in _fitting(catalog, job, source, taken - refused).items()
+        if place.schema.table_id not in named
+    }
     if not found:
         return []
     problems = _problems(list(found.values()), attachment(catalog, source), options)

@@ -53,12 +53,16 @@ class LostTables:
         back = self._back(gone)
         with self._lock:
             new = gone.keys() - self._lost.keys()
+        for _, table_id in new:
+            if table_id in seen.names:
+                # Before a feed goes by it: rows under a later name are to be told to that feed.
+                self._catalog.note_name(seen.names[table_id], table_id)
         after = source.current_position() if new else ""
         with self._lock:
             self._lost = {known: lost for known, lost in self._lost.items() if known not in back}
             for known in new:
-                dropped = known[1] not in seen.names
-                self._lost[known] = LostTable(gone[known], dropped, after)
+                now = seen.names.get(known[1])
+                self._lost[known] = LostTable(gone[known], now is None, after, now=now)
         for known in new:
             log.warning("source %s: %s", self._name, gone[known].message)
         return seen, bool(new)
@@ -66,15 +70,15 @@ class LostTables:
     def _back(self, gone: Collection[Known]) -> set[Known]:
         """Tables that are no longer lost: no feed wants them, or they have their name again.
 
-        While a table had another name, its rows went there, so a feed that follows it must see the
-        loss first; a feed that was resumed scans it.
+        While a table had another name, its rows went there, so a feed that it joined must see the
+        loss first. A feed that names the table follows what the log says of it.
         """
         back = self._lost.keys() - self._wanted
         again = self._lost.keys() - back - set(gone)
         if again:
             for job in self._catalog.source_jobs(self._name):
                 for table in self._catalog.tables(job.id):
-                    if table.state is TableState.RUNNING:
+                    if table.state is TableState.RUNNING and table.joined:
                         again.discard((table.table, table.table_id))
         return back | again
 
@@ -88,6 +92,7 @@ class LostTables:
             if known not in self._wanted or known in self._lost:
                 return False
             error = moved(table, now)
-            self._lost[known] = LostTable(error, dropped=False, at=Timestamp.parse(notice.at))
+            at = Timestamp.parse(notice.at)
+            self._lost[known] = LostTable(error, dropped=False, at=at, now=now)
         log.warning("source %s: %s is %s now", self._name, table, now)
         return True

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from changefeed.core.events import Event, Flush, Frontier, SchemaChange
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.internal_errors import place_of
 from changefeed.core.loading import loading
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
 from changefeed.log import LogSettings, LogWriter
@@ -108,6 +109,7 @@ class Capture:
         held_up: Callable[[], str] = lambda: "",
         settings: Callable[[], LogSettings] | None = None,
         announced: Callable[[Collection[int]], None] | None = None,
+        renamed: Callable[[TableName, int], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         timings: Timings | None = None,
     ) -> None:
@@ -118,16 +120,19 @@ class Capture:
             tell: is called with a notice of every step.
             keep_from: returns the timestamp above which some feed still needs the log.
             held_up: returns why capture must not read although the log has room, or an empty
-            text.
+                text.
             settings: returns how long and how much the log keeps; called repeatedly, because
-            feeds come, go and are altered.
+                feeds come, go and are altered.
             announced: is called with schema versions once readers of the log can see their rows.
+            renamed: is called with the name under which rows of a table come from now on and the
+                table's id, before readers of the log can see that.
             clock: for pauses.
             timings: how often the upkeep of the log runs.
         """
         self._clock = clock
         self._timings = timings or Timings()
         self._announced = announced
+        self._renamed = renamed
         self._versions: set[int] = set()
         self._new_versions: set[int] = set()
         self._settings = settings
@@ -181,6 +186,15 @@ class Capture:
                 self.stop()
 
     def _append(self, flush: Flush) -> None:
+        renames = [
+            event
+            for event in flush.events
+            if isinstance(event, SchemaChange) and event.old.table != event.new.table
+        ]
+        if self._renamed is not None:
+            # Before: a crash may come between, and the next stream must know all names.
+            for event in renames:
+                self._renamed(event.new.table, event.new.table_id)
         fault_point(Point.CAPTURE_BEFORE_APPEND)
         while True:
             try:
@@ -192,10 +206,9 @@ class Capture:
                 if not self._wait_stalled(error.message):
                     return
         fault_point(Point.CAPTURE_BEFORE_ACKNOWLEDGE)
-        for event in flush.events:
+        for event in renames:
             # Before the frontier: no feed may deliver beyond it without this knowledge.
-            if isinstance(event, SchemaChange) and event.old.table != event.new.table:
-                self._tell(_moved(event))
+            self._tell(_moved(event))
         self._announce(flush)
         if flush.frontier is not None:
             self._stream.acknowledge(flush.frontier.position)
@@ -437,6 +450,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
                 memo=saved,
                 intern=catalog.intern_schema,
                 latest=catalog.announced_schema,
+                names=partial(catalog.names, source_name),
                 spool=layout.spool(source_name),
                 folder=layout.beside_log(source_name),
             )
@@ -450,6 +464,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             held_up=FeedBudgets(catalog, source_name, writer.above, layout.scratch).exceeded,
             settings=settings,
             announced=catalog.announce_schemas,
+            renamed=catalog.note_name,
         )
 
     try:

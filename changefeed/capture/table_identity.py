@@ -2,7 +2,8 @@
 
 A feed identifies a table by its name and the source's number of it. A table that was dropped,
 recreated under its name, or renamed is *lost* to the feeds that began with it: they get no more
-rows of it, and never rows of another table instead.
+rows of it, and never rows of another table instead. Feeds that name a table follow a
+rename (:mod:`changefeed.feeds.renames`), so a table is captured under its new name, too.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class LostTable:
         dropped: the table was dropped; else it exists under another name.
         after: all its changes under this name are below this position of the source's log.
         at: the same as a log timestamp, if it is known already.
+        now: the table's present name; None if it was dropped.
     """
 
     error: ChangefeedError
     dropped: bool
     after: Position = ""
     at: Timestamp | None = None
+    now: TableName | None = None
 
 
 def missing(wanted: Collection[Known], seen: TableLocations) -> dict[Known, ChangefeedError]:
@@ -78,11 +81,13 @@ def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
 
 
 def capturable(wanted: Collection[Known], seen: TableLocations | None) -> dict[TableName, int]:
-    """The names to capture with the number each stands for (0: not known)."""
+    """The names to capture with the number each stands for (0: not known). What was renamed is
+    captured on, under its new name: its feeds may follow."""
     if seen is None:
         return {table: 0 for table, _ in wanted}
     numbers: Mapping[TableName, int] = seen.ids
-    return {
+    moved_to = {seen.names[i]: i for _, i in wanted if i in seen.names}
+    return moved_to | {
         table: numbers.get(table, 0)
         for table, table_id in wanted
         if not table_id or numbers.get(table) == table_id

@@ -141,6 +141,7 @@ class TableProgress:
             the request: progress that was made before it is no longer saved.
         rescanned: the last ``RESCAN`` that was carried out.
         gap: when (ns) the last gap was found that the feed knows of; 0: none.
+        original: the name that the table had when it came to the feed, once it was renamed.
     """
 
     table: TableName
@@ -167,6 +168,12 @@ class TableProgress:
     rescan: int = 0
     rescanned: int = 0
     gap: int = 0
+    original: TableName | None = None
+
+    @property
+    def known_as(self) -> TableName:
+        """The name by which the sink knows the table, whatever the source calls it by now."""
+        return self.original or self.table
 
     @property
     def rescan_owed(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, sele
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
+from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import DesiredStatus, Status, TableProgress, TableState
 from changefeed.catalog.rate import RateWindow
@@ -22,6 +23,7 @@ from changefeed.core.schema import TableName
 
 _table = tables.job_table
 _job = tables.job
+_seen = tables.table_name
 
 #: One row of progress; parameters are those of :func:`_found_by` and :func:`_moving`.
 _UPDATE = update(_table).where(
@@ -157,16 +159,18 @@ class Progress(CatalogPart):
 
     def living(self) -> frozenset[tuple[int, str]]:
         """The tables of the jobs that were not dropped and have not succeeded: number of the job,
-        and ``source.schema.table``."""
+        and ``source.schema.table`` as its sink knows the table."""
         ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
         jobs = select(_job.c.id).where(
             _job.c.wanted != DesiredStatus.DROPPED.value, _job.c.status.not_in(ended)
         )
-        columns = (_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
-        query = select(*columns).where(_table.c.job_id.in_(jobs))
+        columns = (_table.c.source, _table.c.schema, _table.c.name, _table.c.original)
+        query = select(_table.c.job_id, *columns).where(_table.c.job_id.in_(jobs))
         with self._database.read() as transaction:
-            rows = transaction.execute(query)
-            return frozenset((int(row[0]), str(TableName(*row[1:]))) for row in rows)
+            rows = transaction.execute(query).all()
+        return frozenset(
+            (int(row.job_id), str(_original(row) or TableName(*row[1:4]))) for row in rows
+        )
 
     def add_tables(self, job_id: int, added: Iterable[TableProgress]) -> None:
         """Let a feed watch more tables; raises its generation.
@@ -225,12 +229,95 @@ class Progress(CatalogPart):
                     .values(table_id=table_id)
                 )
 
+    def rename_table(
+        self,
+        job_id: int,
+        old: TableName,
+        new: TableName,
+        *,
+        lease: Lease,
+        text: str,
+        targets: Sequence[str],
+        statement: str,
+        at: Timestamp | None = None,
+    ) -> int | None:
+        """A table of a feed has another name at the source: what the feed knows of it stays.
+
+        Raises the job's generation, since an ALTER that was planned before names other tables.
+
+        Args:
+            text: of the event that says so; ``at`` is when it was committed.
+            targets, statement: the job's, with the new name.
+
+        Returns:
+            The new generation; None when the job has a table of the new name, or no longer one of
+            the old: nothing was written.
+
+        Raises:
+            LeaseLost: another node holds the job by now; nothing was written.
+        """
+        now = self._now()
+        with self._database.write() as transaction:
+            check_lease(transaction, lease)
+            if transaction.execute(select(_table).where(_is(job_id, new))).one_or_none():
+                return None
+            row = transaction.execute(select(_table).where(_is(job_id, old))).one_or_none()
+            if row is None:
+                return None
+            known = _progress(row).known_as
+            original = _original_text(None if known == new else known)
+            transaction.execute(
+                update(_table)
+                .where(_is(job_id, old))
+                .values(schema=new.schema, name=new.name, original=original)
+            )
+            note_name(transaction, new, row.table_id)
+            _raise_generation(transaction, job_id, now)
+            transaction.execute(
+                update(_job)
+                .where(_job.c.id == job_id)
+                .values(targets=list_text(targets), statement=statement)
+            )
+            noted = now if at is None else at.wall
+            record(transaction, noted, job_id, "rename", text, table=str(new))
+            generation = select(_job.c.generation).where(_job.c.id == job_id)
+            return int(transaction.execute(generation).scalar_one())
+
+    def note_name(self, table: TableName, table_id: int) -> None:
+        """A table was seen under another name: :meth:`names` says so from now on."""
+        with self._database.write(notify=False) as transaction:
+            note_name(transaction, table, table_id)
+
+    def names(self, source: str, table_id: int) -> list[TableName]:
+        """The names by which feeds may know a table, and those that it had between."""
+        columns = (_table.c.schema, _table.c.name)
+        seen = select(_seen.c.schema, _seen.c.name).where(
+            _seen.c.source == source, _seen.c.table_id == table_id
+        )
+        known = select(*columns).where(_table.c.source == source, _table.c.table_id == table_id)
+        with self._database.read() as transaction:
+            found = {TableName(source, *row) for row in transaction.execute(seen.union(known))}
+        return sorted(found)
+
     def drop_tables(self, job_id: int, names: Iterable[TableName]) -> None:
         """Let a feed watch fewer tables; raises its generation."""
         with self._database.write() as transaction:
             for name in names:
                 delete_table(transaction, job_id, name)
             _raise_generation(transaction, job_id, self._now())
+
+
+def note_name(transaction: Transaction, table: TableName, table_id: int) -> None:
+    """Write down a name of a table, once."""
+    row = {
+        "source": table.source,
+        "table_id": table_id,
+        "schema": table.schema,
+        "name": table.name,
+    }
+    there = and_(*(_seen.c[name] == value for name, value in row.items()))
+    if table_id and not transaction.execute(select(_seen).where(there)).one_or_none():
+        transaction.execute(insert(_seen).values(**row))
 
 
 def insert_tables(
@@ -264,6 +351,7 @@ def insert_tables(
                 "joined": table.joined,
                 "added_at": table.added_at or now,
                 "table_id": table.table_id,
+                "original": _original_text(table.original),
                 **_moving(table),
             }
         )
@@ -458,4 +546,14 @@ def _progress(row: Row[Any]) -> TableProgress:
         rescan=row.rescan,
         rescanned=row.rescanned,
         gap=row.gap,
+        original=_original(row),
     )
+
+
+def _original_text(name: TableName | None) -> str:
+    return list_text(() if name is None else (name.schema, name.name))
+
+
+def _original(row: Any) -> TableName | None:
+    parts = list_of(row.original)
+    return TableName(row.source, *parts) if parts else None

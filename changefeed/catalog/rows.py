@@ -141,6 +141,7 @@ EVENT_KINDS: Final = (
     "table",
     "scan",
     "schema",
+    "rename",
     "truncate",
     "engine",
     "notice",

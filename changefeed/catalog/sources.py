@@ -21,6 +21,7 @@ from changefeed.core.schema import TableName
 
 _table = tables.source_state
 _captured = tables.captured
+_names = tables.table_name
 _progress = tables.job_table
 _job = tables.job
 
@@ -123,6 +124,7 @@ class Sources(CatalogPart):
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(delete(_captured).where(_captured.c.source == name))
             transaction.execute(delete(tables.gap).where(tables.gap.c.source == name))
+            transaction.execute(delete(_names).where(_names.c.source == name))
 
     def forget_log(self, name: str) -> None:
         """The change log of a source is to begin again, maybe on another server.
@@ -139,6 +141,7 @@ class Sources(CatalogPart):
         )
         with self._database.write() as transaction:
             transaction.execute(delete(_captured).where(_captured.c.source == name))
+            transaction.execute(delete(_names).where(_names.c.source == name))
             transaction.execute(update(_progress).where(waiting).values(done_upto=str(end)))
             transaction.execute(
                 update(_table).where(_table.c.name == name).values(identity="", position="")
@@ -170,13 +173,20 @@ class Sources(CatalogPart):
     ) -> None:
         """Make the captured tables exactly these; one that was captured keeps its time.
 
-        Another table under the same name (by ``ids``) is captured from the new time on.
+        Another table under the same name (by ``ids``) is captured from the new time on, the same
+        one under another name from the time that it had.
         """
         wanted = {table: (ids or {}).get(table, 0) for table in tables}
         known, before = self.captured(source), self.captured_table_ids(source)
         if before == wanted:
             return
-        kept = {table for table, table_id in wanted.items() if before.get(table) in (0, table_id)}
+        earlier = {table_id: known[table] for table, table_id in before.items() if table_id}
+        kept = {
+            table: known[table]
+            for table, table_id in wanted.items()
+            if before.get(table) in (0, table_id)
+        }
+        kept = {t: earlier[i] for t, i in wanted.items() if i in earlier} | kept
         with self._database.write() as transaction:
             transaction.execute(delete(_captured).where(_captured.c.source == source))
             for table, since in tables.items():
@@ -185,7 +195,7 @@ class Sources(CatalogPart):
                         source=source,
                         schema=table.schema,
                         name=table.name,
-                        since=str(known[table] if table in kept else since),
+                        since=str(kept.get(table, since)),
                         table_id=wanted[table],
                     )
                 )

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 9
+FORMAT = 10
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -61,6 +61,12 @@ UPGRADES: dict[int, tuple[str, ...]] = {
     9: (
         "CREATE TABLE {schema}question (id TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL,"
         " body TEXT NOT NULL, asked BIGINT NOT NULL, node TEXT, answer TEXT)",
+    ),
+    10: (
+        "ALTER TABLE {schema}job_table ADD COLUMN original TEXT NOT NULL DEFAULT '[]'",
+        "CREATE TABLE {schema}table_name (source TEXT NOT NULL, table_id BIGINT NOT NULL,"
+        " schema TEXT NOT NULL, name TEXT NOT NULL,"
+        " PRIMARY KEY (source, table_id, schema, name))",
     ),
 }
 
@@ -172,6 +178,16 @@ captured = Table(
     _count("table_id"),
 )
 
+#: The names under which a table that was renamed has been seen.
+table_name = Table(
+    "table_name",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("table_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("schema", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+)
+
 #: Tables of which changes may be missing in the change log: when (ns) that was found, and why.
 gap = Table(
     "gap",
@@ -257,6 +273,8 @@ job_table = Table(
     _count("rescan"),
     _count("rescanned"),
     _count("gap"),
+    # Schema and name that the table had when it came to the feed, once it has another name.
+    Column("original", Text, nullable=False, server_default="[]"),
 )
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.

@@ -81,6 +81,8 @@ class SchemaChange:
 
     ``rewritten`` is true when rows already there read differently now without having been
     sent as changes (a column added with a default, a type changed): a copy needs a backfill.
+    ``arrived``: to a reader of the new name, its table has had this name since ``at``; ``old`` is
+    what it looked like before.
     """
 
     old: TableSchema
@@ -88,6 +90,7 @@ class SchemaChange:
     at: Timestamp
     seq: int
     rewritten: bool = False
+    arrived: bool = False
 
 
 Event = ChangeBatch | Truncate | SchemaChange

@@ -58,6 +58,7 @@ class Point(StrEnum):
     RUNNER_BEFORE_WRITE = "runner.before_write"
     RUNNER_AFTER_COMMIT = "runner.after_commit"
     RUNNER_AFTER_SAVE = "runner.after_save"
+    RUNNER_AFTER_RENAME = "runner.after_rename"
 
     SCAN_AFTER_SNAPSHOT = "scan.after_snapshot"
     SCAN_PLACED = "scan.placed"

@@ -98,6 +98,8 @@ class Delivery:
         self._after = Timestamp.ZERO
         #: The begin and the end of every transaction up to there are durable.
         self._told = Timestamp.ZERO
+        #: The tables that have had their names since an instant of this delivery.
+        self._named_at: dict[TableName, Timestamp] = {}
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"encode-{name}")
 
     def deliver(
@@ -107,6 +109,7 @@ class Delivery:
         upto: Timestamp,
         *,
         on_schema_change: Callable[[SchemaChange], None],
+        on_rename: Callable[[SchemaChange], None],
         after_commit: Callable[[], None],
         interrupted: Callable[[], bool],
         scanned: bool = False,
@@ -119,7 +122,8 @@ class Delivery:
 
         A slice is committed when the round has the sink's ``round_rows``, at the end, and when
         ``interrupted`` says that there is something else to do, which also ends the delivery.
-        Returns the rows delivered.
+        So does a table that has another name from here on: ``on_rename`` makes the feed go on with
+        it, once all before that is durable. Returns the rows delivered.
 
         Raises:
             TableError: one table cannot go on; nothing after the last commit counts.
@@ -135,6 +139,7 @@ class Delivery:
         told_by_scan = upto if scanned and once else None
         total = 0
         settled = False
+        self._named_at.clear()
         current = self._round(upto)
         ahead: Future[Item | EncodedChunk | WatermarkWithBoundaries | None] | None = None
 
@@ -154,6 +159,10 @@ class Delivery:
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
                 elif isinstance(item, MarkItem):
+                    if self._renames(feed, item):
+                        self._end_renamed(feed, item, current, on_rename)
+                        after_commit()
+                        break
                     current = self._mark(feed, item, current, on_schema_change)
                 elif isinstance(item, Watermark):
                     current.watermark = item
@@ -321,12 +330,15 @@ class Delivery:
     ) -> Round:
         """A mark for the target comes after everything before it is durable; the round then."""
         if item.renamed:
-            self._end_renamed(feed, item, current)
-            return current
+            return current  # of a table that is not followed
         try:
             feed.recognise(item.shape)
         except ChangefeedError as error:
             raise TableError(item.table, error) from error
+        if isinstance(item.event, SchemaChange) and item.event.arrived:
+            self._named_at[item.table] = item.event.at
+            if item.event.old == item.event.new:
+                return current
         if isinstance(item.event, Truncate):
             self._commit(feed, current, item)
             with about_table(item.table):
@@ -347,24 +359,39 @@ class Delivery:
         self._evolve(item)
         return self._round(current.epoch.upto)
 
-    def _end_renamed(self, feed: Feed, item: MarkItem, current: Round) -> None:
-        """The table has another name from here on.
+    def _renames(self, feed: Feed, item: MarkItem) -> bool:
+        """A table of the feed has another name from here on.
 
-        One that the feed names fails, after what came before. One that a pattern brought leaves
-        the feed as soon as all of it is delivered (:mod:`changefeed.feeds.lost_tables`), and a
-        table that took over the name of another began with its own scan: for these the mark
-        means nothing. Nor for one that got its name back and is scanned by RESUME or RESCAN.
+        One that a pattern brought leaves the feed as soon as all of it is delivered
+        (:mod:`changefeed.feeds.lost_tables`), and a table that took over the name of another began
+        with its own scan: for these the mark means nothing. Nor for one that got its name back and
+        is scanned by RESUME or RESCAN.
         """
         known, event = feed.tables.get(item.table), item.event
-        if not isinstance(event, SchemaChange) or known is None or known.joined:
-            return
-        if known.scan_wanted and known.done_upto is not None:
-            return
-        if known.table_id and event.old.table_id not in (0, known.table_id):
-            return
+        if not item.renamed or not isinstance(event, SchemaChange):
+            return False
+        if known is None or known.joined or (known.scan_wanted and known.done_upto is not None):
+            return False
+        return not known.table_id or event.old.table_id in (0, known.table_id)
+
+    def _end_renamed(
+        self,
+        feed: Feed,
+        item: MarkItem,
+        current: Round,
+        on_rename: Callable[[SchemaChange], None],
+    ) -> None:
+        """Make durable what came under the old name; then the feed goes on with the new one."""
         self._commit(feed, current, item)
         current.receipts.clear()
-        raise TableError(item.table, moved(item.table, event.new.table))
+        event = item.event
+        if not isinstance(event, SchemaChange):
+            raise AssertionError("a rename is a change of schema")
+        if self._named_at.get(item.table) == event.at:
+            # The rows before it and behind it have one instant: a crash could not tell them apart.
+            why = "; it was renamed twice in one transaction"
+            raise TableError(item.table, moved(item.table, event.new.table, why))
+        on_rename(event)
 
     def _evolve(self, item: MarkItem) -> None:
         if isinstance(item.event, SchemaChange):

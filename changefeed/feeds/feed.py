@@ -5,7 +5,7 @@ Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -31,7 +31,8 @@ from changefeed.options import (
     TRANSACTION_TOPIC,
     Options,
 )
-from changefeed.plan.targets import query_of
+from changefeed.plan.build import feed_sql
+from changefeed.plan.targets import query_of, renamed_targets
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.host import scan_place
@@ -173,12 +174,18 @@ class Feed:
 
     def target(self, table: TableName) -> Target:
         """The table as the sink sees it."""
-        return Target(table, self.tables[table].topic)
+        known = self.tables[table]
+        return Target(known.known_as, known.topic)
+
+    def table_of(self, target: Target) -> TableName:
+        """The inverse of :meth:`target`."""
+        renamed = (t.table for t in self.tables.values() if t.original == target.table)
+        return next(renamed, target.table)
 
     def targets(self) -> tuple[Target, ...]:
         """All tables that have not failed."""
         return tuple(
-            Target(t.table, t.topic)
+            Target(t.known_as, t.topic)
             for t in self.tables.values()
             if t.state is not TableState.FAILED
         )
@@ -261,6 +268,51 @@ class Feed:
             del self.tables[name]
             self._changed.discard(name)
 
+    def rename_table(
+        self, table: TableName, now: TableName, text: str, at: Timestamp | None
+    ) -> int:
+        """Go on with a table under another name; this is durable when the call returns.
+
+        Args:
+            table: the name until now.
+            now: the name from now on.
+            text: the event that says so.
+            at: when the source committed it; None: not known.
+
+        Returns:
+            The job's new generation; 0 when the job no longer has the table, which the feed then
+            forgets, or has one of the new name: nothing was changed.
+        """
+        self.save()
+        targets = renamed_targets(self.job.targets, self.tables[table], now, self._namer())
+        source, uri = self.job.source, self.job.sink_uri
+        written = feed_sql(self.job.name, targets, source, uri, self.options)
+        generation = self._catalog.rename_table(
+            self.job.id,
+            table,
+            now,
+            lease=self.lease,
+            text=text,
+            targets=targets,
+            statement=written,
+            at=at,
+        )
+        if generation is None:
+            names = {t.table for t in self._catalog.tables(self.job.id)}
+            if table not in names:
+                self.keep_only(self.tables.keys() - {table})
+            return 0
+        known = self.tables.pop(table)
+        original = None if known.known_as == now else known.known_as
+        self.tables[now] = replace(known, table=now, original=original)
+        self.job = replace(self.job, targets=targets, statement=written, generation=generation)
+        return generation
+
+    def _namer(self) -> Callable[[str], str] | None:
+        if self.job.sink_uri is None:
+            return None
+        return topic_namer(self._catalog.resolve_uri(self.job.sink_uri), self.options)
+
     def fail_table(self, table: TableName, error: ChangefeedError) -> None:
         """Stop one table for good; the others go on."""
         self.tables[table] = self.tables[table].failed(error)
@@ -298,7 +350,7 @@ class Feed:
         for name, table in list(self.tables.items()):
             if table.state is TableState.FAILED:
                 continue
-            scanned = places.get(scan_place(name))
+            scanned = places.get(scan_place(table.known_as))
             owed = table.scan_wanted and table.scan_at is not None
             if scans and owed and scanned is not None and scanned >= (table.scan_at or scanned):
                 table = self.update(
@@ -310,7 +362,7 @@ class Feed:
                     done_upto=max(table.done_upto or scanned, scanned),
                 )
             # Changes of a table follow its start; before that there is nothing to go on from.
-            since, upto = table.done_upto or table.scan_at, places.get(str(name))
+            since, upto = table.done_upto or table.scan_at, places.get(str(table.known_as))
             if since is not None and upto is not None and upto > since:
                 self.update(name, done_upto=upto)
 

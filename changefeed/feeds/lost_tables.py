@@ -1,7 +1,8 @@
 """Removes tables that no longer exist at the source from their feed.
 
 Everything they had is delivered first. One that came by a SCHEMA or DATABASE target goes quietly
-(another table of its name joins as a new one, with a scan); one that the feed names fails alone.
+(another table of its name joins as a new one, with a scan); one that the feed names fails alone,
+unless it lives on under another name, where the feed follows it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,32 @@ from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
+from changefeed.feeds.renames import TableRenames
 
 
 class TableDeparture:
     """Sees lost tables of one feed out. Used by the feed's thread only."""
 
     def __init__(
-        self, catalog: Catalog, source_runtime: SourceRuntime, dropped: Callable[[TableName], None]
+        self,
+        catalog: Catalog,
+        source_runtime: SourceRuntime,
+        dropped: Callable[[TableName], None],
+        renames: TableRenames,
     ) -> None:
-        """``dropped``: tells the feed's sink that a table is gone at the source."""
+        """
+        Args:
+            catalog: the state.
+            source_runtime: the feed's source.
+            dropped: tells the feed's sink that a table is gone at the source.
+            renames: goes on with tables that are there under another name.
+        """
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._dropped = dropped
+        self._renames = renames
+        #: What was found to have its name again, until the look at the source finds that, too.
+        self._back: dict[TableName, LostTable] = {}
 
     def turn(self, feed: Feed) -> None:
         """Look for lost tables whose last change was delivered.
@@ -36,8 +51,14 @@ class TableDeparture:
         """
         for table in list(feed.tables.values()):
             lost = self._source_runtime.lost(table.table, table.table_id)
-            if lost is not None and self._settled(table, lost):
+            if lost is None or not self._settled(table, lost):
+                continue
+            if table.joined or lost.now is None or not _can_follow(table, lost):
                 self._leave(feed, table, lost)
+            elif self._back.get(table.table) is not lost and not self._renames.follow(
+                feed, table.table, lost.now
+            ):
+                self._back[table.table] = lost
 
     def _settled(self, table: TableProgress, lost: LostTable) -> bool:
         """Nothing more of the table will be delivered."""
@@ -59,3 +80,15 @@ class TableDeparture:
         )
         self._catalog.drop_tables(feed.job.id, [table.table])
         feed.keep_only(feed.tables.keys() - {table.table})
+
+
+def _can_follow(table: TableProgress, lost: LostTable) -> bool:
+    """Nothing of the table comes twice or is missing when it goes on under its new name.
+
+    Rows of a scan that has begun may be out as of an instant at which it had the old one; and
+    where rows have come under the new name (``lost.at``), the log says from where on.
+    """
+    if table.state is TableState.PENDING:
+        return table.scan_wanted and table.done_upto is None and table.scan_at is None
+    running = table.state is TableState.RUNNING and table.done_upto is not None
+    return running and not table.scan_wanted and lost.at is None

@@ -18,6 +18,7 @@ from changefeed.feeds.backlog import Backlog
 from changefeed.feeds.consumer import follow_consumer
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
+from changefeed.feeds.renames import TableRenames
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.feeds.schema_policy import (
     check_message_key,
@@ -55,6 +56,7 @@ class Rounds:
         sink_session: SinkSession,
         scanning: ScanCoordinator,
         deliverers: Deliverers,
+        renames: TableRenames,
         clock: Clock,
         timings: Timings,
         *,
@@ -71,6 +73,7 @@ class Rounds:
         self._sink_session = sink_session
         self._scanning = scanning
         self._deliverers = deliverers
+        self._renames = renames
         self._clock = clock
         self._timings = timings
         self._committed = committed
@@ -166,6 +169,7 @@ class Rounds:
             behind,
             upto,
             on_schema_change=lambda event: self._schema_changed(feed, event),
+            on_rename=lambda event: self._renamed(feed, event),
             after_commit=self._committed,
             interrupted=self._interrupted,
             scanned=upto == self._scanning.at
@@ -210,6 +214,10 @@ class Rounds:
             yield upto, free
         for scan_at, bounds in held.items():
             yield min(upto, scan_at), bounds
+
+    def _renamed(self, feed: Feed, event: SchemaChange) -> None:
+        self._renames.follow(feed, event.old.table, event.new.table, event.at)
+        self._seen = Timestamp.ZERO  # there is more, under the new name
 
     def _schema_changed(self, feed: Feed, event: SchemaChange) -> None:
         table = event.new.table

@@ -32,6 +32,7 @@ from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import TableDeparture
 from changefeed.feeds.message_cache import MessageCache
+from changefeed.feeds.renames import TableRenames
 from changefeed.feeds.retry import RetryClock
 from changefeed.feeds.rounds import Deliverers, Rounds
 from changefeed.feeds.scan_coordinator import ScanCoordinator
@@ -128,7 +129,12 @@ class FeedRunner:
         self._checkpoint = Checkpoint(
             self.sink_session, lambda: self._rounds.joining(self._feed), *time
         )
-        self._leaving = TableDeparture(self.catalog, self.source_runtime, self.sink_session.dropped)
+        renames = TableRenames(
+            self.source_runtime, lambda: self.sink_session.pulled, self._took_rename
+        )
+        self._leaving = TableDeparture(
+            self.catalog, self.source_runtime, self.sink_session.dropped, renames
+        )
         self._scanning = ScanCoordinator(
             self.catalog,
             self.source_runtime,
@@ -146,6 +152,7 @@ class FeedRunner:
                 backlog,
                 WindowDelivery(job.name, self.source_runtime, self.sink_session, services.sizes),
             ),
+            renames,
             *time,
             committed=lambda: self._checkpoint.turn(self._feed, moved=True),
             interrupted=self._interrupted,
@@ -326,6 +333,12 @@ class FeedRunner:
         self._status.forget()
         self.catalog.take_generation(self.job_id, self.generation, self._lease)
         self.sink_session.open(self._feed)
+
+    def _took_rename(self, generation: int) -> None:
+        """A table has another name: the feed goes by that already."""
+        if generation == self.generation + 1:
+            self.generation = generation
+            self.catalog.take_generation(self.job_id, generation, self._lease)
 
     def _interrupted(self) -> bool:
         return self._stopping.is_set() or self._reload.is_set() or self._scanning.waits

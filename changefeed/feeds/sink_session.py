@@ -129,6 +129,8 @@ class SinkSession:
             return self.open()
         if self._scan_sink is None:
             self._scan_sink = self._prepared(scan=True)
+        known = {t.table: t.known_as for t in list(self._feed.tables.values())}
+        unfinished = {known.get(table, table): at for table, at in unfinished.items()}
         self._scan_sink.open(replace(self.context(scan=True), unfinished=unfinished))
         return self._scan_sink
 
@@ -195,7 +197,7 @@ class SinkSession:
             ChangefeedError: anything else.
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
-        with self._about(batch.target.table):
+        with self._about(self._feed.table_of(batch.target)):
             return self.open().write(batch)
 
     def commit(
@@ -218,7 +220,7 @@ class SinkSession:
         sink = self.open()
         try:
             if self.keeps(sink):
-                places = {str(table): at for table, at in progress.items()}
+                places = {str(self._feed.target(t).table): at for t, at in progress.items()}
                 delivery = sink.commit_with(epoch, receipts, places)
             else:
                 delivery = sink.commit(epoch, receipts)
@@ -248,10 +250,11 @@ class SinkSession:
 
     def truncate(self, event: Truncate) -> None:
         """Tell consumers that a table was emptied."""
-        target = self._feed.target(event.schema.table)
-        with self._about(target.table):
-            own = self._payloads("truncate", event.at, [target.topic], target.table)
-            payload = own.get(target.topic) or self._payload("truncate", event.at, target.table)
+        table = event.schema.table
+        target = self._feed.target(table)
+        with self._about(table):
+            own = self._payloads("truncate", event.at, [target.topic], table)
+            payload = own.get(target.topic) or self._payload("truncate", event.at, table)
             self.open().truncate(event, target, payload)
 
     def evolve(self, event: SchemaChange) -> None:

@@ -193,6 +193,8 @@ class WindowDelivery:
         if not isinstance(event, SchemaChange):
             to.feed.record_event("truncate", "all rows were removed", item.table, event.at)
             return 0
+        if event.arrived and event.old == event.new:
+            return 0
         rows = self._write(to, gathered, last_end(event.at.previous(), length))
         if item.renamed:
             raise TableError(item.table, moved(item.table, event.new.table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -133,7 +133,7 @@ class Assembly:
 
     def events(self) -> Iterator[LogPiece | Mark]:
         """The pieces and marks, table by table."""
-        for entries in self._tables.values():
+        for table, entries in self._tables.items():
             held: list[RunPart] = []
             for entry in entries:
                 if held and not (isinstance(entry, RunPart) and _joins(held, entry)):
@@ -142,7 +142,7 @@ class Assembly:
                 if isinstance(entry, RunPart):
                     held.append(entry)
                 else:
-                    yield entry
+                    yield _seen_from(table, entry)
             if held:
                 yield self._piece(held)
 
@@ -184,6 +184,13 @@ class Assembly:
         rows = self._store.stamps(part.run)
         wall, logical, seq = (rows.column(n)[row].as_py() for n in ("wall", "logical", "seq"))
         return Timestamp(wall, logical), seq
+
+
+def _seen_from(table: TableName, mark: Mark) -> Mark:
+    """The mark as it is for readers of a table: a rename is read under both names."""
+    if isinstance(mark, Truncate) or table == mark.old.table:
+        return mark
+    return replace(mark, old=replace(mark.old, table=table), arrived=True)
 
 
 def _joins(held: list[RunPart], part: RunPart) -> bool:

@@ -307,6 +307,14 @@ class _Alteration:
                         f"it watches {shown(place.schema.table)} now.",
                         place.target.span,
                     )
+            elif (holder := self._known_as(place.schema.table)) is not None:
+                name, present = shown(place.schema.table), shown(holder)
+                self._problem(
+                    Code.TARGET_NOT_WATCHABLE,
+                    f"the changefeed's sink knows {present} as {name}",
+                    f"DROP {present} from it first, or CREATE another changefeed for {name}.",
+                    place.target.span,
+                )
             else:
                 fresh.append(place)
         self._check_source(fresh, diff=options.needs_before)
@@ -363,6 +371,10 @@ class _Alteration:
         if self._leave_out(target, table):
             del self.tables[table]
             self.dropped.append(table)
+
+    def _known_as(self, name: TableName) -> TableName | None:
+        """The renamed table of the feed that its sink knows by a name."""
+        return next((t for t, progress in self.tables.items() if progress.original == name), None)
 
     def _messages(self) -> TableName | None:
         """What stands for the feed's logical messages among its tables."""

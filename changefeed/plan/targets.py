@@ -6,10 +6,10 @@ the target's text, and :func:`matching` is asked again while the feed runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from changefeed.catalog.model import Job
+from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import to_span
@@ -113,6 +113,37 @@ def _renamed(target: nodes.FeedTarget, name: nodes.QualifiedName) -> nodes.FeedT
             return nodes.DatabaseTarget(name, target.filter, target.patterns, span=target.span)
         case nodes.MessagesTarget():
             return target
+
+
+def renamed_targets(
+    texts: Sequence[str],
+    table: TableProgress,
+    now: TableName,
+    topic_of: Callable[[str], str] | None,
+) -> tuple[str, ...]:
+    """The targets of a job whose table has another name now, and keeps its topic.
+
+    ``topic_of`` finishes the name that ``AS`` gives; None where the feed has no topics.
+    """
+    targets = []
+    for target in parse_targets(texts):
+        if isinstance(target, nodes.TableTarget) and target.name.parts[-2:] == (
+            table.table.schema,
+            table.table.name,
+        ):
+            name = nodes.QualifiedName((now.schema, now.name), span=target.name.span)
+            target = replace(target, name=name, topic=target.topic or _kept_topic(table, topic_of))
+        targets.append(target)
+    return tuple(map(target_text, targets))
+
+
+def _kept_topic(table: TableProgress, topic_of: Callable[[str], str] | None) -> str | None:
+    """What ``AS`` has to say for the topic that a table has without it."""
+    if topic_of is None:
+        return None
+    known = table.known_as
+    names = (known.name, f"{known.schema}_{known.name}", table.topic)
+    return next((name for name in names if topic_of(name) == table.topic), table.topic)
 
 
 def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) -> list[TableName]:

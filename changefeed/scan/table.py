@@ -299,7 +299,7 @@ class ScanWriter:
         sink, at = self.sink, self._reading.at
         if self.keeps:
             with self._reading.barrier.passing():
-                place = {scan_place(self.schema.table): at}
+                place = {scan_place(self.target.table): at}
                 require_durable(sink.commit_with(self.epoch, self._receipts, place))
             self._settled()
         else:

@@ -148,6 +148,8 @@ class StreamRequest:
             capture() may have returned between.
         intern: gives a schema its version number.
         latest: the last shape of a table that all its feeds know; None when it was never seen.
+        names: the names by which readers of the log may know a table, by its id: where rows come
+            under another name, each of these is told of it.
         spool: a folder for large transactions; what an earlier process left there is rubbish.
         folder: a folder that lives as long as the change log, for what must outlive a restart
             (a history of schemas). Its writes must be durable before the flush that needs them.
@@ -158,6 +160,7 @@ class StreamRequest:
     memo: Callable[[], Memo]
     intern: Callable[[TableSchema], TableSchema]
     latest: Callable[[TableName], TableSchema | None]
+    names: Callable[[int], Collection[TableName]]
     spool: Path
     folder: Path
 

@@ -153,7 +153,7 @@ class TableVerifier:
             why = "delivers only deletes"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
         sink = registry.open_sink(self._uri, self._options)
-        target = Target(table.table, table.topic)
+        target = Target(table.known_as, table.topic)
         context = SinkContext(
             feed=self._job.name,
             job_id=self._job.id,

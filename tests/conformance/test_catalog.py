@@ -972,10 +972,10 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     catalog.save_source_state("shop", identity="77")
     prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
     with catalog._database.write() as transaction:
-        for later_table in ("gap", "function"):
+        for later_table in ("gap", "function", "question", "table_name"):
             transaction.execute(text(f"DROP TABLE {prefix}{later_table}"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
-        later = ("source_state.memo", "source_state.holds", "job.taken")
+        later = ("source_state.memo", "source_state.holds", "job.taken", "job_table.original")
         for column in (*columns, "job_table.gap", "table_schema.announced", *later):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
@@ -1000,3 +1000,22 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     assert (source.memo, source.identity) == ({"slot": "s", "publication": "p"}, "77")
     assert source.holds == "slot s, publication p"
     assert upgraded.functions() == []
+
+
+def test_a_renamed_table_is_captured_since_its_first_name(catalog: Catalog) -> None:
+    """A place of a feed below the rename is still one that the log covers."""
+    now = TableName("shop", "public", "now")
+    catalog.set_captured("shop", {ORDERS: Timestamp(5), ITEMS: Timestamp(6)}, {ORDERS: 7, ITEMS: 8})
+    catalog.set_captured("shop", {now: Timestamp(9), ORDERS: Timestamp(9)}, {now: 7, ORDERS: 9})
+    assert catalog.captured("shop") == {now: Timestamp(5), ORDERS: Timestamp(9)}
+
+
+def test_the_names_of_a_table_are_known_until_its_log_is_forgotten(catalog: Catalog) -> None:
+    now = TableName("shop", "public", "now")
+    for _ in range(2):
+        catalog.note_name(now, 7)
+    catalog.note_name(ITEMS, 0)
+    assert catalog.names("shop", 7) == [now]
+    assert catalog.names("shop", 0) == catalog.names("crm", 7) == []
+    catalog.forget_log("shop")
+    assert catalog.names("shop", 7) == []

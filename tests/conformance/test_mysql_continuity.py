@@ -62,6 +62,7 @@ class Reader:
                 memo=lambda: {"tables": [[self.database, "t"]]},
                 intern=lambda schema: schema,
                 latest=lambda name: None,
+                names=lambda number: (),
                 spool=self.folder / "spool",
                 folder=self.folder,
             ),

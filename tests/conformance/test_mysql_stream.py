@@ -45,6 +45,7 @@ class Watched:
             memo=lambda: {"tables": [[self.database, "t"]]},
             intern=lambda schema: schema,
             latest=lambda name: None,
+            names=lambda number: (),
             spool=self.folder / "spool",
             folder=self.folder / "kept",
         )

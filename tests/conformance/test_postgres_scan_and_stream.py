@@ -78,6 +78,7 @@ def apply_stream(
             memo=lambda: held.memo,
             intern=intern,
             latest=lambda table: None,
+            names=lambda oid: (),
             spool=spool,
             folder=spool,
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from changefeed.catalog import DesiredStatus, Job, Status
+from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import VARIABLE
 from changefeed.node.node import Node
@@ -216,6 +216,41 @@ def test_node_dies_at_every_place(shop: Shop, tmp_path: Path) -> None:
     finally:
         print(service.last_words())
         service.close()
+
+
+def test_node_dies_while_a_feed_follows_a_rename(tmp_path: Path, postgres: Database) -> None:
+    """Before the new name is saved, and after; and the capture before the log has the rename."""
+    service, target = Service(tmp_path / "state"), tmp_path / "shop.duckdb"
+    postgres.execute("create table t (id int primary key, v text); insert into t values (0, 't')")
+    names = ("t", "u", "w", "t")
+    try:
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+        service.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO 'duckdb://{target}'")
+        service.start()
+        service.sync("f")
+        service.stop()
+        points = ("runner.after_rename@1:kill", "runner.after_commit@1:kill", "")
+        for number, (old, new, point) in enumerate(zip(names, names[1:], points, strict=False), 1):
+            postgres.execute(f"insert into {old} values ({number}, '{old}')")
+            postgres.execute(f"alter table {old} rename to {new}")
+            postgres.execute(f"insert into {new} values (-{number}, '{new}')")
+            postgres.execute(f"delete from {new} where id = {number - 1}")
+            if point:
+                service.start(point)
+                until(lambda: not service.running, point, seconds=120)
+                assert service.exit_status == -9, point
+            service.start()
+            service.sync("f")
+            service.stop()
+        with closing(Catalog.open(str(tmp_path / "state"))) as catalog:
+            (table,) = catalog.tables(catalog.job("f").id)
+            assert (table.table.name, table.error, table.original) == ("t", None, None)
+    finally:
+        print(service.last_words())
+        service.close()
+    with opened(target, read_only=True) as connection:
+        found = connection.execute("SELECT id, v FROM t ORDER BY id").fetchall()
+    assert found == [(-3, "t"), (-2, "w"), (-1, "u"), (3, "w")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.sizes import Sizes
@@ -175,10 +175,12 @@ class Bench:
         *slices: tuple[int, list[Any]],
         upto: int | None = None,
         on_schema_change: Callable[[SchemaChange], None] = lambda event: None,
+        on_rename: Callable[[SchemaChange], None] = lambda event: None,
         interrupted: Callable[[], bool] = lambda: False,
         log: FakeLog | None = None,
         scanned: bool = False,
         ahead: int = 1000,
+        tables: Sequence[TableName] = (A, B, C),
     ) -> int:
         made = Delivery(
             "f",
@@ -194,9 +196,10 @@ class Bench:
         try:
             return made.deliver(
                 self.feed,
-                {name: self.feed.tables[name].done_upto or at(0) for name in (A, B, C)},
+                {name: self.feed.tables[name].done_upto or at(0) for name in tables},
                 at(upto or slices[-1][0]),
                 on_schema_change=on_schema_change,
+                on_rename=on_rename,
                 after_commit=committed,
                 interrupted=interrupted,
                 scanned=scanned,
@@ -369,15 +372,78 @@ def renamed(table: TableName, now: str, when: int) -> SchemaChange:
     return SchemaChange(replace(shape(table), table_id=7), new, at(when), when, rewritten=False)
 
 
-def test_a_renamed_table_fails_after_its_last_row_and_no_other_does(bench: Bench) -> None:
-    """The rows after the mark have another name, which the feed does not know."""
-    events = [rows_of(A, 2), renamed(A, "x", 3), rows_of(B, 4)]
+X = TableName(A.source, A.schema, "x")
+
+
+def test_a_delivery_ends_where_a_table_has_another_name(bench: Bench) -> None:
+    """Before anybody goes by the new name, all rows under the old one are durable."""
+    seen: list[SchemaChange] = []
+
+    def followed(event: SchemaChange) -> None:
+        assert bench.sink_session.done[-1] == ("commit", 1, {"a": 29})
+        assert bench.done(A) == [29], "a crash after this meets the mark again"
+        seen.append(event)
+
+    event = renamed(A, "x", 3)
+    assert bench.deliver((5, [rows_of(A, 2), event, rows_of(B, 4)]), on_rename=followed) == 1
+    assert seen == [event] and bench.commits == 1
+    assert bench.done(B) == [10], "nothing of another table is skipped"
+
+
+def test_a_table_that_cannot_be_followed_fails_after_its_last_row(bench: Bench) -> None:
+    def refused(event: SchemaChange) -> None:
+        raise TableError(A, ChangefeedError(Code.TABLE_REPLACED, "no"))
+
     with pytest.raises(TableError) as caught:
-        bench.deliver((5, events))
-    assert (caught.value.table, caught.value.error.code.number) == (A, "CF2106")
-    assert 'was renamed to "public.x"' in caught.value.error.message
+        bench.deliver((5, [rows_of(A, 2), renamed(A, "x", 3)]), on_rename=refused)
+    assert caught.value.table == A and bench.done(A) == [29]
     assert ("commit", 1, {"a": 29}) in bench.sink_session.done
-    assert bench.done(A) == [29], "it is resumed right before the mark"
+
+
+def arrived(bench: Bench) -> None:
+    """The feed follows ``a``: it is ``x`` by now."""
+    known = bench.feed.tables.pop(A)
+    bench.feed.tables[X] = replace(
+        known, table=X, original=A, table_id=7, done_upto=at(3).previous()
+    )
+
+
+def arrival(event: SchemaChange) -> SchemaChange:
+    """The event as the log gives it to a reader of the new name."""
+    return replace(event, old=replace(event.old, table=event.new.table), arrived=True)
+
+
+def test_a_column_that_came_with_the_name_reaches_the_target(bench: Bench) -> None:
+    arrived(bench)
+    event = renamed(A, "x", 3)
+    wider = replace(
+        event.new, columns=(*event.new.columns, replace(event.new.columns[0], name="z"))
+    )
+    seen: list[SchemaChange] = []
+    bench.deliver(
+        (5, [arrival(replace(event, new=wider)), rows_of(X, 4)]),
+        on_schema_change=seen.append,
+        tables=(X,),
+    )
+    assert [(change.old.table, change.new) for change in seen] == [(X, wider)]
+    assert bench.sink_session.done[0] == "evolve"
+
+
+def test_the_name_alone_changes_nothing_at_the_target(bench: Bench) -> None:
+    arrived(bench)
+    seen: list[SchemaChange] = []
+    bench.deliver(
+        (5, [arrival(renamed(A, "x", 3)), rows_of(X, 4)]), on_schema_change=seen.append, tables=(X,)
+    )
+    assert seen == [] and "evolve" not in bench.sink_session.done
+
+
+def test_two_renames_in_one_transaction_are_not_followed(bench: Bench) -> None:
+    """Progress has one instant for both: rows between them could be told twice, or never."""
+    arrived(bench)
+    back = renamed(X, "a", 3)
+    with pytest.raises(TableError, match="twice in one transaction"):
+        bench.deliver((5, [arrival(renamed(A, "x", 3)), back]), tables=(X,))
 
 
 def test_a_renamed_table_that_a_pattern_brought_leaves_in_its_own_time(bench: Bench) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,12 +13,14 @@ from changefeed.capture.table_identity import LostTable, capturable, missing
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import TableDeparture
+from changefeed.feeds.renames import TableRenames
 from changefeed.sources.base import TableLocations
+from sinks.base import Target
 
 T, U = TableName("shop", "public", "t"), TableName("shop", "public", "u")
 
@@ -43,7 +46,8 @@ def test_why_a_table_is_lost(
     gone = missing({(T, 1)}, seen)
     assert [error.message for error in gone.values()] == ([reason] if reason else [])
     assert all(error.code.number == "CF2106" and error.hint for error in gone.values())
-    assert capturable({(T, 1)}, seen) == ({} if reason else {T: 1})
+    there = {name: 1 for number, name in names.items() if number == 1}
+    assert capturable({(T, 1)}, seen) == there, "what was renamed is captured on"
 
 
 def test_two_feeds_that_mean_two_tables_by_one_name() -> None:
@@ -63,6 +67,17 @@ def test_a_source_without_numbers_and_a_table_nobody_saw_yet() -> None:
 class FakeSourceRuntime:
     gone: dict[tuple[TableName, int], LostTable] = field(default_factory=dict)
     end: Timestamp | None = None
+    ids: dict[TableName, int] = field(default_factory=dict)
+    names: dict[int, TableName] = field(default_factory=dict)
+    asked: int = 0
+
+    @property
+    def source(self) -> FakeSourceRuntime:
+        return self
+
+    def locate(self, tables: object, ids: object) -> TableLocations:
+        self.asked += 1
+        return TableLocations(self.ids, self.names)
 
     def lost(self, table: TableName, oid: int) -> LostTable | None:
         return self.gone.get((table, oid))
@@ -77,7 +92,7 @@ class Bench:
     def __init__(self, catalog: Catalog, *, joined: bool) -> None:
         self.catalog = catalog
         progress = TableProgress(T, "t", table_id=1, joined=joined)
-        targets = ("SCHEMA public",) if joined else ("TABLE t",)
+        targets = ("SCHEMA public",) if joined else ("public.t",)
         self.job = catalog.create_job(JobSpec("shop", targets, (progress,), sink_uri="null://"))
         lease = catalog.acquire_lease(self.job.id, "n", 60)
         assert lease is not None
@@ -85,11 +100,17 @@ class Bench:
         self.feed.update(T, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(10))
         self.source_runtime = FakeSourceRuntime()
         self.told: list[TableName] = []
-        self.leaving = TableDeparture(catalog, self.source_runtime, self.told.append)  # type: ignore[arg-type]
+        self.generations: list[int] = []
+        self.pulled = False
+        runtime = cast(Any, self.source_runtime)
+        self.renames = TableRenames(runtime, lambda: self.pulled, self.generations.append)
+        self.leaving = TableDeparture(catalog, runtime, self.told.append, self.renames)
 
-    def lose(self, *, dropped: bool = True) -> None:
+    def lose(self, *, now: TableName | None = None) -> None:
         error = ChangefeedError("CF2106", "gone")
-        self.source_runtime.gone[T, 1] = LostTable(error, dropped)
+        self.source_runtime.gone[T, 1] = LostTable(error, now is None, now=now)
+        self.source_runtime.names = {} if now is None else {1: now}
+        self.source_runtime.ids = {} if now is None else {now: 1}
 
 
 @pytest.fixture
@@ -117,7 +138,7 @@ def test_a_named_table_fails_once_all_of_it_was_delivered(catalog: Catalog) -> N
 
 def test_a_table_that_joined_leaves(catalog: Catalog) -> None:
     bench = Bench(catalog, joined=True)
-    bench.lose(dropped=False)
+    bench.lose(now=U)
     bench.source_runtime.end = Timestamp(10)
     bench.leaving.turn(bench.feed)
     assert bench.told == [], "it was renamed, not dropped"
@@ -150,3 +171,109 @@ def test_resume_scans_what_was_missed_while_the_table_was_away(catalog: Catalog)
     (table,) = catalog.tables(bench.job.id)
     assert (table.state, table.scan_wanted) == (TableState.PENDING, True)
     assert table.done_upto == Timestamp(10), "what is in the log comes first"
+
+
+# -- renames ----------------------------------------------------------------------------------
+
+
+def test_a_named_table_goes_on_under_its_new_name(catalog: Catalog) -> None:
+    """Nothing came under it yet: the feed has all that came under the old one."""
+    bench = Bench(catalog, joined=False)
+    bench.lose(now=U)
+    bench.source_runtime.end = Timestamp(11)
+    bench.leaving.turn(bench.feed)
+    assert bench.feed.tables.keys() == {T}, "the feed has not come so far"
+    bench.feed.advance([T], Timestamp(11))
+    bench.leaving.turn(bench.feed)
+    (stored,) = catalog.tables(bench.job.id)
+    for table in (stored, bench.feed.tables[U]):
+        assert (table.table, table.known_as, table.topic) == (U, T, "t")
+        assert (table.state, table.done_upto) == (TableState.RUNNING, Timestamp(11))
+    assert bench.feed.target(U) == Target(T, "t"), "the sink notices nothing"
+    assert bench.feed.table_of(Target(T, "t")) == U
+    job = catalog.job(bench.job.id)
+    assert job.targets == ("public.u AS t",) and "public.u AS t" in job.statement
+    assert bench.generations == [job.generation] == [2]
+    (event,) = catalog.events(bench.job.id, kinds=("rename",))
+    assert event.text == '"public.t" was renamed to "public.u", its target stays t'
+    assert (bench.job.id, str(T)) in catalog.living(), "its mark at the target names the old one"
+    assert catalog.names("shop", 1) == [U]
+
+
+def test_a_table_that_gets_its_first_name_back_is_as_it_was(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=False)
+    bench.lose(now=U)
+    assert bench.renames.follow(bench.feed, T, U, Timestamp(9))
+    bench.source_runtime.ids, bench.source_runtime.names = {T: 1}, {1: T}
+    assert bench.renames.follow(bench.feed, U, T, Timestamp(12))
+    (table,) = catalog.tables(bench.job.id)
+    assert (table.table, table.original) == (T, None)
+    assert catalog.names("shop", 1) == [T, U]
+
+
+def test_a_table_that_has_its_name_again_is_asked_for_once(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=False)
+    bench.lose(now=U)
+    bench.source_runtime.end = Timestamp(10)
+    bench.source_runtime.ids, bench.source_runtime.names = {T: 1}, {1: T}
+    for _ in range(3):
+        bench.leaving.turn(bench.feed)
+    assert bench.feed.tables.keys() == {T} and bench.source_runtime.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda bench: bench.source_runtime.ids.update({T: 2}), "another table has that name"),
+        (lambda bench: setattr(bench, "pulled", True), "a reader takes from the log"),
+        (lambda bench: setattr(bench.feed, "query", object()), "a CDC query"),
+        (
+            lambda bench: bench.feed.tables.update({U: TableProgress(U, "u")}),
+            "the feed has a table",
+        ),
+        (lambda bench: bench.catalog.add_tables(bench.job.id, [TableProgress(U, "u")]), "the feed"),
+    ],
+)
+def test_a_rename_that_cannot_be_followed_stops_the_table(
+    catalog: Catalog, make: Callable[[Bench], object], why: str
+) -> None:
+    bench = Bench(catalog, joined=False)
+    bench.lose(now=U)
+    bench.source_runtime.end = Timestamp(10)
+    make(bench)
+    with pytest.raises(TableError, match=why) as caught:
+        bench.leaving.turn(bench.feed)
+    assert (caught.value.table, caught.value.error.code) == (T, Code.TABLE_REPLACED)
+    assert 'was renamed to "public.u"' in caught.value.error.message
+    assert T in bench.feed.tables and catalog.tables(bench.job.id)[0].table == T
+
+
+def test_a_table_that_was_dropped_from_the_feed_is_not_renamed(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=False)
+    bench.lose(now=U)
+    catalog.drop_tables(bench.job.id, [T])
+    assert not bench.renames.follow(bench.feed, T, U, Timestamp(9))
+    assert bench.feed.tables == {} and catalog.tables(bench.job.id) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "followed"),
+    [
+        ({"state": TableState.PENDING, "scan_wanted": True, "done_upto": None}, True),
+        ({"state": TableState.SCANNING, "scan_wanted": True, "done_upto": None}, False),
+        ({"scan_wanted": True, "scan_at": Timestamp(5)}, False),
+    ],
+)
+def test_a_rename_in_the_middle_of_a_scan_is_not_followed(
+    catalog: Catalog, changes: dict[str, object], followed: bool
+) -> None:
+    """Rows as of an instant under the old name may be out."""
+    bench = Bench(catalog, joined=False)
+    bench.feed.update(T, **changes)
+    bench.lose(now=U)
+    if followed:
+        bench.leaving.turn(bench.feed)
+        assert bench.feed.tables[U].scan_wanted
+        return
+    with pytest.raises(TableError):
+        bench.leaving.turn(bench.feed)

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -408,6 +409,11 @@ class TestMarks:
                 got = reader.slice({schema.table: at(1000)}, Timestamp.MAX, *ALL)
                 found = [type(e).__name__ for e in got.events]
                 assert found == (kinds or ["LogPiece", "SchemaChange", "LogPiece"])
+                (mark,) = got.marks
+                assert isinstance(mark, SchemaChange) and mark.new == new
+                # To readers of the new name the table has it since then.
+                seen = A if schema is A else replace(A, table=new.table)
+                assert (mark.old, mark.arrived) == (seen, schema is new)
 
 
 class TestPositions:

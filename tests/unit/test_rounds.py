@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +10,8 @@ import pytest
 
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
-from changefeed.core.events import Frontier
-from changefeed.core.schema import TableName
+from changefeed.core.events import Frontier, SchemaChange
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import BacklogResult
 from changefeed.feeds.rounds import Deliverers, Rounds
@@ -45,6 +46,8 @@ class World:
             frontier=Frontier(END, "1"), wait_beyond=lambda at, seconds: self.waits.append(at)
         )
         self.waits: list[Timestamp] = []
+        self.rename: SchemaChange | None = None
+        self.followed: list[tuple[object, ...]] = []
         delivery = SimpleNamespace(deliver=self._driver)
         backlog = SimpleNamespace(deliver=lambda *args, **named: self.done)
         windows = SimpleNamespace(deliver=self._windows)
@@ -56,15 +59,21 @@ class World:
             cast(Any, SimpleNamespace(pulled=False, pace=pace)),
             cast(Any, scanning),
             Deliverers(cast(Any, delivery), cast(Any, backlog), cast(Any, windows)),
+            renames=cast(Any, SimpleNamespace(follow=self._follow)),
             clock=self.clock,
             timings=timings or Timings(),
             committed=self._committed,
             interrupted=lambda: self.interrupted,
         )
 
-    def _driver(self, feed: object, bounds: object, upto: Timestamp, **named: object) -> int:
+    def _driver(self, feed: object, bounds: object, upto: Timestamp, **named: Any) -> int:
         self.delivered.append(upto)
+        if self.rename is not None:
+            named["on_rename"](self.rename)
         return 3
+
+    def _follow(self, *told: object) -> None:
+        self.followed.append(told[1:])
 
     def _windows(
         self, feed: object, query: object, bounds: object, upto: Timestamp, **_: object
@@ -136,3 +145,14 @@ def test_a_query_that_groups_is_delivered_by_windows_alone() -> None:
     world.feed.query = SimpleNamespace(grouped=True)
     assert not world.turn()
     assert world.windows == [END] and world.delivered == [] and world.commits == 0
+
+
+def test_what_comes_under_another_name_is_not_waited_for() -> None:
+    world = World(BacklogResult())
+    old = TableSchema(T, (), ())
+    now = replace(T, name="u")
+    world.rename = SchemaChange(old, replace(old, table=now), Timestamp(15), 3)
+    assert world.turn()
+    assert world.followed == [(T, now, Timestamp(15))]
+    world.rounds.wait()
+    assert world.waits[0] == Timestamp.ZERO

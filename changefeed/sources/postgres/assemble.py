@@ -278,10 +278,7 @@ class Assembler:
         """Tables have another shape from here on, between two transactions."""
         for change in changes:
             self._last = self._last.next()
-            self._seq += 1
-            self._events.append(
-                SchemaChange(change.old, change.new, self._last, self._seq, change.rewritten)
-            )
+            self._append_change(change, self._last)
         return self.flush(self.frontier)
 
     def flush(self, frontier: Frontier | None) -> Flush | None:
@@ -340,10 +337,12 @@ class Assembler:
     def _tell_change(self, shapes: Shapes, oid: int, transaction: OpenTransaction) -> None:
         change = shapes.changes.get(oid)
         if change is not None:
+            self._append_change(change, transaction.at)
+
+    def _append_change(self, change: ShapeChange, at: Timestamp) -> None:
+        for old in change.all_old:
             self._seq += 1
-            self._events.append(
-                SchemaChange(change.old, change.new, transaction.at, self._seq, change.rewritten)
-            )
+            self._events.append(SchemaChange(old, change.new, at, self._seq, change.rewritten))
 
     def _decode(
         self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places

@@ -276,6 +276,7 @@ class PostgresAttachment(Attachment):
             source=source.name,
             spool_dir=request.spool,
             latest=request.latest,
+            names=request.names,
             lookup=Lookup(address.reader).fetch,
             unseen=source.unseen,
             primary=address.primary if address.apart else None,

@@ -9,7 +9,7 @@ renamed since) is taken from the last shape we knew.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
@@ -39,15 +39,25 @@ _ASK_AGAIN = 0.02
 Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
 Intern = Callable[[TableSchema], TableSchema]
 Latest = Callable[[TableName], TableSchema | None]
+Names = Callable[[int], Collection[TableName]]
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A table's rows have another shape, or come under another name, than the last ones."""
+    """A table's rows have another shape, or come under another name, than the last ones.
+
+    ``others``: what readers of the log know that have the table under other names than ``old``.
+    """
 
     old: TableSchema
     new: TableSchema
     rewritten: bool
+    others: tuple[TableSchema, ...] = ()
+
+    @property
+    def all_old(self) -> tuple[TableSchema, ...]:
+        """``old``, and the others."""
+        return (self.old, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,7 @@ class Relations:
         describe: Describe,
         intern: Intern,
         latest: Latest | None = None,
+        names: Names = lambda oid: (),
         visibility: Visibility | None = None,
         catalog_lag: float = 1.0,
         look_again: float = 0.2,
@@ -80,6 +91,7 @@ class Relations:
             describe: what the catalog knows of tables by oid.
             intern: gives a shape its version.
             latest: the last shape known of a table, from before this stream.
+            names: the names by which readers of the log may know a table.
             visibility: waits for transactions that the catalog does not show yet.
             catalog_lag: seconds the catalog may be behind the stream.
             look_again: seconds between two looks at a table whose newest shape the catalog does
@@ -91,6 +103,7 @@ class Relations:
         self._describe = describe
         self._intern = intern
         self._latest = latest
+        self._names = names
         self._visibility = visibility
         self._catalog_lag = catalog_lag
         self._pause = look_again
@@ -242,8 +255,20 @@ class Relations:
         return self._last(message.oid, TableName(self._source, message.schema, message.name))
 
     def _take(self, message: RelationMessage, found: TableDetails | None) -> ShapeChange | None:
-        old = self._known(message)
         details = found or _no_details(message)
+        now = TableName(self._source, message.schema, message.name)
+        last = self._schemas.get(message.oid)
+        known = [] if last is None else [last]
+        if last is None or last.table != now:
+            # Renamed, maybe while nobody read.
+            known += self._under_other_names(message, details, {now, *(k.table for k in known)})
+        if known and known[0].table != now:
+            made = build_schema(self._source, message, details, known[0])
+            new = self._intern(made)
+            self._schemas[message.oid] = new
+            rewritten = was_rewritten(known[0], new, details)
+            return ShapeChange(known[0], new, rewritten, tuple(known[1:]))
+        old = self._known(message)
         made = build_schema(self._source, message, details, old)
         if old is not None and old.version and old.fingerprint() == made.fingerprint():
             self._schemas[message.oid] = old
@@ -253,6 +278,22 @@ class Relations:
         if old is None or old.fingerprint() == new.fingerprint():
             return None
         return ShapeChange(old, new, was_rewritten(old, new, details))
+
+    def _under_other_names(
+        self, message: RelationMessage, details: TableDetails, told: Collection[TableName]
+    ) -> list[TableSchema]:
+        """The last shapes of a table under the names that others may know it by."""
+        found = []
+        for name in self._names(message.oid):
+            if name in told:
+                continue
+            shape = None if self._latest is None else self._latest(name)
+            if shape is None or shape.table_id != message.oid:
+                # No row of it was ever read under that name.
+                made = build_schema(self._source, message, details)
+                shape = self._intern(replace(made, table=name))
+            found.append(shape)
+        return found
 
 
 def _no_details(message: RelationMessage) -> TableDetails:

@@ -38,7 +38,7 @@ from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.logical_messages import FIRST_VERSION
 from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
-from changefeed.sources.postgres.relations import Describe, Intern, Latest, Relations
+from changefeed.sources.postgres.relations import Describe, Intern, Latest, Names, Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.visibility import Unseen, Visibility
@@ -104,6 +104,7 @@ class ReplicationStream:
         source: the name that table names begin with.
         spool_dir: folder of our own for large transactions; emptied at the start.
         latest: the last shape that all feeds of a table know, to see what changed since.
+        names: the names by which feeds may know a table, by its oid.
         lookup: present values by key, for large values that the server did not send.
         primary: URI of the primary where ``uri`` leads to a standby. It is asked how far the log
             goes at what time: what a standby has not replayed yet may have committed before.
@@ -134,6 +135,7 @@ class ReplicationStream:
         source: str,
         spool_dir: Path,
         latest: Latest | None = None,
+        names: Names = lambda oid: (),
         lookup: LookupCall | None = None,
         unseen: Unseen | None = None,
         primary: str | None = None,
@@ -164,6 +166,7 @@ class ReplicationStream:
             describe,
             intern,
             latest,
+            names,
             self._visibility,
             look_again=look_again,
             clock=clock,

@@ -52,6 +52,7 @@ CASES: tuple[Case, ...] = tuple(
         streams.truncate,
         streams.columns_come_and_go,
         streams.a_column_gets_another_name,
+        streams.a_table_gets_another_name,
         streams.a_large_transaction_is_whole,
         streams.what_is_undone_never_was,
         streams.an_abandoned_large_transaction,

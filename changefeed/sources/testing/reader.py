@@ -50,6 +50,11 @@ class SchemaVersions:
         """The table's last shape."""
         return self._latest.get(table)
 
+    def names(self, table_id: int) -> list[TableName]:
+        """The names under which a table was read."""
+        with self._lock:
+            return [name for name, shape in self._latest.items() if shape.table_id == table_id]
+
 
 @dataclass
 class State:
@@ -154,6 +159,7 @@ class CaptureDouble:
                 memo=lambda: state.memo or {},
                 intern=state.schemas.intern,
                 latest=state.schemas.latest,
+                names=state.schemas.names,
                 spool=spool,
                 folder=folder,
             )

@@ -9,7 +9,7 @@ from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage
 from changefeed.sources.testing.copy import Copy
 from changefeed.sources.testing.harness import SourceHarness
-from changefeed.sources.testing.reader import State, capturing
+from changefeed.sources.testing.reader import CaptureDouble, State, capturing
 from changefeed.sources.testing.scans import TABLE, fill
 
 #: Rows of a transaction that no source keeps in memory as a matter of course.
@@ -178,6 +178,35 @@ def a_column_gets_another_name(harness: SourceHarness) -> None:
         assert old.column_id == new.column_id
         assert (old.ref == new.ref) == (old.column_id != 0)
         assert state.changes()[-1].after == {"id": 2, "w": "b"}
+
+
+def a_table_gets_another_name(harness: SourceHarness) -> None:
+    """Where tables have ids, its rows go on under the new name behind a change that names both, to
+    every reader, and so they do where a stream begins behind the change. Where they have none, the
+    rows under the other name are those of another table."""
+    harness.execute(TABLE)
+    with capturing(harness, "t") as (state, reader):
+        harness.execute("INSERT INTO t VALUES (1, 'a')")
+        reader.catch_up()
+        followed = reader.source.describe(None, "t").table_id != 0
+        for number, (old, new) in enumerate((("t", "u"), ("u", "w")), start=2):
+            harness.execute(f"ALTER TABLE {old} RENAME TO {new}")
+            if new == "w":
+                reader.close()
+            harness.execute(f"INSERT INTO {new} VALUES ({number}, 'b')")
+            if new == "w":
+                reader = CaptureDouble(state, reader.source)
+            reader.catch_up()
+        reader.close()
+        names = [(change.table.name, (change.after or {})["id"]) for change in state.changes()]
+        assert names == [("t", 1), ("u", 2), ("w", 3)] if followed else [("t", 1)]
+        moves = [
+            (event.old.table.name, event.new.table.name)
+            for event in state.events
+            if isinstance(event, SchemaChange)
+        ]
+        assert moves[:1] == ([("t", "u")] if followed else [])
+        assert set(moves[1:]) == ({("u", "w"), ("t", "w")} if followed else set())
 
 
 def a_large_transaction_is_whole(harness: SourceHarness) -> None:

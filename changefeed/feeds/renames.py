@@ -1,0 +1,87 @@
+"""Feeds go on with a table that was renamed: its rows come under another name from there on.
+
+A feed that names a table follows it, without a scan, and its target stays what it was. Capture
+tells every reader of the log where rows begin to come under another name
+(:attr:`changefeed.sources.base.StreamRequest.names`); of a table without rows since then, the look
+at the source does (:mod:`.lost_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from changefeed.capture.source_runtime import SourceRuntime
+from changefeed.capture.table_identity import moved
+from changefeed.core.clock import Timestamp
+from changefeed.core.faults import Point, fault_point
+from changefeed.core.schema import TableName
+from changefeed.core.table_errors import TableError
+from changefeed.core.telemetry import log
+from changefeed.feeds.feed import Feed
+
+
+class TableRenames:
+    """Follows the renamed tables of one feed. Used by the feed's thread only."""
+
+    def __init__(
+        self,
+        source_runtime: SourceRuntime,
+        pulled: Callable[[], bool],
+        renamed: Callable[[int], None],
+    ) -> None:
+        """
+        Args:
+            source_runtime: the feed's source.
+            pulled: the feed's reader takes the rows from the log by itself.
+            renamed: hears the job's new generation: the feed has what that brought.
+        """
+        self._source_runtime = source_runtime
+        self._pulled = pulled
+        self._renamed = renamed
+
+    def follow(
+        self, feed: Feed, table: TableName, now: TableName, at: Timestamp | None = None
+    ) -> bool:
+        """Go on with a table, all of whose rows under its old name are delivered.
+
+        Args:
+            at: where the rows under the new name begin; None when there were none yet.
+
+        Returns:
+            Whether it has the new name: not where it has its old one back.
+
+        Raises:
+            TableError: the feed cannot go on with it.
+            ChangefeedError: the source cannot be asked.
+        """
+        known = feed.tables[table]
+        seen = self._source_runtime.source.locate([table], [known.table_id])
+        holder = None if seen is None else seen.ids.get(table)
+        if at is None and holder == known.table_id:
+            return False
+        why = self._hindrance(feed, now)
+        if holder not in (None, known.table_id):
+            why = "another table has that name now"
+        if why:
+            raise TableError(table, moved(table, now, f"; {why}"))
+        was, is_now = (f"{name.schema}.{name.name}" for name in (table, now))
+        text = f'"{was}" was renamed to "{is_now}", its target stays {known.topic}'
+        generation = feed.rename_table(table, now, text, at)
+        if not generation:
+            if table not in feed.tables:
+                return False
+            raise TableError(table, moved(table, now, "; the feed has a table of that name"))
+        log.info("feed %s: %s", feed.job.name, text)
+        fault_point(Point.RUNNER_AFTER_RENAME)
+        self._renamed(generation)
+        return True
+
+    def _hindrance(self, feed: Feed, now: TableName) -> str:
+        """Why this feed cannot go on with a table of its under another name; empty: it can."""
+        if feed.query is not None:
+            return "a CDC query does not follow"
+        if self._pulled():
+            return "a feed that a reader takes from the log does not follow"
+        if now in feed.tables:
+            return "the feed has a table of that name"
+        return ""
