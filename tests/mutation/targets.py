@@ -23,7 +23,7 @@ class Target:
 
 _CHUNK_TESTS = ("tests/unit/test_chunks.py", "tests/unit/test_jobs_delivery.py")
 _DELIVERY_TESTS = (*_CHUNK_TESTS[::-1], "tests/unit/test_jobs_parts.py")
-_SCANNING_TESTS = ("tests/unit/test_jobs_scanning.py", "tests/unit/test_feed_life.py")
+_SCANNING_TESTS = ("tests/unit/test_jobs_scanning.py",)
 _RETRY_TESTS = ("tests/unit/test_jobs_parts.py", "tests/unit/test_runner.py")
 _LOG_TESTS = (
     "tests/unit/test_log_reader.py",
@@ -62,6 +62,7 @@ TARGETS = {
     "feeds/checkpoint": Target("changefeed.feeds.checkpoint", ("tests/unit/test_checkpoint.py",)),
     "feeds/scan_coordinator": Target("changefeed.feeds.scan_coordinator", _SCANNING_TESTS),
     "feeds/delivery": Target("changefeed.feeds.delivery", _DELIVERY_TESTS),
+    "feeds/rounds": Target("changefeed.feeds.rounds", ("tests/unit/test_rounds.py",)),
     "feeds/chunks": Target("changefeed.feeds.chunks", _CHUNK_TESTS),
     "feeds/runner": Target("changefeed.feeds.runner", ("tests/unit/test_runner.py",)),
     "feeds/retry": Target("changefeed.feeds.retry", _RETRY_TESTS),
