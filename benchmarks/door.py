@@ -155,9 +155,10 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--only", choices=["engine", "engine-json", "door"])
+    parser.add_argument("--heap", default="512m", help="memory of the door's JVM")
     options = parser.parse_args()
     with serving(options.server) as server:
-        uri = f"debezium-{server.uri(DATABASE, USER, PASSWORD)}"
+        uri = f"debezium-{server.uri(DATABASE, USER, PASSWORD)}?heap={options.heap}"
         memo, start = _begin(uri), place(server)
         rows = change(server, options.workload, options.rows)
         contenders: dict[str, Callable[[], Cost]] = {
