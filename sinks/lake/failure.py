@@ -7,6 +7,10 @@ import re
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.place import S3_FILES
 
+# Py4J hands out an exception of Java as a text with the classes of all its causes. What is looked
+# for below are such classes, error conditions of Spark and codes of stores; where a client has no
+# class of its own for a failure, its words in English.
+
 #: Conditions of Spark that mean: a value does not fit its column.
 _VALUES = re.compile(
     r"\[(CAST_INVALID_INPUT|CAST_OVERFLOW\w*|NUMERIC_VALUE_OUT_OF_RANGE[\w.]*|"

@@ -137,6 +137,7 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:
+        # Of pyarrow, which gives the store's code and the HTTP status in its text alone.
         text = str(failure)
         if isinstance(failure, PermissionError) or any(
             sign in text for sign in ("ACCESS_DENIED", "HTTP status 403", "HTTP status 401")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL
@@ -128,15 +129,13 @@ class PostgreSQL(Warehouse):
         self.close()
         settings = "-c timezone=UTC -c datestyle=ISO -c client_min_messages=warning"
         try:
-            self._connection = psycopg.connect(
-                self._uri,
-                autocommit=True,
-                connect_timeout=10,
-                application_name="changefeed",
-                options=settings,
+            # A URI that libpq cannot read is refused here.
+            info = psycopg.conninfo.make_conninfo(
+                self._uri, connect_timeout=10, application_name="changefeed", options=settings
             )
+            self._connection = psycopg.connect(info, autocommit=True)
         except psycopg.Error as error:
-            raise self._refused(error) from None
+            raise self._refused(error, info) from None
         self._look(self._connection.info.server_version)
         if make and not self._has_schema():
             self.run([SqlStatement(self.dialect.create_schema(self.schema))])
@@ -238,13 +237,19 @@ class PostgreSQL(Warehouse):
             raise ChangefeedError(Code.SINK_UNREACHABLE, f"{self.place} is not connected")
         return self._connection
 
-    def _refused(self, error: Exception) -> ChangefeedError:
+    def _refused(self, error: psycopg.Error, info: str) -> ChangefeedError:
         """A connection that could not be made. libpq's text names host and user, no password."""
-        text = str(error)
-        fatal = any(word in text for word in _NOT_TRIED_AGAIN)
-        code = Code.SINK_REFUSED_LOGIN if fatal else Code.SINK_UNREACHABLE
-        reason = text.strip().splitlines()[-1] if fatal else type(error).__name__
-        return ChangefeedError(code, f"{self.place} cannot be reached", detail=reason)
+        text = str(error).strip()
+        state = error.sqlstate or ""
+        known = any(word in text for word in _NOT_TRIED_AGAIN)
+        if not state and not known and sent_by_server(text):
+            state = _state_of_refusal(info)
+        code, _ = _by_state(state) or (Code.SINK_UNREACHABLE, "")
+        if known:
+            code = Code.SINK_REFUSED_LOGIN
+        reason = type(error).__name__ if code == Code.SINK_UNREACHABLE else text.splitlines()[-1]
+        detail = f"{reason} (SQLSTATE {state})" if state else reason
+        return ChangefeedError(code, f"{self.place} cannot be reached", detail=detail)
 
     def _ours(self, error: Exception, topic: str) -> ChangefeedError:
         import psycopg
@@ -253,11 +258,10 @@ class PostgreSQL(Warehouse):
             raise error
         where = f"table {topic} of {self.place}" if topic else self.place
         state = error.sqlstate or ""
-        code, what = next(
-            (found for start, found in _BY_STATE.items() if state.startswith(start)),
+        code, what = _by_state(state) or (
             (Code.SINK_REFUSED_DATA, "refused a statement")
             if state
-            else (Code.SINK_UNREACHABLE, "broke the connection"),
+            else (Code.SINK_UNREACHABLE, "broke the connection")
         )
         if code == Code.SINK_UNREACHABLE:
             self.close()
@@ -268,6 +272,25 @@ class PostgreSQL(Warehouse):
         return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
 
 
+def _state_of_refusal(info: str) -> str:
+    """The SQLSTATE of a refused login; empty where libpq does not tell it."""
+    import psycopg
+    from psycopg import pq
+
+    try:
+        return state_of_refusal(lambda: pq.PGconn.connect_start(info.encode())) or ""
+    except psycopg.Error:
+        return ""  # the error of the first try says enough
+
+
+def _by_state(state: str) -> tuple[str, str] | None:
+    """What to do about a SQLSTATE; None: nothing is known of it."""
+    return next((found for start, found in _BY_STATE.items() if state.startswith(start)), None)
+
+
+#: A libpq that tells no SQLSTATE of a refused login (before 18) gives these words alone. A newer
+#: one is asked for it where the words are others, as in another language; asking costs a second
+#: login, which a server may count.
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 
 _NO_RIGHT = "42501"
@@ -283,6 +306,7 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
     "22": (Code.SINK_CANNOT_TAKE_TABLE, "cannot hold a value"),
     "23": (Code.SINK_CANNOT_TAKE_TABLE, "refused a row"),
     "28": (Code.SINK_REFUSED_LOGIN, "refused the login"),
+    "3D": (Code.SINK_REFUSED_LOGIN, "has no such database"),
     _NO_RIGHT: (Code.SINK_REFUSED_LOGIN, "does not allow this"),
 }
 

@@ -58,6 +58,9 @@ def test_server_that_is_not_there() -> None:
         ("57P01", "terminating connection", "CF2101"),
         ("53300", "too many connections", "CF2001"),
         ("42704", 'publication "x" does not exist', "CF2102"),
+        ("42704", "Replikationsslot »x« existiert nicht", "CF2102"),
+        ("55000", "kann keine Änderungen mehr aus Replikationsslot »x« lesen", "CF2102"),
+        ("55000", "logische Dekodierung erfordert wal_level >= logical", "CF2101"),
         ("XX000", "internal", "CF2101"),
     ],
 )

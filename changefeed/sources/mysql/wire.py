@@ -202,7 +202,8 @@ def _event(data: bytes | bytearray, start: int, end: int) -> Place:
     raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a packet of the binlog that is no event")
 
 
-#: What error 1236 says, in lower case, and what it means for us.
+#: What error 1236 says, in lower case, and what it means for us. The number stands for any failure
+#: to send the binlog; which one is told in words alone, which servers do not translate.
 _FATAL = (
     (
         ("purged", "could not find first log file", "could not find gtid state"),

@@ -55,7 +55,10 @@ _STATES: Mapping[str, str] = {
     "42501": Code.SOURCE_PERMISSION_MISSING,
     "53": Code.SOURCE_UNREACHABLE,
     "57P": Code.STREAM_BROKE,
+    "55000": Code.SOURCE_LOG_GONE,  # the slot was invalidated
     "55006": Code.STREAM_BROKE,  # the slot is still held by a connection that is just ending
+    # The slot is gone; or the publication is, and what was written without it can never be decoded.
+    "42704": Code.SOURCE_LOG_GONE,
     "58P01": Code.SOURCE_LOG_GONE,  # the log we need was removed
     "0A000": Code.SOURCE_NOT_SET_UP,
     "42": Code.SOURCE_NOT_SET_UP,
@@ -73,12 +76,8 @@ def server_error(fields: Mapping[str, str], doing: str) -> ChangefeedError:
     code = (
         _STATES.get(state) or _STATES.get(state[:3]) or _STATES.get(state[:2]) or Code.STREAM_BROKE
     )
-    if "replication slot" in message and (
-        state == "42704" or "can no longer" in message or "lost" in message or state == "55000"
-    ):
-        code = Code.SOURCE_LOG_GONE
-    if state == "42704" and message.startswith("publication "):
-        code = Code.SOURCE_LOG_GONE  # what was written without it can never be decoded
+    if state == "55000" and "wal_level" in message:  # a name, the same in every language
+        code = Code.STREAM_BROKE
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=f"SQLSTATE {state}")
 
 

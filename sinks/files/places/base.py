@@ -117,7 +117,8 @@ class FilePlace(Protocol):
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-#: How the stores call an error, in the texts of ``pyarrow.fs``: S3, Azure, Google.
+#: How the stores call an error, in the texts of ``pyarrow.fs``: S3, Azure, Google. Its exceptions
+#: have no other sign of it. These are names of the stores' protocols, the same in every language.
 _STORE_ERROR = re.compile(
     r"AWS Error (\w+)|Azure Error: \[(\w+)\]|google::cloud::Status\(([A-Z_]+)"
 )

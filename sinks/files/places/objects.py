@@ -189,6 +189,7 @@ class ObjectPlace:
             try:
                 self._system.create_dir(path, recursive=False)
             except OSError as error:
+                # pyarrow's own words: it has no error number for this.
                 if "conflicts with an existing file" not in str(error):
                     raise
                 # Another program made the folder above, without the client's own sign on it.
@@ -325,6 +326,7 @@ def _hdfs(arguments: dict[str, Any]) -> fs.FileSystem:
     try:
         return fs.HadoopFileSystem(**arguments)
     except OSError as error:
+        # The names of the libraries that the loader did not find; there is no number.
         if "libhdfs" in str(error) or "libjvm" in str(error):
             raise ChangefeedError(
                 Code.SINK_NEEDS_EXTRA,
