@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import NodeSpark
+from sinks.registry import open_sink
+from sinks.warehouse.spanner.sink import SpannerSink
 from tests.e2e.feeds import BRISK, running
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, check_changes, check_shapes
 from tests.services.postgres import Database
@@ -54,6 +56,32 @@ def bench(
 def test_target_equals_source(bench: IntoSpanner) -> None:
     check_changes(bench)
     check_shapes(bench)
+    assert bench.feeds.verified() == ["f"]
+
+
+def test_a_difference_is_named_and_repaired(bench: IntoSpanner) -> None:
+    db = bench.source
+    db.execute("create table n (a int, b text); alter table n replica identity full")
+    db.execute("insert into n values (1, 'x'), (1, 'x'), (2, null)")
+    bench.create("t, n")
+    bench.feeds.sync("f")
+    sink = open_sink(bench.uri())
+    assert isinstance(sink, SpannerSink)
+    sink.server.connect()
+    changed = [("1", "other"), ("99", "invented")]
+    sink.server.transact(lambda tx: tx.upsert("t", ("a", "b"), changed))
+    sink.server.transact(lambda tx: tx.delete("t", [("2",)]))
+    sink.server.change_all("DELETE FROM n WHERE a = 1", "n")
+    sink.close()
+    answer = bench.feeds.execute("VERIFY CHANGEFEED f")
+    assert {tuple(row) for row in answer.rows} == {
+        ("public.t", "[1]", "changed", '{"b": "row 1"}', '{"b": "other"}'),
+        ("public.t", "[2]", "missing", '{"a": "2", "b": "row 2"}', None),
+        ("public.t", "[99]", "extra", None, '{"a": "99", "b": "invented"}'),
+        ("public.n", "[]", "missing", '2 x {"a": "1", "b": "x"}', None),
+    }
+    assert bench.feeds.execute("VERIFY CHANGEFEED f REPAIR").failure is None
+    assert bench.feeds.verified() == ["f"]
 
 
 def test_values_of_every_type(bench: IntoSpanner) -> None:

@@ -6,11 +6,14 @@ import concurrent.futures
 import json
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
+from google.cloud.spanner_v1 import types
+from google.protobuf import struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +24,8 @@ from sinks.registry import check, open_sink
 from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.sink import WarehouseSink
-from sinks.warehouse.spanner.client import Spanner, sorted_out
+from sinks.warehouse.spanner.client import Spanner, sorted_out, streamed_rows
+from sinks.warehouse.spanner.compare import comparable_text
 from sinks.warehouse.spanner.rows import Value, canonical, cut, digests, wire
 from sinks.warehouse.spanner.sink import SpannerSink
 from sinks.warehouse.spanner.sql import SpannerDialect
@@ -293,3 +297,78 @@ def test_no_history() -> None:
 def test_nothing_is_loaded() -> None:
     with pytest.raises(AssertionError):
         Spanner("p", "i", "d").load("t", pa.table({"a": [1]}), "1")
+
+
+def parts(*texts: tuple[list[Value], bool]) -> list[types.PartialResultSet]:
+    """Parts of an answer: values, and whether the last of them goes on."""
+    made = []
+    for values, chunked in texts:
+        part = types.PartialResultSet(chunked_value=chunked)
+        types.PartialResultSet.pb(part).values.extend(map(_value, values))
+        made.append(part)
+    return made
+
+
+def _value(value: Value) -> Any:
+    made = struct_pb2.Value()
+    if value is None:
+        made.null_value = 0
+    elif isinstance(value, str):
+        made.string_value = value
+    elif isinstance(value, bool):
+        made.bool_value = value
+    else:
+        made.number_value = value
+    return made
+
+
+def test_rows_of_a_stream_are_put_together() -> None:
+    """A part ends anywhere: between rows, in a row, in a text, more than once in a text."""
+    stream = parts(
+        (["1", "a"], False),
+        (["2", "lo"], True),
+        (["n"], True),
+        (["", "3"], True),
+        (["4", None, "5", True, "6"], False),
+        ([1.5, "7", ""], True),
+        ([], False),
+        (["x"], False),
+    )
+    assert list(streamed_rows(stream, 2)) == [
+        ("1", "a"),
+        ("2", "lon"),
+        ("34", None),
+        ("5", True),
+        ("6", 1.5),
+        ("7", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "ours", "answered"),
+    [
+        ("JSON", '{"b": 1.50, "a": [1.0, null, "x"]}', '{"a":[1,null,"x"],"b":1.5}'),
+        ("JSON", "100000000000000000000", "1e+20"),
+        ("FLOAT64", -0.0, 0.0),
+        ("TIMESTAMP", "2024-01-01T00:00:00.5Z", "2024-01-01T00:00:00.500000Z"),
+        ("NUMERIC", "1.5", "1.500000000"),
+    ],
+)
+def test_values_that_spanner_has_alike_are_equal(sql: str, ours: Value, answered: Value) -> None:
+    assert comparable_text(sql, ours) == comparable_text(sql, canonical(sql, answered))
+
+
+@pytest.mark.parametrize(
+    ("sql", "one", "other"),
+    [
+        ("JSON", "9223372036854775807", "9223372036854775806"),
+        ("JSON", '"1"', "1"),
+        ("JSON", "null", None),
+        ("FLOAT64", 0.1, 0.10000000000000002),
+        ("STRING(MAX)", "", None),
+        ("STRING(MAX)", "a ", "a"),
+        ("BOOL", True, False),
+    ],
+)
+def test_values_that_differ_are_not_equal(sql: str, one: Value, other: Value) -> None:
+    assert comparable_text(sql, one) != comparable_text(sql, other)

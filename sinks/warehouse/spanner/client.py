@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -162,6 +162,25 @@ def _plain(row: Any) -> tuple[Value, ...]:
         kind = value.WhichOneof("kind")
         found.append(None if kind == "null_value" else getattr(value, kind))
     return tuple(found)
+
+
+def streamed_rows(
+    parts: Iterable[types.PartialResultSet], width: int
+) -> Iterator[tuple[Value, ...]]:
+    """Rows of ``width`` values out of a stream, which cuts rows anywhere, and texts too."""
+    row: list[Value] = []
+    begun: str | None = None
+    for part in parts:
+        values = list(_plain(types.PartialResultSet.pb(part)))
+        if begun is not None and values:
+            values[0], begun = f"{begun}{values[0]}", None
+        if part.chunked_value:
+            begun = str(values.pop())
+        for value in values:
+            row.append(value)
+            if len(row) == width:
+                yield tuple(row)
+                row = []
 
 
 class Spanner(Warehouse):
@@ -316,6 +335,20 @@ class Spanner(Warehouse):
         """The rows of a query, in ``timeout`` seconds."""
         found = self._connected.execute_sql(request, retry=None, timeout=timeout)
         return [_plain(row) for row in types.ResultSet.pb(found).rows]
+
+    def read_all(self, table: str, columns: Sequence[str]) -> Iterator[tuple[Value, ...]]:
+        """The columns of all rows of a table as they are at one moment, by key."""
+        now = types.TransactionOptions(read_only=types.TransactionOptions.ReadOnly(strong=True))
+        request = types.ReadRequest(
+            session=self._session,
+            table=table,
+            columns=columns,
+            key_set=types.KeySet(all_=True),
+            transaction=types.TransactionSelector(single_use=now),
+        )
+        with self._explained("a read of a table", table):
+            parts = self._connected.streaming_read(request, retry=None, timeout=_LONG)
+            yield from streamed_rows(parts, len(columns))
 
     def change_all(self, sql: str, topic: str) -> None:
         """A statement over a whole table: in many small transactions, so it may be seen half done

@@ -6,9 +6,11 @@ How rows are kept is :mod:`.keeping`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -17,7 +19,15 @@ from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import History
-from sinks.base import Capabilities, CommitPace, Epoch, Receipt, Target
+from sinks.base import (
+    Capabilities,
+    CommitPace,
+    Difference,
+    Epoch,
+    Receipt,
+    SinkContext,
+    Target,
+)
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import ScanEnd, TablePolicy
 from sinks.warehouse import applied as bookkeeping
@@ -28,6 +38,7 @@ from sinks.warehouse.feed_tables import KnownTable
 from sinks.warehouse.pending import PendingRows
 from sinks.warehouse.spanner import keeping
 from sinks.warehouse.spanner.commits import CommitWriter
+from sinks.warehouse.spanner.compare import SpannerComparison
 from sinks.warehouse.spanner.keeping import FACTS, SpannerStrategy
 from sinks.warehouse.spanner.rows import RowWire, TooLarge
 from sinks.warehouse.spanner.tables import SpannerTables
@@ -45,6 +56,7 @@ class SpannerSink(DatabaseSink):
     capabilities: ClassVar[Capabilities] = replace(
         DatabaseSink.capabilities,
         pacing=CommitPace(PACE, 50_000),
+        compares=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         CREDENTIALS,
@@ -273,6 +285,19 @@ class SpannerSink(DatabaseSink):
         with self._tables.errors():
             self.server.transact(work, table.topic)
         self._tables.forget_table(target.topic)
+
+    def compare(
+        self,
+        context: SinkContext,
+        target: Target,
+        schema: TableSchema,
+        rows: Iterable[pa.Table],
+        limit: int,
+    ) -> list[Difference]:
+        """See :meth:`sinks.base.Sink.compare`."""
+        shape = TargetShape(schema, target.topic)
+        with SpannerComparison(self.server, self._policy, shape, context.scratch) as comparison:
+            return comparison.run(rows, limit)
 
     def dropped(self, target: Target) -> None:
         if not self._policy.drop:

@@ -357,6 +357,33 @@ func (s *server) Read(ctx context.Context, r *spannerpb.ReadRequest) (*spannerpb
 	}
 }
 
+// StreamingRead gives the rows in parts, as they come.
+func (s *server) StreamingRead(r *spannerpb.ReadRequest, stream spannerpb.Spanner_StreamingReadServer) error {
+	db, session, err := s.at(r.Session)
+	if err != nil {
+		return err
+	}
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	r.Session, r.Transaction = session, nil
+	found, err := db.client.StreamingRead(stream.Context(), r)
+	if err != nil {
+		return err
+	}
+	for {
+		part, err := found.Recv()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(part); err != nil {
+			return err
+		}
+	}
+}
+
 func (s *server) ExecuteSql(ctx context.Context, r *spannerpb.ExecuteSqlRequest) (*spannerpb.ResultSet, error) {
 	db, session, err := s.at(r.Session)
 	if err != nil {

@@ -1,0 +1,167 @@
+"""How a Spanner table differs from the source: both sides in a file, by key.
+
+The source's rows are written as they travel to Spanner (:mod:`.rows`), and what Spanner answers in
+one read is brought into the same writing, so what a mutation would have stored is equal. Both go
+through one SQLite file of the comparison: memory stays bounded whatever the size of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from sinks.base import Difference
+from sinks.differences import DifferenceText
+from sinks.merged.policy import DELETED, TablePolicy
+from sinks.warehouse.spanner.rows import RowWire, Value, canonical
+from sinks.warehouse.staging import TargetShape, check_values
+
+if TYPE_CHECKING:
+    from sinks.warehouse.spanner.client import Spanner
+
+#: Rows that go into the file in one statement.
+_MANY = 10_000
+#: Whole numbers that JSON has exactly in Spanner; others are floating-point numbers there.
+_WHOLE = range(-(1 << 63), 1 << 64)
+
+
+class SpannerComparison:
+    """Compares one table with rows of the source. A context manager: at its end the file is gone.
+
+    Equal rows of a table without a key are counted on both sides.
+    """
+
+    def __init__(
+        self, server: Spanner, policy: TablePolicy, shape: TargetShape, folder: str
+    ) -> None:
+        """
+        Args:
+            server, policy, shape: the target.
+            folder: for the file.
+        """
+        self._server = server
+        self._shape = shape
+        self._soft = policy.soft
+        self._wire = RowWire.of(shape, server.dialect)
+        self._text = DifferenceText(shape.schema)
+        self._key = [shape.names.index(name) for name in shape.key]
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = home / f"verify-{uuid4().hex}.db"
+        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        self._file = sqlite3.connect(self._path, isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            self._file.execute(f"PRAGMA {setting}")
+        for side in ("source", "target"):
+            self._file.execute(
+                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, row TEXT, count INTEGER) WITHOUT ROWID"
+            )
+
+    def __enter__(self) -> SpannerComparison:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def run(self, rows: Iterable[pa.Table], limit: int) -> list[Difference]:
+        """The differences, at most ``limit``: missing and changed rows before those too many, by
+        key. The target is read after the last of ``rows``.
+
+        Raises:
+            ChangefeedError: CF5006, the target cannot hold a value; Spanner failed.
+        """
+        for batch in rows:
+            staged = self._shape.staged(batch, 1)
+            check_values(self._shape, staged, self._server.dialect)
+            self._put("source", zip(*self._wire.columns(staged), strict=True))
+        self._put("target", self._stored())
+        return self._differences(limit)
+
+    def _stored(self) -> Iterator[tuple[Value, ...]]:
+        """The rows of the target as they would be sent."""
+        self._server.connect(make=False)
+        if not self._server.columns(self._shape.topic):
+            return
+        count = len(self._shape.names)
+        names = (*self._shape.names, DELETED) if self._soft else self._shape.names
+        for row in self._server.read_all(self._shape.topic, names):
+            if not (self._soft and row[count]):
+                yield tuple(map(canonical, self._wire.types, row[:count]))
+
+    def _put(self, side: str, rows: Iterable[tuple[Value, ...]]) -> None:
+        many: list[tuple[str, str]] = []
+        for row in rows:
+            texts = list(map(comparable_text, self._wire.types, row))
+            key = texts if self._shape.keyless else [texts[i] for i in self._key]
+            many.append((_json(key), _json(texts)))
+            if len(many) == _MANY:
+                self._add(side, many)
+                many.clear()
+        self._add(side, many)
+
+    def _add(self, side: str, rows: list[tuple[str, str]]) -> None:
+        self._file.executemany(
+            f"INSERT INTO {side} VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE SET count = count + 1",
+            rows,
+        )
+
+    def _differences(self, limit: int) -> list[Difference]:
+        wanting = self._file.execute(
+            "SELECT s.row, s.count, t.row, t.count FROM source s LEFT JOIN target t ON t.id = s.id "
+            "WHERE t.row IS NOT s.row OR t.count <> s.count ORDER BY s.id LIMIT ?",
+            (limit,),
+        )
+        found = [self._difference(*row) for row in wanting]
+        extra = self._file.execute(
+            "SELECT NULL, 0, t.row, t.count FROM target t LEFT JOIN source s ON s.id = t.id "
+            "WHERE s.id IS NULL ORDER BY t.id LIMIT ?",
+            (limit - len(found),),
+        )
+        return found + [self._difference(*row) for row in extra]
+
+    def _difference(
+        self, source: str | None, count: int, target: str | None, there: int | None
+    ) -> Difference:
+        wanted, held = json.loads(source or "null"), json.loads(target or "null")
+        if self._shape.keyless:
+            return self._text.count(wanted or held, count, there or 0)
+        if held is None:
+            return self._text.missing(wanted)
+        return self._text.extra(held) if wanted is None else self._text.changed(wanted, held)
+
+
+def comparable_text(sql: str, value: Value) -> str | None:
+    """A value as text, equal where Spanner has equal values."""
+    if value is None or (isinstance(value, str) and sql != "JSON"):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value + 0.0)  # of its two zeros one
+    parsed = json.loads(value, parse_float=_number, parse_int=_number)
+    return json.dumps(parsed, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _number(text: str) -> int | float:
+    """A number of JSON: 1.50 is 1.5, and 1.0 is 1."""
+    found = float(text)
+    whole = int(text) if text.lstrip("-").isdigit() else int(found) if found.is_integer() else None
+    return whole if whole is not None and whole in _WHOLE else found
+
+
+def _json(texts: list[str | None]) -> str:
+    return json.dumps(texts, ensure_ascii=False)
