@@ -1,10 +1,10 @@
-"""A large backlog of messages as a job of Spark: lanes of the log, one task each.
+"""Delivers a large backlog of messages as a Spark job: lanes of the log, one task each.
 
-The node looks at the log's index to see how much waits, cuts a range that ends before the next
+The node reads from the log's index how much waits, selects a range that ends before the next
 TRUNCATE or schema change, and lets Spark's workers deliver it (:mod:`changefeed.feeds.lanes`). When
-all lanes are durable the tables have come to the end of the range. Until then nothing has moved: a
-job that fails or is cancelled repeats messages, in order, and loses none. No worker writes after
-the job is over (:mod:`changefeed.scan.admission`).
+all lanes are durable, the progress of the tables advances to the end of the range, and not before:
+a job that fails or is cancelled repeats messages, in order, and loses none. No worker writes after
+the job has ended (:mod:`changefeed.scan.admission`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
 from sinks.base import Capabilities, Epoch
 
-#: Rows of one job at most: what comes again when it fails.
+#: Most rows of one job: a failed job repeats them.
 JOB_ROWS = 2_000_000
-#: Each lane reads the whole range: more of them would read more than they deliver.
+#: Each lane reads the whole range: with more lanes, reading would cost more than delivery.
 MOST_LANES = 8
-#: Bytes of the log in one job at most where its lanes are staged: an executor has a lane's file in
-#: memory.
+#: Most bytes of the log in one job with staged lanes: an executor holds a lane's file in memory.
 STAGED_BYTES = 256 << 20
 _LOOK_SECONDS = 0.2
 
@@ -57,7 +56,7 @@ class LogRange:
     Attributes:
         upto: where it ends.
         rows: how many rows it has.
-        versions: the shapes they have.
+        versions: the schema versions of the rows.
         mark: the instant of the mark that ends it; None where no mark does.
     """
 
@@ -72,10 +71,10 @@ class BacklogResult:
     """What :meth:`Backlog.deliver` did.
 
     Attributes:
-        rows: delivered by Spark, for good.
-        moved: Spark has come to the end of a range, also of one without a row that the feed takes.
-        node_upto: where it has not: how far the node should go on by itself before it asks
-            again; None: as far as it likes.
+        rows: rows that Spark delivered durably.
+        moved: Spark reached the end of a range, even if the feed takes no row of it.
+        node_upto: if not moved: how far the node should deliver before it asks again; None:
+        without a limit.
     """
 
     rows: int = 0
@@ -99,7 +98,7 @@ def waiting(
             before = item.event.at.previous()
             if before <= min(bounds.values()):
                 return LogRange(before, mark=item.event.at)
-            # Of another table there may be one before it: the range shrinks until there is none.
+            # Another table may have a mark before it: the range shrinks until it has none.
             shorter = waiting(log, bounds, before, slice_bytes, most_bytes)
             if shorter.mark is None and shorter.upto == before:
                 return replace(shorter, mark=item.event.at)
@@ -116,7 +115,7 @@ def waiting(
 
 
 def hindrance(feed: Feed, abilities: Capabilities | None) -> str:
-    """Why the changes of a feed cannot be delivered in lanes, in words; empty where they can."""
+    """Why the changes of a feed cannot be delivered in lanes, as text; empty if they can."""
     if abilities is None:
         return "a feed without a sink runs where its client is"
     if abilities.takes_rows:
@@ -133,7 +132,7 @@ def hindrance(feed: Feed, abilities: Capabilities | None) -> str:
 
 
 class Backlog:
-    """Delivers what a feed is far behind with. Used by the feed's thread only."""
+    """Delivers a large backlog of a feed. Used by the feed's thread only."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class Backlog:
             folder: its directory, which Spark's workers see, too.
             engine: Spark.
             sink_session: the feed's sinks.
-            note: writes down for SHOW what runs as a job.
+            note: records for SHOW what runs as a job.
         """
         self.name = name
         self._log = log
@@ -171,9 +170,9 @@ class Backlog:
         *,
         interrupted: Callable[[], bool],
     ) -> BacklogResult:
-        """Deliver a range of the log by Spark, if that is the better place.
+        """Deliver a range of the log by Spark, if that is estimated to be faster.
 
-        The feed's tables have then come to its end.
+        The progress of the feed's tables then is the end of the range.
 
         Raises:
             TableError: one table cannot go on.
@@ -184,7 +183,8 @@ class Backlog:
             return BacklogResult()
         state = self._engine.state()
         lanes = min(MOST_LANES, state.cores)
-        # The most a job can be: where even that stays here, nobody need look at the log's index.
+        # The largest possible job: if even that stays in the node, the log's index need not be
+        # read.
         if not choose_engine(asked, Work(JOB_ROWS, lanes), state).spark:
             return BacklogResult()
         if min(bounds.values()) < self._refused_upto:
@@ -196,14 +196,14 @@ class Backlog:
             self._tell_missing()
             return BacklogResult()
         if not choice.spark or interrupted():
-            # Behind the mark there may be a range that is worth a job.
+            # After the mark there may be a range that is large enough for a job.
             return BacklogResult(node_upto=found.mark)
         try:
             return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
         except ChangefeedError as error:
             if error.scope is not Scope.TABLE:
                 raise
-            # Of which table a worker cannot say; the node meets the same row, and can.
+            # A worker cannot say of which table; the node meets the same row, and can.
             log.info("feed %s: a lane stopped, the node continues:  %s", self.name, error.message)
             self._refused_upto = found.upto
             return BacklogResult(node_upto=found.upto)
@@ -262,11 +262,11 @@ class Backlog:
 
     def _run_lanes(self, work: LaneDelivery, group: str) -> list[TaskResult]:
         def tell(rows: int, size: int) -> None:
-            """Nobody is shown how far a backlog's job is."""
+            """Ignore the progress of the job: it is shown nowhere."""
 
         if not self._engine.stages:
             return run_tasks(self._engine, work, work.count, group=group, on_progress=tell)
-        # A feed at work has it; a new one may never have staged anything.
+        # A running feed has this folder; a new feed may never have staged anything.
         self._scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="lanes-", dir=self._scratch) as folder:
             paths = write_lanes(work, self._log, Path(folder))
@@ -276,7 +276,7 @@ class Backlog:
     def _cancelled_when(
         self, interrupted: Callable[[], bool], group: str
     ) -> Iterator[threading.Event]:
-        """Cancels the job when the feed's thread is wanted; the event says that it was."""
+        """Cancels the job when the feed's thread has other work; the event says that it did."""
         over, cancelled = threading.Event(), threading.Event()
 
         def watch() -> None:
@@ -314,7 +314,7 @@ def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
 def _settle(
     feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[TaskResult]
 ) -> int:
-    """All lanes are durable: the tables have come to the end of the range."""
+    """All lanes are durable: set the progress of the tables to the end of the range."""
     tables = list(bounds)
     for part in done:
         feed.count(tables[part.item], part.rows, part.bytes)
@@ -323,6 +323,6 @@ def _settle(
 
 
 def _slice_bytes(feed: Feed, lanes: int) -> int:
-    """How much of the log a lane takes at once, as the node's own delivery does."""
+    """How many bytes of the log a lane reads at once, like the node's own delivery."""
     budget = feed.options[MAX_MEMORY]
     return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // (8 * lanes)))

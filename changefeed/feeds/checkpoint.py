@@ -1,6 +1,7 @@
-"""When a feed's progress is made durable, and when consumers learn how far they are.
+"""When a feed's progress is saved, and when consumers get resolved timestamps.
 
-Resolved is emitted only after the progress it states was saved, so it can never be taken back.
+A resolved timestamp is emitted only after the progress that it states was saved, so a crash never
+invalidates it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Checkpoint:
         clock: Clock | None = None,
         timings: Timings | None = None,
     ) -> None:
-        """``joining``: a statement has given the feed a table that it does not know yet."""
+        """``joining``: whether a statement has added a table that the feed does not know yet."""
         self._sink_session = sink_session
         self._joining = joining
         self._clock = clock or SystemClock()
@@ -42,11 +43,11 @@ class Checkpoint:
         return self._resolved
 
     def want(self) -> None:
-        """Save at the next chance, whatever the time; safe from any thread."""
+        """Save at the next turn, whatever the time; safe from any thread."""
         self._wanted.set()
 
     def turn(self, feed: Feed, *, moved: bool) -> None:
-        """Save and resolve if it is time to."""
+        """Save progress and emit a resolved timestamp, if they are due."""
         now = self._clock.monotonic()
         often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
         every = often if moved or feed.changed else self._timings.save_idle
@@ -61,7 +62,7 @@ class Checkpoint:
             self._resolve(feed)
 
     def last(self, feed: Feed) -> None:
-        """Save, and emit resolved if the feed has it: the feed ends."""
+        """Save progress and emit a last resolved timestamp, because the feed ends."""
         feed.save()
         if feed.options[RESOLVED] is not None and self._sink_session.resolves:
             self._resolve(feed)
@@ -77,8 +78,8 @@ class Checkpoint:
         high = self._reached(feed)
         if high is None or (self._resolved is not None and high <= self._resolved):
             return
-        # Asked after the place is known: what commits in a table after the statement that
-        # added it has answered is above all that was resolved without it.
+        # Asked after the timestamp is known: commits to an added table, after its statement has
+        # returned, are above everything that was resolved without the table.
         if self._joining():
             return
         self._sink_session.resolved(high)

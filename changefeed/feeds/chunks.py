@@ -1,10 +1,10 @@
-"""The change log cut into what a feed delivers in one go.
+"""Divides the change log into the units that a feed delivers.
 
     slice of the log -> per table, in log order -> chunks of bounded size, and marks
 
 A :class:`Chunk` is rows of one table and schema version; a :class:`MarkItem` is a TRUNCATE or
-schema change between two of them; a :class:`Watermark` says that everything up to a timestamp was
-handed out. Chunks are lazy: only what is about to be encoded is in memory.
+schema change between two of them; a :class:`Watermark` says that everything up to a timestamp
+was returned. Chunks are lazy: only the rows that are encoded next are in memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SLICE_BYTES = 48 << 20
 class Chunk:
     """Rows of one table and version in order.
 
-    All rows are above ``after``. ``after``, ``upto`` and ``number`` (its place among the
-    table's chunks of the slice) name it: two feeds that are equally far meet the same chunks.
-    Rows that a TRUNCATE of their own transaction removed (``removed``) were never seen by
-    anybody, and are left out. ``unsent_beside``: a transaction has rows here and in another chunk,
-    where some may lack values that the source did not send and that the rows here know.
+    All rows are above ``after``. ``after``, ``upto`` and ``number`` (its place among the table's
+    chunks of the slice) identify it: two feeds with the same progress get the same chunks. Rows
+    that a TRUNCATE in their own transaction removed (``removed``) were never visible to other
+    transactions, and are left out. ``unsent_beside``: a transaction has rows here and in another
+    chunk, where some may lack values that the source did not send and that the rows here know.
     """
 
     schema: TableSchema
@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def clean(self) -> frozenset[str]:
-        """Columns in which no value holds a character that JSON escapes."""
+        """Columns whose values need no escape in JSON."""
         return frozenset.intersection(*(p.clean for p in self.pieces))
 
     def load(self) -> pa.Table:
@@ -71,10 +71,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class MarkItem:
-    """Something that happened to a whole table, after the chunks before it.
+    """An event of a whole table, after the chunks before it.
 
-    Everything up to ``upto`` was handed out of the tables ``complete``, and of the mark's own
-    table everything before the mark.
+    Of the tables ``complete``, everything up to ``upto`` was returned before; of the mark's own
+    table, everything before the mark.
     """
 
     event: Truncate | SchemaChange
@@ -83,25 +83,25 @@ class MarkItem:
 
     @property
     def table(self) -> TableName:
-        """The table it happened to, by the name that it had before."""
+        """The table of the event, by its name before the event."""
         event = self.event
         return event.schema.table if isinstance(event, Truncate) else event.old.table
 
     @property
     def renamed(self) -> bool:
-        """The rows after it come under another name: they belong to another target."""
+        """Whether later rows have another table name, and so belong to another target."""
         event = self.event
         return isinstance(event, SchemaChange) and event.old.table != event.new.table
 
     @property
     def shape(self) -> TableSchema:
-        """The table's shape after it."""
+        """The table's schema after the event."""
         return self.event.schema if isinstance(self.event, Truncate) else self.event.new
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Everything of ``tables`` up to ``upto`` was handed out."""
+    """Says that everything of ``tables`` up to ``upto`` was returned."""
 
     tables: tuple[TableName, ...]
     upto: Timestamp
@@ -110,7 +110,7 @@ class Watermark:
 @dataclass(frozen=True, slots=True)
 class SliceStart:
     """The chunks of every table that is counted, from where a slice begins (exclusive) to
-    ``upto``; what is handed out next is among them."""
+    ``upto``; the items that follow are among them."""
 
     chunks: tuple[Chunk, ...]
     after: Timestamp
@@ -134,8 +134,8 @@ def items(
     its own timestamp at most.
 
     Raises:
-        TableError: the log does not go back to this table's bound, but to that of others.
-        ChangefeedError: CF3002 it goes back to no table's, CF3001.
+        TableError: the log no longer reaches back to this table's bound, but to that of others.
+        ChangefeedError: CF3002, it reaches back to no table's bound; CF3001.
     """
     sizes = sizes or Sizes()
     names = tuple(bounds)
@@ -173,7 +173,7 @@ def _wide(
 def _blamed(
     error: ChangefeedError, at: Mapping[TableName, Timestamp], oldest: Timestamp
 ) -> Exception:
-    """A table that was away too long must not take those with it that were not."""
+    """The tables whose bound the log no longer has: only these may fail."""
     behind = [name for name, bound in at.items() if bound < oldest]
     if error.code is not Code.POSITION_TOO_OLD or not behind or len(behind) == len(at):
         return error
@@ -214,7 +214,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
             mark = MarkItem(event)
             begun[mark.table] = None
             if isinstance(event, Truncate):
-                # What follows must sort behind the truncation in sinks that order by instant.
+                # What follows must sort after the truncation in sinks that order by time.
                 bound = after[mark.table]
                 after[mark.table] = max(event.at.previous(), bound)
             complete = tuple(table for table in begun if table != mark.table)

@@ -1,4 +1,4 @@
-"""A feed whose consumer reads the change log itself, and commits how far it is."""
+"""A feed whose consumer reads the change log itself, and commits its progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from changefeed.feeds.scan_coordinator import ScanCoordinator
 def follow_consumer(
     feed: Feed, consumed: Timestamp | None, scanning: ScanCoordinator, oldest: Timestamp
 ) -> None:
-    """Move the feed's tables to where the consumer is.
+    """Set the progress of the feed's tables to that of the consumer.
 
     Args:
         consumed: what the consumer has committed; None before its first commit.
@@ -26,8 +26,8 @@ def follow_consumer(
         if done is None:
             continue
         if scanning.holds(table):
-            # A scan that starts again: what the one before it left was shown to nobody, so no
-            # changes need to be delivered between the two.
+            # A repeated scan: no consumer saw the rows of the interrupted one, so no changes
+            # need to be delivered between the two.
             if scanning.at is not None:
                 feed.advance([table.table], scanning.at)
             continue

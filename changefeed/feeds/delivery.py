@@ -1,7 +1,7 @@
-"""Changes on their way: log -> chunks -> messages -> sink, one range at a time.
+"""Delivers changes: log -> chunks -> messages -> sink, one range at a time.
 
-On a backlog the next chunk is encoded in a second thread while the sink takes the present one. A
-few rows are encoded where they are: to hand them over and back would cost more than to encode them.
+During a backlog a second thread encodes the next chunk while the sink writes the present one. A few
+rows are encoded in the feed's thread, because handing them to another thread would cost more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sinks.base import Batch, Epoch, Receipt
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """A chunk as the sink takes it: finished messages, or typed rows of ``schema``."""
+    """A chunk in the form for the sink: encoded messages, or typed rows of ``schema``."""
 
     chunk: Chunk
     schema: TableSchema
@@ -48,7 +48,7 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkWithBoundaries:
-    """A watermark, and the begin and the end of every transaction above ``after`` up to it."""
+    """A watermark, with BEGIN and END of every transaction above ``after`` up to it."""
 
     watermark: Watermark
     after: Timestamp
@@ -63,7 +63,7 @@ class Round:
         self.receipts: list[Receipt] = []
         self.rows = 0
         self.counts: dict[TableName, tuple[int, int]] = {}
-        #: The begin and the end of the transactions up to there are written.
+        #: BEGIN and END of the transactions up to there are written.
         self.boundaries = Timestamp.ZERO
         #: The last one up to which everything is written.
         self.watermark: Watermark | None = None
@@ -93,10 +93,10 @@ class Delivery:
         self._shared = shared
         self._sink_session = sink_session
         self._number = 0
-        #: The changes of the slice at hand, numbered; of whoever prepares items.
+        #: The numbered changes of the present slice; used by the thread that prepares items.
         self._orders = TransactionOrders()
         self._after = Timestamp.ZERO
-        #: The begin and the end of every transaction up to there are durable.
+        #: BEGIN and END of every transaction up to there are durable.
         self._told = Timestamp.ZERO
         #: The tables that have had their names since an instant of this delivery.
         self._named_at: dict[TableName, Timestamp] = {}
@@ -116,9 +116,9 @@ class Delivery:
     ) -> int:
         """Move the tables of ``bounds`` (each above its own bound) to ``upto``.
 
-        ``scanned``: a scan delivers the tables as they are at ``upto``. What was written at that
-        very instant is then among its rows, with the same timestamp, and where nothing may come
-        twice only the deletes are told here.
+        ``scanned``: a scan delivers the tables as of ``upto``. Rows that were written at exactly
+        that instant are then among the scan's rows, with the same timestamp; for exactly-once
+        delivery only the deletes of that instant are delivered here.
 
         A slice is committed when the round has the sink's ``round_rows``, at the end, and when
         ``interrupted`` says that there is something else to do, which also ends the delivery.
@@ -129,7 +129,7 @@ class Delivery:
             TableError: one table cannot go on; nothing after the last commit counts.
             ChangefeedError: the source or the sink failed.
         """
-        # A feed that was moved back tells again what it delivers again.
+        # A feed whose progress was moved back repeats BEGIN and END, too.
         done = [t.done_upto for t in feed.tables.values() if t.done_upto is not None]
         self._told = min(self._told, max(done, default=Timestamp.ZERO))
         # Asked here, in the feed's thread: the sink is opened by it.
@@ -175,7 +175,7 @@ class Delivery:
                             break
             settled = True
         finally:
-            # The generator must have come to rest before its owner goes on or gives up.
+            # The generator must be idle before its owner continues or fails.
             if ahead is not None and not ahead.cancel():
                 ahead.exception()
             if not settled:
@@ -193,7 +193,9 @@ class Delivery:
     def _next(
         self, feed: Feed, source: Iterator[Item], typed: bool, told_by_scan: Timestamp | None
     ) -> Item | EncodedChunk | WatermarkWithBoundaries | None:
-        """The next item, as the sink takes it; on a backlog in the encoding thread."""
+        """The next item in the form for the sink; during a backlog it is prepared in the
+        encoding thread.
+        """
         item = next(source, None)
         if isinstance(item, SliceStart):
             self._number_changes(feed, item)
@@ -229,20 +231,20 @@ class Delivery:
 
         def compute() -> pa.Table:
             rows = feed.rows(chunk.schema, chunk.load())
-            # What the log knows of its columns says nothing of a query's.
+            # Facts that the log stores about its columns do not apply to a query's columns.
             clean = chunk.clean if feed.query is None else None
             return encode_messages(rows, plan, clean, orders=self._orders)
 
         if plan.transactions:
             # The numbers depend on the other tables of the feed.
             return compute()
-        # The rows themselves too: compaction between two reads cuts a slice in other places.
+        # The rows differ, too: after a compaction a slice is divided differently.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
         key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
 
     def _number_changes(self, feed: Feed, opening: SliceStart) -> None:
-        """Number the changes of a slice in their transactions, of all tables that are counted."""
+        """Number the changes of a slice in their transactions, for all counted tables."""
         self._orders, self._after = TransactionOrders(), opening.after
         for chunk in opening.chunks:
             with about_table(chunk.schema.table):
@@ -250,10 +252,10 @@ class Delivery:
         self._orders.number()
 
     def _boundaries(self, feed: Feed, watermark: Watermark) -> WatermarkWithBoundaries:
-        """The begin and the end of the transactions up to the watermark, unless they are told.
+        """BEGIN and END of the transactions up to the watermark, unless they were sent before.
 
-        The end of a transaction says how many changes it has in all tables of the feed, also in one
-        that is behind, because it has failed.
+        END says how many changes the transaction has in all tables of the feed, including a failed
+        table that is behind.
         """
         since = max(self._after, self._told)
         ended = [t for t in self._orders.transactions if since < t.at <= watermark.upto]
@@ -265,7 +267,7 @@ class Delivery:
         return WatermarkWithBoundaries(watermark, since, messages)
 
     def _write_boundaries(self, feed: Feed, item: WatermarkWithBoundaries, current: Round) -> None:
-        """After the changes: who has read the end of a transaction can have all of it."""
+        """Write BEGIN and END after the changes, so that a reader of END has all of them."""
         if not item.messages.num_rows or feed.boundaries is None:
             return
         batch = Batch(
@@ -302,10 +304,12 @@ class Delivery:
         current.add(table, receipt)
 
     def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
-        """Make the round durable; then the tables have come to the watermark, or to the mark."""
+        """Make the round durable; then set the progress of the tables to the watermark or the
+        mark.
+        """
         if feed.boundaries is not None:
-            # Who is beyond its transactions' ends before these are told leaves them untold: a
-            # table goes from watermark to watermark then, and what is beyond one may come again.
+            # If progress passed the END of a transaction before it was sent, END would be lost.
+            # So progress moves only from watermark to watermark; rows after one may be repeated.
             mark = None
         written = {
             table: _reached(feed, table, current.watermark, mark) for table in current.counts
@@ -328,7 +332,9 @@ class Delivery:
         current: Round,
         on_schema_change: Callable[[SchemaChange], None],
     ) -> Round:
-        """A mark for the target comes after everything before it is durable; the round then."""
+        """Send a mark to the target once everything before it is durable, and then commit the
+        round.
+        """
         if item.renamed:
             return current  # of a table that is not followed
         try:
@@ -349,7 +355,7 @@ class Delivery:
             with about_table(item.table):
                 on_schema_change(item.event)
         except TableError:
-            # What came before the change is delivered all the same.
+            # Everything before the change is still delivered.
             self._commit(feed, current, item)
             current.receipts.clear()
             raise
@@ -405,7 +411,7 @@ class Delivery:
 
 
 def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
-    """Without what was inserted or updated at an instant."""
+    """The rows without those that were inserted or updated at an instant."""
     there = pc.and_(pc.equal(messages["wall"], at.wall), pc.equal(messages["logical"], at.logical))
     return messages.filter(pc.invert(pc.and_(there, pc.not_equal(messages["op"], "d"))))
 
@@ -413,7 +419,7 @@ def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
 def _reached(
     feed: Feed, table: TableName, watermark: Watermark | None, mark: MarkItem | None
 ) -> Timestamp:
-    """How far a table is delivered once everything written of it is durable."""
+    """The progress of a table once everything that was written of it is durable."""
     places = [feed.tables[table].done_upto or Timestamp.ZERO]
     if watermark is not None:
         places.append(watermark.upto)
@@ -425,7 +431,8 @@ def _reached(
 
 
 def slice_bytes(feed: Feed) -> int:
-    """How much of the log is taken at once: a slice is in memory about four times, as rows and
-    as messages, one being encoded while another is written."""
+    """How many bytes of the log are read at once: a slice is in memory about four times, as rows
+    and as messages, because one is encoded while another is written.
+    """
     budget = feed.options[MAX_MEMORY]
     return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // 8))

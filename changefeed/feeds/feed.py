@@ -1,6 +1,6 @@
-"""One feed as its runner sees it: the job's row made into typed parts, and how far it is.
+"""One feed as its runner sees it: the job's row in typed form, and its progress.
 
-Owned by the runner's thread; nothing here waits or does I/O except :meth:`Feed.save`.
+The runner's thread owns it; nothing here waits or does I/O except :meth:`Feed.save`.
 """
 
 from __future__ import annotations
@@ -55,20 +55,19 @@ class Feed:
         self.lease = lease
         self.job = job
         uri = catalog.resolve_uri(job.sink_uri) if job.sink_uri else None
-        #: What the sink can do; None of a sinkless feed.
+        #: What the sink can do; None for a sinkless feed.
         self.abilities: Capabilities | None = capabilities(scheme_of(uri)) if uri else None
         self.options = Options.from_dict(job.options, abilities=self.abilities)
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
-        #: The feed's schemas in its registry; None where it has none.
+        #: The feed's schemas in its schema registry; None without a registry.
         self.schemas = feed_schemas(self.options, uri)
-        #: Tables whose progress is no longer saved: a RESCAN has asked for them meanwhile, or
-        #: a DROP taken them away.
+        #: Tables whose progress is no longer saved, because of a RESCAN or a DROP meanwhile.
         self.superseded: frozenset[TableName] = frozenset()
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
         self._origin = self._named_origin()
-        #: Where the begin and the end of transactions go; None where they are not announced.
+        #: The topic of BEGIN and END messages; None if they are not sent.
         self.boundaries: Target | None = None
         if self.options[TRANSACTION_METADATA]:
             name = self.options[TRANSACTION_TOPIC]
@@ -76,7 +75,7 @@ class Feed:
             self.boundaries = Target(boundary_table(job.source), topic)
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
-        #: The feed's CDC query; None of a feed of whole tables.
+        #: The feed's CDC query; None for a feed of whole tables.
         self.query = self._query(sessions)
 
     def _query(self, sessions: QuerySessions | None) -> FeedQuery | None:
@@ -93,20 +92,21 @@ class Feed:
 
     @property
     def needs_spark(self) -> bool:
-        """Spark merges what this feed delivers, or evaluates its query; else it only helps with
-        large scans."""
+        """Whether the feed needs Spark, for merges or its query; otherwise Spark only speeds up
+        large scans.
+        """
         merged = self.abilities is not None and bool(self.abilities.spark_packs)
         return merged or self.query is not None
 
     def asked_engine(self, preferred: EngineOption) -> EngineOption:
-        """Where bulk work is to run: what the feed says, else what its node prefers."""
+        """Where bulk work should run: the feed's option, else the node's default."""
         asked = self.options[ENGINE]
         return preferred if asked is EngineOption.AUTO else asked
 
     # -- what to send ---------------------------------------------------------------------
 
     def plan(self, schema: TableSchema) -> MessagePlan:
-        """How changes of this version of a table become messages (kept per version)."""
+        """How changes of this version of a table become messages (cached per version)."""
         plan = self._plans.get(schema)
         if plan is None:
             progress = self.tables[schema.table]
@@ -119,8 +119,8 @@ class Feed:
         return plan
 
     def rows(self, schema: TableSchema, rows: pa.Table, *, superseded: bool = False) -> pa.Table:
-        """Rows of the log of a table as rows of the log of what the feed delivers of it: the
-        same, unless the feed has a query.
+        """Convert rows of a table's log into rows of the feed's result, in log form: the same
+        rows, unless the feed has a query.
 
         ``superseded``: as of :meth:`.query.of_feed.FeedQuery.rows`.
 
@@ -143,15 +143,15 @@ class Feed:
         return plan if self.schemas is None else self.schemas.registered(plan)
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
-        """What a typed-row sink sees of this version of a table (kept per version)."""
+        """What a typed-row sink sees of this version of a table (cached per version)."""
         plan = self._row_plans.get(schema)
         if plan is None:
             plan = self._row_plans[schema] = RowPlan(self.plan(schema))
         return plan
 
     def seen(self, event: SchemaChange) -> SchemaChange | None:
-        """The change as far as the columns of the feed go; None when it concerns none of them.
-        Where another table has the name, in the same shape, it concerns all.
+        """The schema change restricted to the columns of the feed; None if it concerns none of
+        them. If another table with the same columns now has the name, it concerns all.
 
         Raises:
             ChangefeedError: CF1101, a column of the feed is gone.
@@ -161,10 +161,11 @@ class Feed:
         return None if old == new and not replaced else replace(event, old=old, new=new)
 
     def recognise(self, schema: TableSchema) -> None:
-        """Rows or a scan of a table are at hand: is it the table the feed began with?
+        """Check, before rows or a scan of a table, that it is the table that the feed began
+        with.
 
         Raises:
-            ChangefeedError: CF2106 another table has the name by now.
+            ChangefeedError: CF2106, another table has the name now.
         """
         known = self.tables.get(schema.table)
         if known is not None and known.table_id and schema.table_id not in (0, known.table_id):
@@ -218,11 +219,11 @@ class Feed:
         )
 
     def counted(self) -> dict[TableName, Timestamp] | None:
-        """The tables whose changes are numbered in their transactions, each with the scan that has
-        what came before; None where changes are not numbered.
+        """The tables whose changes are numbered in their transactions, each with the timestamp of
+        the scan that contains earlier changes; None if changes are not numbered.
 
-        One that failed is counted too: it goes on one day, and the numbers of the others must not
-        depend on it. One of which nothing was delivered yet begins with a scan.
+        Failed tables are counted, too, because they may continue later, and the numbers in other
+        tables must not depend on it. A table without delivered rows begins with a scan.
         """
         if self.boundaries is None:
             return None
@@ -235,7 +236,7 @@ class Feed:
     def numbered(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
         """The rows of the log that become messages, for counting.
 
-        Of a table that cannot be delivered as it is now, which its delivery will say, all.
+        For a table that cannot be delivered now (its delivery will say so), all rows count.
         """
         try:
             return wanted_rows(self.rows(schema, rows), self.plan(schema))
@@ -253,7 +254,7 @@ class Feed:
         return self.tables[table]
 
     def continue_from(self, before: Feed) -> None:
-        """What ``before``, this feed as it was until now, has delivered need not come again."""
+        """Take over the progress of ``before``, the same feed before it was reloaded."""
         for name, table in self.tables.items():
             old = before.tables.get(name)
             if old is None or old.rescan == table.rescan:
@@ -314,7 +315,7 @@ class Feed:
         return topic_namer(self._catalog.resolve_uri(self.job.sink_uri), self.options)
 
     def fail_table(self, table: TableName, error: ChangefeedError) -> None:
-        """Stop one table for good; the others go on."""
+        """Stop one table until RESUME; the others continue."""
         self.tables[table] = self.tables[table].failed(error)
         self._changed.add(table)
         self.save()
@@ -323,7 +324,7 @@ class Feed:
         )
 
     def record_event(self, kind: str, text: str, table: TableName, at: Timestamp) -> None:
-        """Note what the source did to a table and committed at ``at``, for SHOW .. EVENTS."""
+        """Record for SHOW .. EVENTS what the source did to a table with the commit at ``at``."""
         self._catalog.record_event(self.job.id, kind, text, table=str(table), at=at)
 
     def in_state(self, *states: TableState) -> list[TableProgress]:
@@ -332,7 +333,7 @@ class Feed:
 
     @property
     def changed(self) -> bool:
-        """Something that :meth:`save` must write has changed, beside time."""
+        """Whether something other than the timestamps has changed that :meth:`save` must write."""
         return bool(self._changed)
 
     def advance(self, names: Iterable[TableName], upto: Timestamp) -> None:
@@ -343,9 +344,9 @@ class Feed:
                 self.tables[name] = replace(self.tables[name], done_upto=upto)
 
     def take_places(self, places: Mapping[str, Timestamp], *, scans: bool) -> None:
-        """Go on from what the sink says was committed; never back.
+        """Continue from the progress that the sink has committed; never go back.
 
-        ``scans``: a whole scan that it knows of need not come again.
+        ``scans``: scans that the sink has committed completely are not repeated.
         """
         for name, table in list(self.tables.items()):
             if table.state is TableState.FAILED:
@@ -376,9 +377,10 @@ class Feed:
     def high_water(self) -> Timestamp | None:
         """Everything at or below is durable for every table that has not failed.
 
-        A table that is owed a backfill is as it was before the schema change (``scan_at``
-        until the backfill is done), however far its changes were delivered. One whose scan is
-        not finished is nowhere, though changes of it may be out (the scan began again).
+        A table that needs a backfill counts as it was before the schema change (``scan_at``
+        until the backfill is done), however far its changes were delivered. A table with an
+        unfinished scan has no high-water mark, even if changes were delivered (the scan was
+        started again).
         """
         if self.in_state(TableState.SCANNING):
             return None
@@ -388,10 +390,11 @@ class Feed:
     def resolved(self, *, by_topic: bool) -> Timestamp | None:
         """No change at or below it will be sent after consumers get it.
 
-        A table that failed goes on one day from where it stopped, so it holds up what covers it:
-        a mark for the whole feed, or for a topic that it shares with a table which goes on.
-        One that was refused before it joined holds up nothing: a scan that comes later is above.
-        ``by_topic``: a mark covers the topics of the other tables alone.
+        A failed table may later continue from where it stopped, so it holds back every resolved
+        timestamp that covers it: one for the whole feed, or for a topic that it shares with a
+        running table. A table that was refused before it joined holds back nothing, because its
+        later scan is above. ``by_topic``: resolved timestamps cover only the topics of the other
+        tables.
         """
         topics = {t.topic for t in self.tables.values() if t.state is not TableState.FAILED}
         failed = [
@@ -404,7 +407,7 @@ class Feed:
         return _least([self.high_water(), *failed])
 
     def save(self) -> Timestamp | None:
-        """Make progress durable; returns the high-water it wrote.
+        """Make progress durable; returns the high-water mark that it wrote.
 
         A running table that is exactly at the high-water needs no row of its own (the catalog
         raises it), so a feed of a thousand quiet tables writes one row.
@@ -435,6 +438,6 @@ def _complete(table: TableProgress) -> Timestamp | None:
 
 
 def _least(places: Sequence[Timestamp | None]) -> Timestamp | None:
-    """The smallest; None when one is not known, or there is none."""
+    """The smallest value; None if one is unknown, or if there is none."""
     known = [place for place in places if place is not None]
     return min(known) if known and len(known) == len(places) else None

@@ -8,12 +8,12 @@ from changefeed.catalog import Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.telemetry import log
 
-#: A feed that comes from one of these had lost something it needs.
+#: After one of these statuses, running means that the feed has recovered.
 _HELD_UP = (Status.RETRYING, Status.STALLED)
 
 
 def started(job: Job) -> None:
-    """A node takes the feed up."""
+    """Log that a node starts the feed."""
     if job.reason.startswith("resumed"):
         word = "resumed"
     else:
@@ -24,7 +24,7 @@ def started(job: Job) -> None:
 def moved(
     name: str, before: Status | None, after: Status, reason: str, error: ChangefeedError | None
 ) -> None:
-    """The feed has another status, or another reason to be tried again."""
+    """Log a new status of the feed, or a new reason for a retry."""
     level, said = _said(before, after, reason)
     log.log(level, "feed %s: %s%s", name, f"{error.code.number} " if error else "", said)
 
@@ -45,8 +45,9 @@ def _said(before: Status | None, after: Status, reason: str) -> tuple[int, str]:
 
 
 def explained(error: ChangefeedError, job: Job) -> ChangefeedError:
-    """The error as SHOW and the log have it: one line with the cause, and the sink's address where
-    the error is the sink's and does not name it."""
+    """The error as SHOW and the log display it: one line with the cause, and with the sink's
+    address if the error is about the sink and does not name it.
+    """
     text = error.explained
     place = _address(job)
     host = place.partition("://")[2].rpartition("@")[2].partition("/")[0]

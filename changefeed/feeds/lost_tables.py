@@ -20,7 +20,7 @@ from changefeed.feeds.renames import TableRenames
 
 
 class TableDeparture:
-    """Sees lost tables of one feed out. Used by the feed's thread only."""
+    """Removes the lost tables of one feed. Used by the feed's thread only."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TableDeparture:
         self._back: dict[TableName, LostTable] = {}
 
     def turn(self, feed: Feed) -> None:
-        """Look for lost tables whose last change was delivered.
+        """Remove lost tables whose last change was delivered.
 
         Raises:
             TableError: one that the feed names is lost.
@@ -61,7 +61,7 @@ class TableDeparture:
                 self._back[table.table] = lost
 
     def _settled(self, table: TableProgress, lost: LostTable) -> bool:
-        """Nothing more of the table will be delivered."""
+        """Whether nothing more of the table will be delivered."""
         if table.state is TableState.FAILED:
             return table.joined  # one that is named waits for RESUME
         if table.state is not TableState.RUNNING or table.done_upto is None or table.scan_wanted:

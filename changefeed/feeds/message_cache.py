@@ -1,8 +1,8 @@
-"""Equal plans over equal ranges run once: feeds of one node share the finished messages.
+"""Feeds of one node share encoded messages: equal plans over equal ranges are encoded once.
 
-Two feeds that watch the same table with the same shape, and are equally far, ask for the
-same key; the first one computes, the others wait for it. Results are kept for a short while
-and a bounded number of bytes, because the feeds of one source wake together.
+Two feeds that watch the same table with the same options, and have the same progress, request the
+same key; the first one computes the messages, the others wait for them. Results are kept for a
+short time and up to a number of bytes, because the feeds of one source wake together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MessageCache:
         self._bytes = 0
         self.hits = 0
         self.misses = 0
-        #: How many feeds run: one alone has nobody to share with, and keeps nothing.
+        #: How many feeds run: a single feed shares with none, so nothing is kept.
         self.feeds = 0
 
     def get(self, key: Hashable, compute: Callable[[], pa.Table]) -> pa.Table:

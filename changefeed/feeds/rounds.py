@@ -1,4 +1,4 @@
-"""The rounds of a feed: which tables may go how far now, and who delivers them."""
+"""The rounds of a feed: how far each table may advance now, and who delivers its changes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Deliverers:
 
     Attributes:
         delivery: this thread.
-        backlog: Spark, where a backlog is large enough.
-        windows: this thread, where the feed's query groups changes.
+        backlog: Spark, if a backlog is large enough.
+        windows: this thread, if the feed's query groups changes.
     """
 
     delivery: Delivery
@@ -66,7 +66,7 @@ class Rounds:
         """
         Args:
             committed: called when a round, or a part of one, is durable in the sink.
-            interrupted: something else is wanted of the feed's thread.
+            interrupted: whether the feed's thread has something else to do.
         """
         self._catalog = catalog
         self._source_runtime = source_runtime
@@ -89,20 +89,20 @@ class Rounds:
         self._hurried.set()
 
     def reloaded(self) -> None:
-        """The feed was altered: its tables are looked at afresh."""
+        """The feed was altered: read its tables again."""
         self._state_version = None
 
     def joining(self, feed: Feed) -> bool:
-        """The feed has got a table that only the reload will bring."""
+        """Whether a statement added a table that the feed will know only after a reload."""
         self._leave_dropped_tables(feed)
         return bool(self._unknown)
 
     def wait(self) -> None:
-        """Until the log has more; a sink with a pace lets changes gather first.
+        """Wait until the log has more; for a sink with a commit interval, let changes gather then.
 
-        In this order, not pause first: a change that comes after the pause wakes the thread once.
+        The pause comes second: a change that arrives after the pause then wakes the thread once.
         """
-        # Not the high-water: that stays behind while a backfill is owed.
+        # Not the high-water mark: it stays behind while a backfill is needed.
         self._source_runtime.wait_beyond(self._seen, self._timings.feed_idle)
         pause = self._next_round - self._clock.monotonic()
         if pause > 0 and not self._hurried.is_set():
@@ -110,7 +110,9 @@ class Rounds:
             self._source_runtime.wait_beyond(Timestamp.MAX, min(pause, self._timings.feed_idle))
 
     def turn(self, feed: Feed) -> bool:
-        """Deliver what the log has beyond the feed; whether rows were delivered."""
+        """Deliver what the log has beyond the feed's progress; returns whether rows were
+        delivered.
+        """
         if self._sink_session.pulled:
             self._seen = Timestamp.MAX
             follow_consumer(
@@ -142,8 +144,9 @@ class Rounds:
         return rows > 0
 
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
-        """Rows delivered of tables that go on from their bounds: a large backlog by Spark, as far
-        as one job goes, else by this thread."""
+        """Deliver the tables from their bounds, a large backlog by one Spark job, else in this
+        thread; returns the number of rows.
+        """
         if feed.query is not None and feed.query.grouped:
             return self._deliverers.windows.deliver(
                 feed,
@@ -155,7 +158,7 @@ class Rounds:
             )
         done = self._deliverers.backlog.deliver(feed, bounds, upto, interrupted=self._interrupted)
         if done.moved or (done.node_upto is not None and done.node_upto < upto):
-            # There is more, for another job or for this thread.
+            # More rows wait, for another job or for this thread.
             self._seen = Timestamp.ZERO
         if done.moved:
             self._committed()
@@ -177,7 +180,7 @@ class Rounds:
         )
 
     def _leave_dropped_tables(self, feed: Feed) -> None:
-        """What commits after ALTER .. DROP has answered is no longer delivered.
+        """Stop delivering dropped tables: nothing that commits after ALTER .. DROP has returned.
 
         The rest of an ALTER waits for the node, which has to prepare the source first.
         """
@@ -191,7 +194,7 @@ class Rounds:
     def _groups(
         self, feed: Feed, frontier: Timestamp
     ) -> Iterator[tuple[Timestamp, dict[TableName, Timestamp]]]:
-        """Running tables by how far they may go now.
+        """Running tables, grouped by how far they may advance now.
 
         A table that waits for its backfill stops at the scan's timestamp. A feed that only
         scans delivers no changes.
@@ -229,7 +232,7 @@ class Rounds:
         if not owed.scan_wanted and not scanned and not self._sink_session.takes_rows:
             check_message_key(event, feed.options)
         if needs_backfill(event, feed.options, scanned=scanned):
-            # Resolved stays below the change until its backfill was delivered: what the scan
-            # reads is how the table is from the change on.
+            # Resolved timestamps stay below the schema change until its backfill was delivered,
+            # because the scan reads the table as it is after the change.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
             feed.update(table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0)

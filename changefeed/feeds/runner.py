@@ -1,11 +1,11 @@
 """One feed: range of the log -> messages -> sink -> durable -> progress -> resolved.
 
-:mod:`.rounds` delivers, :mod:`.scan_coordinator` scans, :mod:`.checkpoint` saves, and
-:mod:`.status` writes how the feed is; the thread here gives each its turn, and tries again.
+:mod:`.rounds` delivers, :mod:`.scan_coordinator` scans, :mod:`.checkpoint` saves progress, and
+:mod:`.status` records the feed's status; the thread here calls them in turn, and retries.
 
-One thread per feed, so that a slow sink holds up nothing else. Progress moves only on what the
-sink calls durable, is written to the job table before a resolved timestamp says so, and a
-crash at any point repeats messages but loses none.
+Each feed has one thread, so that a slow sink delays no other feed. Progress advances only when the
+sink reports rows as durable, and is saved before a resolved timestamp states it. A crash at any
+point repeats messages but loses none.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class FeedServices:
     Attributes:
         catalog: the state.
         engine: Spark.
-        messages: the messages that several feeds encode alike.
+        messages: the cache of encoded messages that feeds share.
         node_id: the node, for sinks that must know who writes.
         ended: called by a feed's thread when it ends.
         queries: Spark's sessions for CDC queries.
         clock: for pauses and intervals.
         timings: how long these are.
-        sizes: how much is done in one go.
+        sizes: how much is done at once.
     """
 
     catalog: Catalog
@@ -95,7 +95,7 @@ class FeedRunner:
             lease: the right to run it.
             services: what the feeds of a node share.
             source_runtime: the feed's source.
-            sink: the sink object of a sinkless feed; others make theirs from the URI.
+            sink: the sink object of a sinkless feed; other feeds create theirs from the URI.
         """
         self._services = services
         time = services.clock, services.timings
@@ -109,7 +109,7 @@ class FeedRunner:
         self._stopping = threading.Event()
         self._reload = threading.Event()
         self._renamed = threading.Event()
-        #: Something is wanted of the feed's thread: a pause after an error ends.
+        #: Set when the feed's thread has something to do; it ends a pause after an error.
         self._called = threading.Event()
         self._feed = Feed(self.catalog, job, lease, services.queries)
         self.sink_session = SinkSession(
@@ -169,7 +169,7 @@ class FeedRunner:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """The feed's thread is there."""
+        """Whether the feed's thread is running."""
         return self._thread.is_alive()
 
     def join(self, timeout: float) -> None:
@@ -190,7 +190,7 @@ class FeedRunner:
         self.wake()
 
     def request_rename(self, name: str) -> None:
-        """The feed has another name: in logs, thread names, and what its sink is told."""
+        """Take the feed's new name for logs, thread names, and the sink."""
         self.name = name
         self._thread.name = f"feed-{name}"
         self._renamed.set()
@@ -207,7 +207,7 @@ class FeedRunner:
         self.request_checkpoint()
 
     def wake(self) -> None:
-        """Look around now."""
+        """Wake the feed's thread."""
         self.source_runtime.wake()
 
     @property
@@ -216,7 +216,7 @@ class FeedRunner:
         return self._lease
 
     def renew_lease(self, ttl: float) -> bool:
-        """Keep the job; False when another node has it by now."""
+        """Renew the lease on the job; False if another node has it now."""
         try:
             self._lease = self._feed.lease = self.catalog.renew_lease(self._lease, ttl)
         except LeaseLost:
@@ -231,7 +231,7 @@ class FeedRunner:
 
     @property
     def needs_spark(self) -> bool:
-        """Spark merges what this feed delivers; else it only helps with large scans."""
+        """Whether the feed needs Spark; otherwise Spark only speeds up large scans."""
         return self._feed.needs_spark
 
     # -- the feed's thread ----------------------------------------------------------------
@@ -254,7 +254,7 @@ class FeedRunner:
             self._services.ended()
 
     def _guarded(self) -> bool:
-        """Work until an error or a stop; whether to go on after it."""
+        """Work until an error or a stop; returns whether to continue afterwards."""
         try:
             self._live()
         except StopFeed:
@@ -271,7 +271,7 @@ class FeedRunner:
             return self._after_failure(failure)
 
     def _after_failure(self, failure: BaseException, table: TableName | None = None) -> bool:
-        """Pause after a fault of ours; one that repeats stops the table, else the feed."""
+        """Pause after an internal error; if it repeats, the table stops, or else the feed."""
         doing = f"feed {self.name}" if table is None else f"feed {self.name}, table {table}"
         error = self._failures.error(doing, failure, str(table or ""))
         if table is not None and error.action is not Action.RETRY:
@@ -289,7 +289,8 @@ class FeedRunner:
             self._status.turn(self._feed)
             moved = self._rounds.turn(self._feed)
             if moved or self._scanning.delivers:
-                # Before progress is saved: who waits for that finds the status true.
+                # Before progress is saved: whoever waits for progress then finds the right
+                # status.
                 self._status.works(self._feed)
             self._scanning.follow(self._feed, self._scanned)
             self._checkpoint.turn(self._feed, moved=moved)
@@ -317,7 +318,7 @@ class FeedRunner:
 
     def _take_new_row(self) -> None:
         """The job was altered: save what was done, take the new row, tell the sink."""
-        # The scan first: nothing may write to a sink that is closed.
+        # Stop the scan first: nothing may write to a closed sink.
         self._scanning.stop()
         self._feed.save()
         job = self.catalog.job(self.job_id)
@@ -356,12 +357,12 @@ class FeedRunner:
         return SnapshotScan(host, tables, self._services.clock)
 
     def _after_error(self, error: ChangefeedError) -> bool:
-        """Pause before another try; False when the feed ends with the error."""
+        """Pause before another attempt; False if the feed ends with the error."""
         self._scanning.stop()
         self.sink_session.close()
         self._save_quietly()
         if error.action is Action.RETRY and self._stopping.is_set():
-            return True  # it ends now, and perhaps met the error only because it is to end
+            return True  # it stops now, and the stop may have caused the error
         if error.action is Action.RETRY and self._retry.allows(self._feed.options[RETRY_FOR]):
             pause = self._retry.next_pause()
             again = f"attempt {self._retry.attempt}, again in {pause:.1f}s"
@@ -372,7 +373,7 @@ class FeedRunner:
         return False
 
     def _table_failed(self, failed: TableError) -> bool:
-        """Take the table out; False when none is left."""
+        """Mark the table as failed; False if no table is left."""
         self._status.failed_table(self._feed, failed)
         self._scanning.stop()
         self.sink_session.close()
@@ -397,7 +398,7 @@ class FeedRunner:
         raise StopFeed
 
     def _refuse_success(self) -> None:
-        """A feed that left tables out has not succeeded: RESUME tries them again."""
+        """A feed with failed tables has not succeeded: RESUME retries them."""
         failed = self._feed.in_state(TableState.FAILED)
         if not failed:
             return

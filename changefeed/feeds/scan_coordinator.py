@@ -1,4 +1,4 @@
-"""Which tables of a feed are owed a scan, and what becomes of the scan that runs."""
+"""Decides which tables of a feed need a scan, and follows the running scan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOIN_SECONDS = 30.0
 
 
 class ScanCoordinator:
-    """Starts scans, follows them, and places tables that need none. One feed, one thread."""
+    """Starts and follows scans, and sets the start of tables without one. Used by one thread."""
 
     def __init__(
         self,
@@ -32,36 +32,36 @@ class ScanCoordinator:
         start: Callable[[list[TableProgress]], SnapshotScan],
         resolved: Callable[[], Timestamp | None] = lambda: None,
     ) -> None:
-        """``resolved``: what consumers were told last."""
+        """``resolved``: the last resolved timestamp that consumers got."""
         self._resolved = resolved
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._stopping = stopping
         self._start = start
         self._scan: SnapshotScan | None = None
-        #: Tables of the scan whose end is in their progress: what they are owed from then on is
-        #: another scan's, however long this one goes on with its other tables.
+        #: Tables of the running scan that are finished and saved: if they need a scan again,
+        #: that is another scan, however long this one continues with its other tables.
         self._taken: set[TableName] = set()
-        #: The most rows that a try of the scan that is owed has made durable.
+        #: The most rows that any attempt of the needed scan has made durable.
         self._furthest = 0
-        #: The scan has come further than any try before it since :meth:`follow` was called last.
+        #: Whether the scan got further than every earlier attempt since the last :meth:`follow`.
         self.advanced = False
 
     def active(self, feed: Feed) -> bool:
-        """A scan runs or is owed."""
+        """Whether a scan runs or is needed."""
         return self._scan is not None or bool(_owed(feed))
 
     def owes(self, feed: Feed) -> bool:
-        """Some table's scan is not delivered yet."""
+        """Whether the scan of some table is not delivered yet."""
         return bool(_owed(feed))
 
     @property
     def delivers(self) -> bool:
-        """Rows of the scan that runs are durable in the sink."""
+        """Whether rows of the running scan are durable in the sink."""
         return self._scan is not None and self._scan.delivered
 
     def holds(self, table: TableProgress) -> bool:
-        """A backfill of this table runs: its changes must not pass :attr:`at`."""
+        """Whether a backfill of this table runs: its changes must not pass :attr:`at`."""
         scan = self._scan
         name = table.table
         mine = scan is not None and name in scan.tables and name not in self._taken
@@ -69,21 +69,21 @@ class ScanCoordinator:
 
     @property
     def at(self) -> Timestamp | None:
-        """The timestamp of the scan that runs, once it is known: held tables go so far."""
+        """The timestamp of the running scan, once it is known: held tables advance up to it."""
         return self._scan.at if self._scan is not None else None
 
     @property
     def waits(self) -> bool:
-        """The scan knows its timestamp and delivers nothing before :meth:`follow` saved it."""
+        """Whether the scan knows its timestamp and waits until :meth:`follow` has saved it."""
         scan = self._scan
         return scan is not None and scan.at is not None and not scan.placed.is_set()
 
     def text(self) -> str:
-        """How far the scan is, with the time it still needs, for people."""
+        """The progress of the scan and the time that it still needs, as text for users."""
         return self._scan.text() if self._scan is not None else "initial scan"
 
     def begin(self, feed: Feed) -> None:
-        """Start a scan for the tables that are owed one; place those that need none."""
+        """Start a scan of the tables that need one; set the start of those that do not."""
         if self._scan is not None:
             return
         for table in [t for t in _owed(feed) if not t.scan_wanted]:
@@ -111,14 +111,15 @@ class ScanCoordinator:
             # the change stream reveals deletes since.
             table = feed.update(table.table, done_upto=table.scan_at)
         if feed.options[INITIAL_SCAN] is InitialScan.ONLY and table.done_upto is not None:
-            # Scanned before, and lost since: no changes come that it could catch up with.
+            # Scanned before and lost since: no changes follow with which it could catch up.
             table = feed.update(table.table, done_upto=None)
         if table.rescan_owed:
             self._skip_gap(feed, table)
 
     def _go_on(self, feed: Feed, table: TableProgress) -> None:
-        """Logical messages are in the log alone: there is nothing to scan, and what the log does
-        not have any more is lost."""
+        """Continue logical messages without a scan: they exist only in the log, and messages
+        that it no longer has are lost.
+        """
         self._source_runtime.wait_captured([table.table], self._stopping)
         done, oldest = table.done_upto, self._source_runtime.oldest
         if done is not None and done < oldest < Timestamp.MAX:
@@ -134,8 +135,9 @@ class ScanCoordinator:
         self._place(feed, feed.tables[table.table])
 
     def _skip_gap(self, feed: Feed, table: TableProgress) -> None:
-        """The log does not go back to where a table stands, and its RESCAN says to go on: the
-        changes in between are not delivered, what they did shows in the rows of the scan."""
+        """Skip changes that the log no longer has, because RESCAN allows it: they are not
+        delivered, but the rows of the scan include their effect.
+        """
         done = table.done_upto
         oldest = self._source_runtime.oldest
         if done is None or done >= oldest:
@@ -150,12 +152,12 @@ class ScanCoordinator:
         )
 
     def follow(self, feed: Feed, show: Callable[[], None]) -> None:
-        """Take over what the scan has finished; ``show`` is called before it is saved, so that
-        whoever waited for the progress finds the feed's state changed too.
+        """Save what the scan has finished; ``show`` is called first, so that whoever waits for
+        the progress finds the feed's status changed, too.
 
         Raises:
             TableError: one table cannot be scanned.
-            ChangefeedError: the scan broke; it is begun again for what is left.
+            ChangefeedError: the scan failed; it is repeated for the remaining tables.
         """
         scan = self._scan
         self.advanced = False
@@ -173,11 +175,11 @@ class ScanCoordinator:
                 raise scan.error
 
     def stop(self) -> None:
-        """End the running scan; its unfinished tables stay owed."""
+        """End the running scan; its unfinished tables still need one."""
         scan, self._scan = self._scan, None
         if scan is not None:
             scan.stop()
-            # Whatever the thread still does, it delivers nothing more.
+            # From here on the thread delivers nothing more, even if it still runs.
             scan.barrier.close()
             # Before it knows its timestamp it may wait long for its snapshot: until the
             # transactions open at the source end.
@@ -185,8 +187,9 @@ class ScanCoordinator:
                 scan.join(JOIN_SECONDS)
 
     def _measure(self, scan: SnapshotScan) -> None:
-        """Note whether rows are durable that no try before had come to. One that breaks at the
-        same row each time does not count: it would be repeated for ever."""
+        """Record whether rows are durable that no earlier attempt reached. A scan that fails at
+        the same row each time makes no progress, and would otherwise be repeated for ever.
+        """
         rows = sum(t.rows for name, t in scan.tables.items() if name not in self._taken)
         if scan.delivered and rows > self._furthest:
             self._furthest, self.advanced = rows, True
@@ -195,13 +198,13 @@ class ScanCoordinator:
         for name in scan.tables:
             now = feed.tables.get(name)
             owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
-            # One that has a place has it from a try before this one, whose rows may be out: what
-            # the sink has of scans since then counts for nothing until one is taken over.
+            # A table that has a position got it from an earlier attempt, whose rows may be
+            # delivered: rows of later scans in the sink do not count until one scan is saved.
             if owed and now is not None and now.scan_at is None and name not in self._taken:
                 feed.update(name, scan_at=scan.at)
         feed.save()
-        # A RESCAN that came meanwhile ends this scan: its rows may not go out, since the place
-        # where they are to be followed was not saved.
+        # A RESCAN meanwhile ends this scan: its rows must not be delivered, because the
+        # timestamp from which changes must follow was not saved.
         if not feed.superseded & scan.tables.keys():
             scan.placed.set()
 
@@ -242,7 +245,7 @@ class ScanCoordinator:
             )
             fault_point(Point.SCAN_TABLE_SAVED)
             return
-        # A feed with an end goes no further than there, and its scan need not wait for more.
+        # A feed with an end time delivers nothing beyond it, so its scan need not wait for more.
         end = feed.job.end_time or Timestamp.MAX
         if (
             table.backfill
@@ -251,15 +254,16 @@ class ScanCoordinator:
             and now.done_upto >= min(scan.at, end)
             and not table.caught_up.is_set()
         ):
-            # Saved before a row of the scan is out: after a crash the changes go on from there,
-            # so sinks that order by time (files) have what comes later behind the scan's rows.
+            # Saved before any row of the scan is delivered: after a crash the changes continue
+            # from there, so in sinks that order by time (files) later rows follow the scan's
+            # rows.
             feed.save()
             table.caught_up.set()
         if (table.rows, table.total) != (now.scan_rows, now.scan_total):
             feed.update(name, scan_rows=table.rows, scan_total=table.total)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
-        """A table without a scan begins at the cursor, or after the statement that added it."""
+        """Set the start of a table without a scan: the cursor, or the statement that added it."""
         cursor = feed.job.cursor
         if table.done_upto is not None:
             at = table.done_upto
@@ -278,7 +282,7 @@ class ScanCoordinator:
         feed.update(table.table, state=TableState.RUNNING, done_upto=at)
 
     def _check_offset(self, table: TableName, position: Position, at: Timestamp) -> None:
-        """The log has what the connector did not deliver."""
+        """Check that the log has everything that the connector did not deliver."""
         if not self._source_runtime.has(position):
             raise TableError(
                 table,

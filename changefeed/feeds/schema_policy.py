@@ -18,9 +18,9 @@ from changefeed.options import (
 
 
 def scan_has(event: SchemaChange, table: TableProgress) -> bool:
-    """The feed's scan has read the table in the new shape, or a RESCAN that is owed will.
+    """Whether the feed's scan has read the table with its new schema, or a coming RESCAN will.
 
-    The log announces a change to the feeds that were there before: a scan may have seen it.
+    The log announces a schema change to the feeds that existed before; a scan may have seen it.
     """
     return table.rescan_owed or event.new.version == table.schema_version
 
@@ -56,11 +56,11 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
 def check_message_key(event: SchemaChange, options: Options) -> None:
     """Refuse to send the rows of a table under other message keys than before.
 
-    Consumers could not tell that two keys are one row, and a compacted topic would keep the
+    Consumers could not know that two keys are one row, and a compacted topic would keep the
     messages under the old keys for ever.
 
     Raises:
-        TableError: the key is made of other columns now, or its values read differently.
+        TableError: the key has other columns now, or its values are written differently.
     """
     column = options[KEY_COLUMN]
     if column is not None or options[SCHEMA_CHANGE_POLICY] is SchemaChangePolicy.IGNORE:
@@ -83,7 +83,7 @@ def check_message_key(event: SchemaChange, options: Options) -> None:
 
 
 def check_images(schema: TableSchema, options: Options) -> None:
-    """Refuse rows whose images before the change hold the key alone, where a feed needs them.
+    """Refuse rows whose before images have only the key, if the feed needs complete ones.
 
     Raises:
         TableError: CF2003 the source sends less of old rows than when the feed was created.
@@ -126,7 +126,7 @@ def _counts(event: SchemaChange, options: Options) -> bool:
 
 
 def difference(event: SchemaChange) -> str:
-    """What changed, for people: ``column "x" added (text)``."""
+    """What changed, as text for users: ``column "x" added (text)``."""
     old = {c.ref: c for c in event.old.columns}
     new = {c.ref: c for c in event.new.columns}
     parts = [f'column "{new[n].name}" added ({new[n].type_name})' for n in new.keys() - old.keys()]

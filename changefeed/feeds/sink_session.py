@@ -1,7 +1,7 @@
-"""The sink side of a feed: one opened sink for changes, one for the scan, and who is to blame.
+"""The sinks of a feed: one opened for changes, one for the scan, and the table behind an error.
 
 An error of the sink that concerns one table only becomes a :class:`TableError`, so that the
-other tables go on.
+other tables continue.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class SinkSession:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """The feed is to end: no sink waits long for a server that is away. From any thread."""
+        """End calls that wait for an unreachable server, because the feed must stop. From any
+        thread.
+        """
         self._interrupted = True
         for sink in (self._opening, self._sink, self._scan_sink):
             if sink is not None:
@@ -106,7 +108,7 @@ class SinkSession:
         return sink
 
     def open(self, feed: Feed | None = None) -> Sink:
-        """Open the sink, or tell an opened one of the feed's present targets."""
+        """Open the sink, or give an opened one the feed's present targets."""
         if feed is not None:
             self._feed = feed
         if self._sink is None:
@@ -115,8 +117,8 @@ class SinkSession:
                 sink.interrupt()
             sink.open(self.context())
             if self.keeps(sink):
-                # What was committed before a crash, whether we have heard of it or not. A scan
-                # that has to be ended at the sink is repeated: it may not have been.
+                # What was committed before a crash, even if the feed did not learn of it. A scan
+                # that the sink must end is repeated, because its end may be missing.
                 self._feed.take_places(sink.progress(), scans=not sink.capabilities.ends_scans)
             self._sink, self._opening = sink, None
         elif feed is not None:
@@ -137,24 +139,24 @@ class SinkSession:
     # -- what the sink can do ---------------------------------------------------------------
 
     def in_workers(self, sink: Sink) -> bool:
-        """Spark's executors may write what this sink object takes, and there is a Spark.
+        """Whether Spark's executors may write to this sink, and Spark is available.
 
-        Spark only makes such a scan faster, so a node without it reads the table itself.
+        Spark only makes such a scan faster, so a node without Spark reads the table itself.
         """
         return self._given is None and sink.capabilities.executor and self._engine.installed
 
     def keeps(self, sink: Sink) -> bool:
-        """Exactly once by what this sink keeps."""
+        """Whether this sink stores the feed's progress for exactly-once delivery."""
         return keeps_progress(sink, self._feed)
 
     @property
     def takes_rows(self) -> bool:
-        """The sink takes typed rows, not messages."""
+        """Whether the sink takes typed rows instead of messages."""
         return self.open().capabilities.takes_rows
 
     @property
     def pace(self) -> float:
-        """Seconds the sink likes between two commits."""
+        """Seconds that the sink asks for between two commits."""
         return self.open().pacing().seconds
 
     @property
@@ -164,22 +166,22 @@ class SinkSession:
 
     @property
     def resolves(self) -> bool:
-        """The sink carries resolved timestamps."""
+        """Whether the sink can send resolved timestamps."""
         return self.open().capabilities.resolved
 
     @property
     def resolves_by_topic(self) -> bool:
-        """A resolved timestamp says nothing of a table that has failed."""
+        """Whether resolved timestamps do not cover failed tables."""
         return self.open().capabilities.resolved_by_topic
 
     @property
     def evolves(self) -> bool:
-        """The sink has tables that follow a change of shape."""
+        """Whether the sink has tables that follow schema changes."""
         return self.open().capabilities.evolves
 
     @property
     def pulled(self) -> bool:
-        """The sink's consumer reads the changes from the log itself."""
+        """Whether the sink's consumer reads the changes from the log itself."""
         return self.open().capabilities.pulled
 
     def consumed(self) -> Timestamp | None:
@@ -207,9 +209,9 @@ class SinkSession:
         tables: Collection[TableName],
         progress: Mapping[TableName, Timestamp],
     ) -> None:
-        """Return once everything is durable in the target; ``tables`` is what it may be of.
+        """Return once everything is durable in the target; ``tables`` are those that may have rows.
 
-        ``progress`` is where these tables are after it, for a sink that keeps it.
+        ``progress`` is the progress of these tables after the commit, for a sink that stores it.
 
         Raises:
             TableError: the sink refuses the data of one table.
@@ -233,7 +235,7 @@ class SinkSession:
         fault_point(Point.RUNNER_AFTER_COMMIT)
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
-        """The table an error of ``commit`` is about: the only one, or the one of its target."""
+        """The table of an error of ``commit``: the only table, or the one of the error's target."""
         boundaries = self._feed.boundaries
         if error.scope is not Scope.TABLE or (boundaries and error.target == boundaries.topic):
             return None
@@ -242,7 +244,7 @@ class SinkSession:
         return next((t for t in tables if self._feed.target(t).topic == error.target), None)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Forget what was written and not committed, half a write too."""
+        """Discard what was written but not committed, including an incomplete write."""
         if self._sink is not None:
             self._sink.abort(epoch, receipts)
 
@@ -258,7 +260,7 @@ class SinkSession:
             self.open().truncate(event, target, payload)
 
     def evolve(self, event: SchemaChange) -> None:
-        """Let the target follow a change of shape that concerns the columns of the feed.
+        """Let the target follow a schema change that concerns the columns of the feed.
 
         Raises:
             TableError: it cannot.
@@ -272,7 +274,7 @@ class SinkSession:
                 sink.evolve(seen, self._feed.target(event.new.table))
 
     def dropped(self, table: TableName) -> None:
-        """Tell the sink that a table is gone at the source; all of it was delivered."""
+        """Tell the sink that a table was dropped at the source; all its changes were delivered."""
         with self._about(table):
             self.open().dropped(self._feed.target(table))
 
@@ -307,7 +309,7 @@ class SinkSession:
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, *, for_good: bool = False) -> None:
-        """Close the sinks; a given one only ``for_good``, which leaves no staged file either."""
+        """Close the sinks; a given sink only with ``for_good``, which also removes staged files."""
         for sink in (self._sink, self._scan_sink):
             if sink is not None and (for_good or sink is not self._given):
                 try:
@@ -320,7 +322,7 @@ class SinkSession:
 
 
 def keeps_progress(sink: Sink, feed: Feed) -> bool:
-    """The feed is exactly once by what this sink keeps."""
+    """Whether this sink stores the progress that makes the feed exactly once."""
     return sink.capabilities.keeps_progress and feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE
 
 

@@ -1,4 +1,4 @@
-"""What people see of a feed: its status, and what holds it up."""
+"""What users see of a feed: its status and the reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from changefeed.options import ON_ERROR, OnError
 
 
 class FeedStatus:
-    """Writes the status of one feed where people look: the job table and the log of the node.
+    """Writes the status of one feed to the state and to the log of the node.
 
-    A status is written when it or its reason differs from what was written last.
+    A status is written only when it or its reason has changed.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class FeedStatus:
         self._scanning = scanning
         self._shown: tuple[Status, str] | None = None
         self._shown_at = 0.0
-        #: It tries again after an error, and nothing shows yet that this try is better.
+        #: The feed retries after an error, and nothing shows yet that this attempt succeeds.
         self._trying = False
 
     def forget(self) -> None:
-        """The next status is written whatever was written before."""
+        """Write the next status even if it has not changed."""
         self._shown = None
 
     def turn(self, feed: Feed) -> None:
-        """Write how the feed is now.
+        """Write the present status of the feed.
 
         Raises:
             TableError: changes of a table may be missing, or the source cannot send it.
-            ChangefeedError: the source stopped for good.
+            ChangefeedError: the source stopped with an error that is not retried.
         """
         self._check_tables(feed)
         error = self._source_runtime.error
@@ -86,7 +86,7 @@ class FeedStatus:
             return
         now = self._clock.monotonic()
         moved = self._shown is None or self._shown[0] is not status
-        # The text of a scan tells how far it is: nobody reads it more often.
+        # The text has the progress of the scan: more frequent updates are not read.
         early = now - self._shown_at < self._timings.scan_status
         if not moved and status is Status.SCANNING and early:
             return
@@ -98,9 +98,10 @@ class FeedStatus:
         self._shown = (status, reason)
 
     def retrying(self, feed: Feed, error: ChangefeedError, again: str) -> None:
-        """Write why the feed waits, and when it tries again.
+        """Write why the feed waits, and when it retries.
 
-        That stays until :meth:`works`: many sinks open without a word to their server.
+        The status stays until :meth:`works`, because many sinks open without contacting their
+        server.
         """
         self._trying = True
         told = life.explained(error, feed.job)
@@ -117,14 +118,16 @@ class FeedStatus:
             self.turn(feed)
 
     def failed_table(self, feed: Feed, failed: TableError) -> None:
-        """Take a table out of the feed, and say why."""
+        """Mark a table of the feed as failed, with the reason."""
         error = life.explained(failed.error, feed.job)
         name, number = feed.job.name, error.code.number
         log.error("feed %s: table %s failed: %s %s", name, failed.table, number, error.message)
         feed.fail_table(failed.table, error)
 
     def ended(self, feed: Feed, error: ChangefeedError) -> None:
-        """Write that the feed ends with an error: failed, or paused where the user wants that."""
+        """Write that the feed ends with an error: failed, or paused if the feed's options say
+        so.
+        """
         error = life.explained(error, feed.job)
         status, reason = Status.FAILED, error.message
         if feed.options[ON_ERROR] is OnError.PAUSE:

@@ -1,10 +1,10 @@
 """Feeds whose query groups changes by windows of commit time: one window after the other.
 
-    log -> changes with their windows -> groups of the windows that are whole -> sink -> progress
+    log -> changes with their windows -> groups of the complete windows -> sink -> progress
 
-A window is whole when the log is known beyond its end, which is also what a resolved timestamp
-says. Progress is always the end of a window, so whatever breaks, a window is evaluated from its
-first change again: none is counted twice or left out.
+A window is complete when the log reaches beyond its end. Progress is always the end of a window, so
+after any failure a window is evaluated again from its first change: no change is counted twice or
+left out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from changefeed.query.window_rows import SEQ
 from changefeed.query.windows import WINDOW, first_start, last_end, through
 from sinks.base import Batch, Epoch, Receipt
 
-#: Changes of a window that is not whole yet are in memory, as far as the query reads them.
+#: Changes of an incomplete window are in memory, with the columns that the query reads.
 WINDOW_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """The ends of a delivery: where rows go, and who hears of what."""
+    """Where the rows of one table go, and what to call after a commit."""
 
     feed: Feed
     query: FeedQuery
@@ -49,7 +49,7 @@ class _Sink:
 
 
 class _OpenWindows:
-    """Changes that are not delivered yet, of one shape of the table."""
+    """Changes that are not delivered yet, of one schema of the table."""
 
     def __init__(self) -> None:
         self.schema: TableSchema | None = None
@@ -57,7 +57,7 @@ class _OpenWindows:
         self.bytes = 0
 
     def add(self, schema: TableSchema, batch: pa.Table) -> None:
-        """Take in changes; those of an older shape of the table are read as the newer one's.
+        """Add changes; those of an older schema of the table are converted to the newer one.
 
         Raises:
             ChangefeedError: CF4001 a column that the query reads has another type since.
@@ -94,7 +94,7 @@ class _OpenWindows:
 
 
 class WindowDelivery:
-    """Delivers whole windows for one feed. Used by the feed's thread only."""
+    """Delivers complete windows for one feed. Used by the feed's thread only."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class WindowDelivery:
         after_commit: Callable[[], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Deliver the windows that are whole at ``upto``; the rows delivered.
+        """Deliver the windows that are complete at ``upto``; returns the number of rows delivered.
 
-        The window in which the feed began is left out: its first changes were not seen.
+        The window in which the feed began is left out, because its first changes are missing.
 
         Raises:
             TableError: the table cannot go on.
@@ -137,7 +137,7 @@ class WindowDelivery:
             to = _Sink(feed, query, table, after_commit)
             rows = self._deliver(to, begin, end, interrupted)
         if upto == feed.job.end_time and not interrupted():
-            # What is left is a window that the feed does not see to its end.
+            # The rest is a window whose end the feed does not see.
             feed.advance([table], upto)
             after_commit()
         return rows
@@ -185,9 +185,9 @@ class WindowDelivery:
         )
 
     def _mark(self, to: _Sink, gathered: _OpenWindows, item: MarkItem, length: int) -> int:
-        """Windows before a change of the table's shape are evaluated by the shape they had.
+        """Evaluate windows before a schema change of the table with the old schema.
 
-        A TRUNCATE is no change of a row.
+        A TRUNCATE does not count as a change of a row.
         """
         event = item.event
         if not isinstance(event, SchemaChange):
