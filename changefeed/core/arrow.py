@@ -1,6 +1,6 @@
-"""Arrow types and schemas of the change log and of finished messages.
+"""Arrow types and schemas of the change log and of encoded messages.
 
-They are apart from :mod:`changefeed.core.schema` and :mod:`changefeed.core.events` so that a
+They are separate from :mod:`changefeed.core.schema` and :mod:`changefeed.core.events` so that a
 statement, which reads and writes no rows, runs without loading Arrow.
 """
 
@@ -63,12 +63,12 @@ MESSAGE_SCHEMA = pa.schema(
 
 
 def keep_pandas_out() -> None:
-    """Let pyarrow find no pandas in this process, unless pandas is loaded already.
+    """Keep pyarrow from importing pandas in this process, unless pandas is loaded already.
 
     pyarrow imports pandas at the first conversion of a Python list, only to ask whether the list
-    is one of pandas' types. That takes a third of a second of CPU, and no code of ours uses pandas.
-    Whoever imports pandas itself later still gets it; only pyarrow's own conversions to and
-    from pandas are gone. Call it where a process of ours begins.
+    is one of pandas' types. That takes a third of a second of CPU, and no code of ours uses
+    pandas. Code that imports pandas later still gets it; only pyarrow's own conversions to and
+    from pandas do not work. Call this where a process of changefeed begins.
     """
     if "pandas" in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""Where a child process of ours imports from: its ``PYTHONPATH``."""
+"""From where a child process imports modules: its ``PYTHONPATH``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def import_path() -> str:
-    """Everything that this process imports from, for a child that another program starts, as Spark
-    starts its Python workers: which Python that runs, and what it has, is not known.
+    """All import paths of this process, for a child that another program starts, such as a
+    Python worker of Spark, whose interpreter and packages are not known.
 
     Archives are left out: see :mod:`changefeed.spark.daemon`.
     """
@@ -22,9 +22,9 @@ def import_path() -> str:
 
 
 def own_path() -> str:
-    """What a child that runs this very Python needs beyond its own path: the path that this process
-    was given, and a checkout that is not installed. Relative entries are left out, because they
-    would mean the current directory.
+    """The additional import paths of a child with the same Python interpreter: the
+    ``PYTHONPATH`` of this process, and a checkout that is not installed. Relative entries are
+    left out, because they would mean the current directory.
     """
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in path if Path(entry).is_absolute()]

@@ -52,17 +52,17 @@ class Timestamp:
     def at_least(self, wall: int) -> Timestamp:
         """The timestamp of an event that follows this one and happened at ``wall`` ns.
 
-        This is the clock rule of the whole system: ``max(wall, last + 1 logical)``, and so that
-        :attr:`version` rises with it, wall time counts as later only beyond the version.
+        This is the clock rule of the whole system: ``max(wall, last + 1 logical)``. Wall time
+        counts as later only if it is above :attr:`version`, so that the version increases, too.
         """
         return Timestamp(wall, 0) if wall > self.version else self.next()
 
     @property
     def version(self) -> int:
-        """``wall + logical``: one integer that rises with every timestamp of a log.
+        """``wall + logical``: one integer that increases with every timestamp of a log.
 
-        Targets that order rows by a single number (document versions, ``_sequence_num``) use
-        it; it outlives the log, as it is a time.
+        Targets that order rows by a single number (document versions, ``_sequence_num``) use it.
+        It stays valid with a new log, because it is a time.
         """
         return self.wall + self.logical
 
@@ -114,7 +114,7 @@ class Waitable(Protocol):
 
 
 class Clock(Protocol):
-    """Where time comes from; everything that waits or stamps takes one."""
+    """The source of time; all code that waits or makes timestamps takes a clock."""
 
     def now(self) -> Timestamp:
         """Wall time as a timestamp with logical 0."""
@@ -157,7 +157,7 @@ SYSTEM_CLOCK: Final = SystemClock()
 
 
 class ManualClock:
-    """A clock that moves when told: for tests."""
+    """A clock that tests advance."""
 
     def __init__(self, wall: int = 1_000_000_000) -> None:
         self.wall = wall
@@ -169,7 +169,7 @@ class ManualClock:
         return self.wall / 1e9
 
     def wait(self, waitable: Waitable, seconds: float) -> bool:
-        """The time is over at once, unless what is waited for is there."""
+        """Let the timeout pass at once, unless the event has already happened."""
         came = waitable.wait(0)
         if not came:
             self.advance(seconds)

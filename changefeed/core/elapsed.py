@@ -1,7 +1,7 @@
-"""How much time has passed, measured: whatever the clocks on the wall are set to.
+"""Measures elapsed time, independently of the settings of wall clocks.
 
-A wall clock leaps when somebody sets it, when a time server corrects it, when a virtual machine is
-resumed. What is thrown away after some time must not go because of that.
+A wall clock jumps when somebody sets it, when a time server corrects it, or when a virtual machine
+is resumed. Data that is deleted after some time must not be deleted because of that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """What the clocks of a machine say at one instant.
+    """The readings of a machine's clocks at one instant.
 
     Attributes:
-        boot: names what ``ticks`` are counted from.
-        ticks: ns of a clock that nobody sets, and that goes on while the machine sleeps.
+        boot: identifies the boot of the machine, from which ``ticks`` are counted.
+        ticks: ns of a clock that cannot be set, and that also runs while the machine sleeps.
         wall: ns since 1970, as the machine's clock is set.
     """
 
@@ -30,14 +30,16 @@ class ClockSample:
     wall: int
 
     def since(self, before: ClockSample) -> int:
-        """The ns from ``before`` until now, never below 0: measured where both readings count from
-        the same, else as the wall clocks say."""
+        """The ns from ``before`` until now, never below 0: measured if both readings are from
+        the same boot, else by the wall clocks.
+        """
         passed = self.ticks - before.ticks if self.boot == before.boot else self.wall - before.wall
         return max(0, passed)
 
     def leap(self, before: ClockSample) -> int:
-        """By how many ns the wall clock was set forward (below 0: back) since ``before``; 0 where
-        nobody can tell."""
+        """By how many ns the wall clock was set forward (below 0: back) since ``before``; 0 if
+        unknown.
+        """
         if self.boot != before.boot:
             return 0
         return (self.wall - before.wall) - (self.ticks - before.ticks)
@@ -51,7 +53,7 @@ def read_clocks() -> ClockSample:
 
 
 def _machine() -> str | None:
-    """The start of this machine; None where the system does not name it."""
+    """The identifier of this machine's boot; None if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,9 +1,9 @@
 """Where a feed's bulk work runs: in the node itself, or as a job of Spark.
 
-Scans and backlogs of messages are made by the same functions in both places, so the bytes are the
-same; what differs is how many processes share the work, and what it costs to begin. The choice is
-a comparison of two estimates. Its constants were measured on two cores with rows of five columns on
-their way to Kafka (docs/decisions/bulk-work.md).
+Both run scans and backlogs of messages with the same functions, so the bytes are the same. They
+differ in the number of processes and in the time to start. The choice compares two estimates.
+Its constants were measured on two cores with rows of five columns on their way to Kafka
+(docs/decisions/bulk-work.md).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class EngineOption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SparkState:
-    """What the choice needs to know of the node's Spark.
+    """What the choice needs to know about the node's Spark.
 
     Attributes:
-        ready: a session is there.
+        ready: whether a session exists.
         cores: tasks that run at the same time.
     """
 
@@ -49,9 +49,9 @@ class Work:
     """Bulk work of a feed.
 
     Attributes:
-        rows: about how many.
-        tasks: into how many tasks it can be cut at most.
-        hindrance: why Spark cannot do it, whatever was asked for; empty where it can.
+        rows: an estimate of the number of rows.
+        tasks: the largest number of tasks.
+        hindrance: why Spark cannot do it, whatever the option says; empty if it can.
     """
 
     rows: int
@@ -61,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Where work runs, and why, in words for people."""
+    """Where work runs, and why, as text for users."""
 
     spark: bool
     reason: str
@@ -84,7 +84,7 @@ def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineC
 
 
 def job_seconds(work: Work, state: SparkState) -> float:
-    """About how long a Spark job takes for the work, with the start of the session."""
+    """The estimated seconds of a Spark job for the work, including the start of the session."""
     tasks = max(1, min(work.tasks, state.cores))
     start = 0.0 if state.ready else SESSION_SECONDS
     return start + JOB_SECONDS + work.rows / (tasks * TASK_ROWS_A_SECOND)

@@ -1,4 +1,4 @@
-"""The table of errors for people: the page ``docs/errors.md``, and words for help in the shell.
+"""The table of errors for users: the page ``docs/errors.md``, and the help texts of the shell.
 
 A test compares the page with :func:`markdown`.
 """

@@ -1,10 +1,10 @@
 """One error type and one table of codes.
 
-The table decides what happens. Its *action*: a ``USER`` error is reported, a ``RETRY`` error is
-tried again with back-off, a ``STOP`` error waits for a person. Its *scope*: what is affected when
-the error is met while feeds run; one table of a feed fails alone where the scope is ``TABLE``.
-The hint of a row is what SHOW, the log and the docs say to do next (``docs/errors.md`` and
-``\\h CF2003`` come from this table). An error never carries row values or secrets.
+The table decides what happens. The *action*: a ``USER`` error is reported, a ``RETRY`` error is
+retried with back-off, a ``STOP`` error waits for a person. The *scope*: what the error affects
+while feeds run; with the scope ``TABLE`` only one table of a feed fails. The hint of a row is
+what SHOW, the log and the docs say to do next (``docs/errors.md`` and ``\\h CF2003`` come from
+this table). An error never carries row values or secrets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Action(StrEnum):
 
 
 class Scope(StrEnum):
-    """What an error stops or holds up."""
+    """What an error stops or delays."""
 
     STATEMENT = "statement"
     TABLE = "table"
@@ -310,12 +310,12 @@ class Code(StrEnum):
 
     @property
     def is_of_source(self) -> bool:
-        """What went wrong is at the source: codes whose number begins with 2."""
+        """Whether the error comes from the source: its number begins with 2."""
         return self.number.startswith("CF2")
 
     @property
     def is_of_sink(self) -> bool:
-        """What went wrong is at the sink: codes whose number begins with 5."""
+        """Whether the error comes from the sink: its number begins with 5."""
         return self.number.startswith("CF5")
 
     @classmethod
@@ -345,16 +345,16 @@ LONGEST_LINE = 500
 
 
 class ChangefeedError(Exception):
-    """Every error a user can meet.
+    """Every error that a user can get.
 
     Attributes:
         code: row of the table.
         message: what is wrong, one sentence, lower case, no full stop.
-        detail: our facts (feed, table, position, counts); never row values.
+        detail: facts (feed, table, position, counts); never row values.
         hint: what to do next; the table's hint when not given.
         span: where in the statement's text, with ``text`` the statement itself.
-        target: the topic, index or table at the sink that the error is about, where a sink knows
-            it: of several tables in one commit, only that one fails.
+        target: the topic, index or table at the sink that the error is about, if the sink knows
+        it: then only that one of several tables in a commit fails.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class ChangefeedError(Exception):
 
     @property
     def explained(self) -> str:
-        """The message and the facts behind it in one line: for where a DETAIL has no place."""
+        """The message and the detail in one line, for outputs without a DETAIL line."""
         detail = " ".join(self.detail.split())
         if not detail or detail in self.message:
             return self.message

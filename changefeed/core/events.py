@@ -1,7 +1,7 @@
 """What moves from sources to sinks: changes, truncations, schema changes, frontiers, messages.
 
-In bulk a change is one row of an Arrow batch (:class:`ChangeBatch`); :class:`Change` is the
-same as one Python object, for tests and small tools. Everything else speaks columns.
+In bulk a change is one row of an Arrow batch (:class:`ChangeBatch`); :class:`Change` is the same
+as one Python object, for tests and small tools. All other code works with columns.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Truncate:
 class SchemaChange:
     """``new`` describes every row of the table from ``at`` on.
 
-    ``rewritten`` is true when rows already there read differently now without having been
-    sent as changes (a column added with a default, a type changed): a copy needs a backfill.
-    ``arrived``: to a reader of the new name, its table has had this name since ``at``; ``old`` is
-    what it looked like before.
-    """
+            ``rewritten`` is true when rows already there read differently now without having been
+        sent as changes (a column added with a default, a type changed): a copy needs a backfill.
+        ``arrived``: to a reader of the new name, its table has had this name since ``at``; ``old`` is
+        what it looked like before.
+        """
 
     old: TableSchema
     new: TableSchema
@@ -110,9 +110,9 @@ class Commits:
 class Frontier:
     """Everything the source committed up to ``position`` is in the log, all at or below ``at``.
 
-    ``seq`` is the last sequence number given out. ``history`` is what the source needs to know
-    again that its log is still the one that was read; opaque to all but the source, empty when
-    not known.
+    ``seq`` is the last sequence number that was assigned. With ``history`` the source can check
+    that its log is still the one that was read; only the source interprets it, and it is empty
+    if unknown.
     """
 
     at: Timestamp
@@ -136,10 +136,10 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """No change at or below ``at`` that has not been seen will follow.
+    """Every change at or below ``at`` that follows repeats one that was already sent.
 
-    ``payloads`` has the message values of topics whose value is not that of all others: Avro's
-    and protobuf's name a schema that belongs to the topic.
+    ``payloads`` has the message values of topics that need their own: in Avro and protobuf a value
+    names a schema that belongs to the topic.
     """
 
     at: Timestamp

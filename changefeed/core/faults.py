@@ -8,8 +8,8 @@ variable ``CHANGEFEED_FAULT`` (read once, at import) or :func:`armed` names it::
     log.append.write@2+:full       from the second time on: OSError(ENOSPC)
     log.roll.created:error         OSError(EIO)
 
-Several rules are separated by commas. Names are the members of :class:`Point`; a rule for another
-name is an error, for a test that arms nothing proves nothing.
+Several rules are separated by commas. Names are the members of :class:`Point`; a rule for
+another name is an error, because a test that arms nothing proves nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIABLE: Final = "CHANGEFEED_FAULT"
 
 
 class Point(StrEnum):
-    """Every place that a rule may name, in the order in which a life goes through them."""
+    """Every place that a rule may name, in the order in which a feed passes them."""
 
     LOG_APPEND_BEGIN = "log.append.begin"
     LOG_SEGMENT_WRITE = "log.segment.write"

@@ -2,7 +2,7 @@
 
 A new format is a member of :class:`Format`, a row of :data:`TRAITS`, and the module that the row
 names, with a class for how messages are written (:mod:`changefeed.encoding.message_format`).
-Options, planner, encoding, VERIFY and sinks ask the row; nobody compares a format's name.
+Options, planner, encoding, VERIFY and sinks read the row; no code compares a format's name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Format(StrEnum):
     """How a message is written.
 
     CSV has no envelope and no key: it is for scans to files. Parquet is for files too; its
-    messages have a struct of typed columns for a value. Protobuf is for sinks of messages: a
-    file of it could not say what is in it.
+    messages have a struct of typed columns for a value. Protobuf is for sinks of messages,
+    because a protobuf file does not describe its content.
     """
 
     JSON = "json"
@@ -36,18 +36,17 @@ class FormatTraits:
     Attributes:
         meaning: a few words, for completion.
         written_by: ``module:class`` of a
-            :class:`~changefeed.encoding.message_format.MessageFormat`. A name, because this room
-            knows nothing of encoding.
-        text: messages are JSON text: a member may be left out, carry a schema, or be a JSON null.
-        schemas: messages have schemas of their own, which a registry may keep; a record has all its
-            fields.
-        unreadable_alone: nobody can read a message without the schema it was written with.
+        :class:`~changefeed.encoding.message_format.MessageFormat`. A name, because this package
+        must not import encoding.
+        text: messages are JSON text: a member may be left out, have a schema, or be a JSON null.
+        schemas: messages have schemas, which a registry may store; a record has all its fields.
+        unreadable_alone: a message cannot be read without the schema with which it was written.
         debezium: Debezium's connectors write it.
-        row_alone: a message is the row alone, with no place for its key or topic; why.
+        row_alone: why a message is only the row, without a place for key or topic; empty if not.
         read_back: messages can be read again, to compare them with their source.
         line: a message has no key, and cannot say that a row was changed or deleted.
-        never: envelopes that it is not written in.
-        because: why.
+        never: envelopes that the format does not support.
+        because: the reason for ``never``.
     """
 
     meaning: str
@@ -111,10 +110,10 @@ TRAITS: Mapping[Format, FormatTraits] = {
 
 
 def formats_with(trait: Callable[[FormatTraits], object]) -> tuple[Format, ...]:
-    """The formats of which something is true."""
+    """The formats for which a condition is true."""
     return tuple(name for name, traits in TRAITS.items() if trait(traits))
 
 
 def traits_of(name: str) -> FormatTraits | None:
-    """Of the format of a name, if there is one."""
+    """The traits of the format with a name, if there is one."""
     return TRAITS[Format(name)] if name in TRAITS else None

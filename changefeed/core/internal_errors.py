@@ -1,10 +1,10 @@
-"""Exceptions that nobody planned for: named by class and place, counted, and ended in time.
+"""Unexpected exceptions: named by class and place, counted, and not retried for ever.
 
-A :class:`ChangefeedError` is an error that a user can meet. Any other exception is a fault of
-ours. It is tried again a few times, because it may come from a passing state of the machine; one
-that repeats would only hide behind retries, so it stops what it is about.
+A :class:`ChangefeedError` is an error that a user can get. Any other exception is a bug in
+changefeed. The work is retried a few times, because the cause may be a temporary state of the
+machine; if the exception repeats, the table or feed concerned stops.
 
-The text of such an exception may hold row values, so neither an error nor the log repeats it.
+The text of such an exception may contain row values, so neither an error nor the log repeats it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OURS = ("changefeed", "sinks", "grammar", "shell")
 
 
 def place_of(failure: BaseException) -> str:
-    """``module:line`` of the innermost frame in our code, else of the innermost one."""
+    """``module:line`` of the innermost frame in changefeed's code, else of the innermost frame."""
     found = ""
     for frame, line in traceback.walk_tb(failure.__traceback__):
         module = str(frame.f_globals.get("__name__", "?"))
@@ -53,7 +53,7 @@ def _frames(trace: TracebackType | None) -> str:
 
 
 class FailureCounter:
-    """Turns unplanned exceptions into errors; those that repeat become final. Thread-safe."""
+    """Turns unexpected exceptions into errors; repeated ones become final. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -64,13 +64,13 @@ class FailureCounter:
         """Count, log and name a failure.
 
         Args:
-            doing: what was going on, for the log.
+            doing: what the code was doing, for the log.
             failure: the exception.
-            about: the table or feed that it concerns, where that is known.
+            about: the table or feed concerned, if known.
 
         Returns:
-            CF9001, which is tried again, or CF9002 when the same failure has happened
-            :data:`LIMIT` times within :data:`SPAN_SECONDS`.
+            CF9001, which is retried, or CF9002 when the same failure has happened :data:`LIMIT`
+            times within :data:`SPAN_SECONDS`.
         """
         kind, place = type(failure).__name__, place_of(failure)
         log_failure(doing, failure)
@@ -85,6 +85,6 @@ class FailureCounter:
         )
 
     def clear(self) -> None:
-        """Forget what was counted: a person asked to try again."""
+        """Reset the counts, because a person asked for a retry."""
         with self._lock:
             self._seen.clear()

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Keep the garbage collector away while modules are loaded, and from what was loaded.
+    """Switch the garbage collector off while modules are loaded, and exclude what was loaded.
 
-    Modules make objects and drop hardly any: the collector would look at all of them again and
-    again and find nothing, for a tenth of the time of loading, and later in each full collection
-    of a process that runs for weeks.
+    Modules create many objects and free almost none: the collector would scan them repeatedly and
+    find nothing. This would take a tenth of the loading time, and time in each full collection of
+    a process that runs for weeks.
     """
     was_on = gc.isenabled()
     gc.disable()

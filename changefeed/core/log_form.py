@@ -31,7 +31,7 @@ logical type                physical     form      text
 ``interval other``          ``string``   text      as the source prints it
 ==========================  ===========  ========  ===========================================
 
-:func:`problem` finds what is not in this form, for the conformance list of sources.
+:func:`problem` finds values that are not in this form, for the conformance tests of sources.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def form_of(logical: str) -> tuple[str, Form]:
 
 
 def problem(column: Column, values: pa.Array) -> str:
-    """What of a column and its values is not in the neutral log form; empty if nothing is."""
+    """What in a column or its values is not in the neutral log form; empty if all is."""
     if (column.physical, column.form) != form_of(column.logical):
         return f"{column.name}: {column.logical} is kept as {column.physical}, {column.form}"
     if values.type != column.arrow:
@@ -119,7 +119,7 @@ def _kind(logical: str) -> str:
 
 
 def _no_json(values: pa.Array, kind: str) -> list[str]:
-    """The texts that are not one JSON value, or no array where one is wanted."""
+    """The texts that are not a single JSON value, or not an array if one is required."""
     wrong = []
     for text in values.to_pylist():
         try:

@@ -1,8 +1,8 @@
 """Logical messages: what an application writes into its database's log beside its rows.
 
-They are kept in the change log as rows of a table that nobody made, each inserted once. The source
-says what the table is called and how a message is told from all others; these columns it has
-everywhere.
+The change log stores them as rows of a table that does not exist in the database, each inserted
+once. The source defines the table's name and the key of a message; the columns here are the same
+for all sources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameters that the URI of a sink takes, declared once.
 
-From a declaration come what the sink may read, the error that lists what is known, completion, and
-the page ``docs/sink-parameters.md``.
+A declaration determines what the sink may read, the error that lists the known parameters,
+completion, and the page ``docs/sink-parameters.md``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Parameter:
     """One parameter of a sink's URI.
 
     Attributes:
-        name: as it is written; ``fs.*`` stands for all parameters that begin with ``fs.``.
+        name: the name in the URI; ``fs.*`` stands for all parameters that begin with ``fs.``.
         summary: what it does, one sentence.
         kind: how its value is written.
-        values: of a :attr:`ParameterKind.CHOICE`, the default first.
-        default: the default in words; empty where the parameter has none.
-        secret: its value is never shown. Redaction goes by names alone, so that a listing hides the
-            value wherever it is made: the name of a secret has to say that it is one.
-        schemes: of a sink with several schemes, those that take the parameter; empty is all.
+        values: the choices of a :attr:`ParameterKind.CHOICE`, the default first.
+        default: the default as text; empty if the parameter has none.
+        secret: its value is never shown. Redaction uses only names, so that every listing hides
+        the value: the name of a secret must say that it is one.
+        schemes: the schemes of the sink that take the parameter; empty means all.
 
     Raises:
-        ValueError: ``secret`` and the name say different things, or a choice has no values.
+        ValueError: ``secret`` contradicts the name, or a choice has no values.
     """
 
     name: str
@@ -65,16 +65,16 @@ class Parameter:
 
     @property
     def begins(self) -> bool:
-        """It stands for all parameters whose name begins so."""
+        """Whether it stands for all parameters whose name begins with its prefix."""
         return self.name.endswith("*")
 
     @property
     def written(self) -> str:
-        """How its value is written, in words."""
+        """The form of its value, as text."""
         return ", ".join(self.values) or self.kind.value
 
     def means(self, name: str) -> bool:
-        """The declaration is about a parameter of this name."""
+        """Whether the declaration covers a parameter with this name."""
         return name.startswith(self.name[:-1]) if self.begins else name == self.name
 
 

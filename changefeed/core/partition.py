@@ -1,10 +1,11 @@
-"""Which rows of a partitioned table lie in one of its partitions.
+"""Decides which rows of a partitioned table belong to one of its partitions.
 
-The source publishes changes of a partitioned table as the table's own: a change does not say
-which partition it fell into. Its bounds do, and a feed of ``PARTITION p`` keeps those it began
-with: a condition for each level between the table and the partition, all of which hold.
+The source publishes changes of a partitioned table under the table's name: a change does not say
+to which partition it belongs. The bounds of the partition do, and a feed of ``PARTITION p`` keeps
+the bounds from its creation: one condition per level between the table and the partition, all of
+which must hold.
 
-The same way tells a feed of logical messages those that it wants (:class:`Prefixes`).
+A feed of logical messages selects its messages in the same way (:class:`Prefixes`).
 
 Columns are named by their ids (:attr:`~changefeed.core.schema.Column.column_id`), so a rename of
 one changes nothing. Values are in the form of the log
@@ -25,12 +26,12 @@ DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 
 def is_decimal(column: Column) -> bool:
-    """Numbers of which the log has the text."""
+    """Whether the column has numbers that the log stores as text."""
     return column.logical.startswith("decimal")
 
 
 def has_order(column: Column) -> bool:
-    """Values of the column can be compared as the log has them: texts by code point."""
+    """Whether values of the column can be compared in log form: texts by code point."""
     return column.logical in INTEGERS | AS_THEY_ARE | DATES or is_decimal(column)
 
 
@@ -74,14 +75,14 @@ PartitionCondition = KeyInterval | Members | Prefixes
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition by its name, and what its rows have in common."""
+    """A partition: its name, and the conditions that its rows satisfy."""
 
     name: str
     conditions: tuple[PartitionCondition, ...]
 
     @property
     def of_messages(self) -> bool:
-        """It is a part of a source's logical messages, not of a table."""
+        """Whether it selects logical messages, not rows of a table."""
         return any(isinstance(condition, Prefixes) for condition in self.conditions)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Values of a source made safe for a terminal."""
+"""Makes values of a source safe for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _BREAKS = {"\n": " ", "\r": " ", "\t": " "}
 
 
 def visible(text: str) -> str:
-    """``text`` on one line; a character that would steer the terminal as ``\\x1b``."""
+    """``text`` on one line, with control characters of the terminal escaped, as ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(_visible(character) for character in text)

@@ -1,10 +1,10 @@
-"""Rows on their way to another process: parts with a header each, one after the other.
+"""A file format for rows that another process reads: a sequence of parts, each with a header.
 
 ::
 
     length of the header u32 | length of the rows u64 | header, JSON | rows, an Arrow stream
 
-A part without rows has the length 0. Rows are compressed. Who writes and who reads agree on the
+A part without rows has the length 0. Rows are compressed. Writer and reader agree on the
 headers.
 """
 

@@ -1,4 +1,4 @@
-"""The shape of a table at one time, and how each value is kept in the change log.
+"""The schema of a table at one time, and how the change log stores each value.
 
 A value is kept *without loss*: what has a fixed width and one spelling
 (booleans, integers) as that Arrow type, everything else as text in the neutral log form
@@ -38,7 +38,7 @@ class Form(StrEnum):
 
 
 class BeforeImage(StrEnum):
-    """What the source sends of a row as it was before an update or a delete."""
+    """Which columns the source sends of a row as it was before an update or a delete."""
 
     #: The columns of the key alone.
     KEY = "key"
@@ -47,7 +47,7 @@ class BeforeImage(StrEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """A description for users."""
         return f"before images of {'all columns' if self is BeforeImage.FULL else 'the key'}"
 
 
@@ -90,8 +90,9 @@ class Column:
 
     @property
     def ref(self) -> int | str:
-        """What tells the column from the others in all versions of its table: its id, or its
-        name where it has none (a renamed column is then another column)."""
+        """What identifies the column in all versions of its table: its id, or its name if it has
+        none (a renamed column is then another column).
+        """
         return self.column_id or self.name
 
     @property
@@ -111,8 +112,8 @@ class TableSchema:
         columns: in the source's order.
         key: positions in ``columns`` that identify a row; every position when the table has no
             key (``keyless``).
-        before_image: what old rows carry. With ``FULL`` every column has a before value, else
-            only the key columns.
+        before_image: which columns old rows have. With ``FULL`` every column has a before value,
+        else only the key columns.
         keyless: the table has no key: all columns serve as the key for it.
         table_id: the source's number of the table, which survives a rename and is never given to
             another table; 0 if it has none.
@@ -140,17 +141,17 @@ class TableSchema:
         return tuple(sorted(self.key))
 
     def fingerprint(self) -> str:
-        """A digest of everything but ``version``: equal shapes have equal fingerprints."""
+        """A digest of everything except ``version``: equal schemas have equal fingerprints."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def with_version(self, version: int) -> TableSchema:
-        """The same shape under the number the catalog gave it."""
+        """The same schema with the version number from the catalog."""
         return replace(self, version=version)
 
     def to_json(self) -> str:
         """A stable text form (without ``version``).
 
-        States and fingerprints hold it, so its names are those of the first format.
+        States and fingerprints contain it, so the names in it must never change.
         """
         fields = asdict(self)
         fields.pop("version")

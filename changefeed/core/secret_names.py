@@ -1,4 +1,4 @@
-"""Which parameters of URIs hold secrets: told by their names alone."""
+"""Decides by their names which parameters of URIs are secrets."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _PUBLIC = frozenset({"sasl_token_url"})
 
 
 def is_secret(name: str) -> bool:
-    """The value of a parameter of this name is never shown."""
+    """Whether the value of a parameter with this name must never be shown."""
     return name.lower() not in _PUBLIC and bool(_SECRET.search(name))

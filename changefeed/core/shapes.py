@@ -1,4 +1,4 @@
-"""How messages look, in words: the values of four options, for the language and its messages.
+"""The form of messages: the values of four options, for statements and for encoding.
 
 Loads nothing else, so that both sides can import it.
 """
@@ -21,7 +21,7 @@ class Envelope(StrEnum):
 
 
 class Deletes(StrEnum):
-    """Which changes are delivered: all, all but deletes, or deletes alone.
+    """Which changes are delivered: all, all except deletes, or only deletes.
 
     In tables that are merged a delete removes the row, or marks it (soft).
     """
@@ -33,15 +33,16 @@ class Deletes(StrEnum):
 
 
 class MessageValue(StrEnum):
-    """What a logical message has for a value: its content alone, byte for byte, or a row in the
-    feed's envelope."""
+    """The value of a logical message: only its content, byte for byte, or a row in the feed's
+    envelope.
+    """
 
     CONTENT = "content"
     ROW = "row"
 
 
 class Unsent(StrEnum):
-    """What is done about a value that the source did not send and that nobody can look up.
+    """What to do about a value that the source did not send and that cannot be looked up.
 
     A placeholder takes its place, the member is left out, or the table stops.
     """

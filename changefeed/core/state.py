@@ -1,4 +1,4 @@
-"""Where things lie in a state directory.
+"""The files and folders of a state directory.
 
 DIR/state.db          the job table (SQLite)
 DIR/node.lock         held by the one node that runs this state
@@ -52,7 +52,7 @@ class StateLayout:
 
     @property
     def change_logs(self) -> list[Path]:
-        """The change logs that hold something."""
+        """The change logs that are not empty."""
         try:
             return sorted(log for log in (self.root / "log").iterdir() if any(log.iterdir()))
         except (FileNotFoundError, NotADirectoryError):
@@ -67,7 +67,7 @@ class StateLayout:
         return self.root / "spool" / _safe(source)
 
     def beside_log(self, source: str) -> Path:
-        """What a source itself keeps as long as its change log."""
+        """The folder for a source's own files, which exists as long as its change log."""
         return self.root / "source" / _safe(source)
 
     @property
@@ -76,10 +76,9 @@ class StateLayout:
         return self.root / "work"
 
     def make_private(self) -> None:
-        """Make the folders and logs that hold rows, readable by their owner alone.
+        """Create the folders and logs that contain rows, readable only by their owner.
 
-        The state directory itself may be one that somebody else made for everybody to read, as
-        service managers do.
+        The state directory itself may be readable by everybody, if a service manager created it.
 
         Raises:
             OSError: they cannot be made.
@@ -94,7 +93,7 @@ class StateLayout:
 
     @property
     def open_to_others(self) -> bool:
-        """Other users may list the state directory."""
+        """Whether other users may list the state directory."""
         return bool(self.root.stat().st_mode & 0o077)
 
     def scratch(self, job_id: int) -> Path:
@@ -103,7 +102,7 @@ class StateLayout:
 
 
 def _close_to_others(path: Path, mode: int) -> None:
-    """Take away what an earlier version or a careless copy has given to other users."""
+    """Remove permissions that an earlier version or a copy has given to other users."""
     found = path.stat()
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():
         path.chmod(mode)

@@ -1,4 +1,4 @@
-"""Errors that are about one table of a feed: its other tables go on."""
+"""Errors that concern one table of a feed: its other tables continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TableError(Exception):
 
 
 class TableFailure(Exception):
-    """An exception that nobody planned for, met while working on one table.
+    """An unexpected exception during work on one table.
 
     Its cause is the exception itself.
     """
@@ -31,10 +31,10 @@ class TableFailure(Exception):
 
 @contextmanager
 def about_table(table: TableName) -> Iterator[None]:
-    """Whatever goes wrong inside in a way that nobody planned for is about this table.
+    """Attribute unexpected exceptions in the block to this table.
 
     Raises:
-        TableFailure: for an exception that is no error of ours.
+        TableFailure: for an exception that is not a :class:`ChangefeedError`.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""What a node says about itself: one logger, written to the state's ``node.log``.
+"""The log of a node: one logger, written to the state's ``node.log``.
 
-Messages hold names, positions and counts; never row values, never a URI with its secrets.
+Messages contain names, positions and counts, but never row values or a URI with its secrets.
 """
 
 from __future__ import annotations

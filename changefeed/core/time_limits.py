@@ -1,11 +1,11 @@
-"""How long a request may take altogether, beside how long a server may be silent.
+"""Limits the total time of a request, in addition to the time that a server may be silent.
 
-HTTP clients limit the wait for the next bytes. A server that sends one byte a second never lets
-that limit pass, and would hold its feed for ever. Here a thread says how long its request may take
-(:func:`within`); connections that were prepared (:func:`limit_httpx`, :func:`limit_connections`,
-:func:`limit_pools`, :func:`limit_requests`) wait no longer than what is left of that, and fail with
-the time-out of their own library. Libraries that work in threads of their own have their
-connections limited instead (:func:`end_answers`).
+HTTP clients limit the wait for the next bytes. A server that sends one byte per second never
+reaches that limit, and would block its feed for ever. Here a thread says how long its request
+may take (:func:`within`); connections that were prepared (:func:`limit_httpx`,
+:func:`limit_connections`, :func:`limit_pools`, :func:`limit_requests`) wait no longer than what
+is left of that, and fail with the time-out of their own library. For libraries with their own
+threads the connections are limited instead (:func:`end_answers`).
 
 Nothing here imports an HTTP library.
 """
@@ -37,7 +37,7 @@ def within(idle: float, size: int = 0, patience: float = PATIENCE) -> Iterator[N
 
     Args:
         idle: seconds the server may be silent.
-        patience: so many times as long it may take altogether.
+        patience: the total time, as a multiple of ``idle``.
     """
     before = getattr(_of_thread, "deadline", None)
     ours = time.monotonic() + patience * idle + size / SLOWEST
@@ -63,7 +63,7 @@ def _until(deadline: float, timeout: float | None) -> float:
 
 
 def limit_httpx(client: Any) -> None:
-    """Make an ``httpx.Client`` heed :func:`within`.
+    """Make an ``httpx.Client`` obey :func:`within`.
 
     httpx has no public way to its connections: should a later version keep its pool elsewhere, the
     client stays as it is (and the test of this fails).
@@ -127,7 +127,7 @@ class _Stream:
 
 
 def limit_connections(connection: type[Any]) -> type[Any]:
-    """A urllib3 connection class, plain or TLS, that heeds :func:`within`."""
+    """A urllib3 connection class, plain or TLS, that obeys :func:`within`."""
 
     def connect(self: Any) -> None:
         connection.connect(self)
@@ -163,7 +163,7 @@ def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) 
 
 
 def limit_pools(manager: Any) -> None:
-    """Make all connections of a urllib3 ``PoolManager`` heed :func:`within`."""
+    """Make all connections of a urllib3 ``PoolManager`` obey :func:`within`."""
     manager.pool_classes_by_scheme = {
         name: type(pool.__name__, (pool,), {"ConnectionCls": limit_connections(pool.ConnectionCls)})
         for name, pool in manager.pool_classes_by_scheme.items()

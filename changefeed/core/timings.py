@@ -1,4 +1,4 @@
-"""How often the parts of a node act: one value, which a node hands to its parts."""
+"""How often the parts of a node act: one object, which a node passes to its parts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Intervals, all in seconds. Tests hand in shorter ones.
+    """Intervals, all in seconds. Tests pass shorter ones.
 
     Attributes:
         node_loop: between two looks of the node's loop at what woke it.
         node_turn: the job table is read this often though nothing in it has changed: leases end
             by time.
         pulse: between two renewals of leases.
-        lease: how long a lease lasts that nobody renews.
+        lease: how long a lease lasts without renewal.
         source_look: how often a source is looked at, and asked again when it did not answer.
         source_busy: the same while it waits for a transaction or a lock there.
         expand: how often SCHEMA and DATABASE feeds look for new tables.
@@ -28,18 +28,17 @@ class Timings:
         upkeep: between two compactions of the change log.
         stall: between two looks whether a full change log has room again.
         budgets: how often capture asks the state what feeds with a limit have left to deliver.
-        feed_idle: how long an idle feed sleeps before it looks around by itself.
+        feed_idle: how long an idle feed sleeps before it checks for work by itself.
         gather: rounds of a feed begin at most this often. A round of one row costs as much as one
             of fifty.
-        rest_longest: a feed rests no longer than this between two rounds, whatever its sink asks
-            for.
-        scan_status: how often the progress of a scan is written down.
+        rest_longest: the longest pause of a feed between two rounds, whatever its sink asks for.
+        scan_status: how often the progress of a scan is saved.
         save: progress of a feed that delivers is saved about this often.
         save_idle: progress of a feed that only watches time pass is saved this often.
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
         resume: a feed that was resumed shows within this time, or the statement says so.
-        answer: how long a statement waits for the node to do what it wants.
+        answer: how long a statement waits for the node to carry it out.
     """
 
     node_loop: float = 0.1

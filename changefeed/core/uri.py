@@ -1,7 +1,7 @@
 """URIs of sinks and connections: taken apart, consumed parameter by parameter, redacted.
 
-A URI holds passwords. Nothing here puts a value of one into an error, and :func:`redact` is safe
-on text that is no URI at all: what it cannot place it hides.
+A URI contains passwords. Errors from here contain no value of a URI, and :func:`redact` is safe
+on text that is not a URI: it hides everything that it cannot parse.
 """
 
 from __future__ import annotations
@@ -282,10 +282,11 @@ class SinkURL:
         )
 
     def take_rest(self) -> tuple[tuple[str, str], ...]:
-        """Consume what is left: parameters that are not ours but the target's own.
+        """Consume the remaining parameters, which are not the sink's but the target's own.
 
         Raises:
-            ChangefeedError: CF1202, one is so near to a parameter of ours that it must be a slip.
+            ChangefeedError: CF1202, one is so similar to a parameter of the sink that it must be
+            a typo.
         """
         for name in self._left:
             near = difflib.get_close_matches(name[:64].lower(), self._known, n=1, cutoff=0.85)
@@ -332,7 +333,7 @@ class SinkURL:
             kind: the sink's name in the message; the scheme when not given.
 
         Raises:
-            ChangefeedError: CF1202, naming the parameters nobody asked for.
+            ChangefeedError: CF1202, naming the unknown parameters.
         """
         known = self._declared or ()
         idle = [name for name in self._left if any(one.means(name) for one in known)]
@@ -378,9 +379,8 @@ _SECRET_PATHS = ("webhook-http:", "webhook-https:")
 def redact(text: str) -> str:
     """``text`` with passwords and secret parameters hidden; safe on any text.
 
-    A well-formed URI keeps everything else. Where a password may have been written without
-    percent-encoding, so that it is not clear where it ends, everything up to the last ``@``
-    goes.
+    A well-formed URI keeps everything else. If a password may have been written without
+    percent-encoding, so that its end is unclear, everything up to the last ``@`` is hidden.
     """
     found = _SCHEME.match(text)
     if not found:
@@ -399,8 +399,9 @@ def redact(text: str) -> str:
 
 
 def _without_path(body: str) -> str:
-    """``//host/path?query`` with another path; nothing is left where an ``@`` makes it unclear
-    where the path begins."""
+    """``//host/path?query`` with another path; empty if an ``@`` makes it unclear where the path
+    begins.
+    """
     ends = [at for at in (body.find("?"), body.find("#")) if at >= 0]
     mark = min(ends, default=len(body))
     place, rest = body[:mark], body[mark:]
@@ -442,7 +443,7 @@ def _hosts_are_sound(hosts: str) -> bool:
 
 
 def _leaks(user_info: str, hosts: str, rest: str) -> bool:
-    """There is an ``@`` further on, and what stands before it may be a password."""
+    """Whether an ``@`` follows, so that the text before it may be a password."""
     if "@" not in rest:
         return False
     if ":" in user_info or not _hosts_are_sound(hosts):
@@ -457,7 +458,7 @@ def _leaks(user_info: str, hosts: str, rest: str) -> bool:
 
 
 def _redact_rest(rest: str, *, whole: bool = False) -> str:
-    """Path and query; with ``whole`` the hosts stand before them."""
+    """Path and query; with ``whole`` the text begins with the hosts."""
     before_fragment, hash_mark, fragment = rest.partition("#")
     path, mark, query = before_fragment.partition("?")
     if whole and not _hosts_are_sound(_AUTHORITY_END.split(path, maxsplit=1)[0]):

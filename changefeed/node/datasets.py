@@ -1,8 +1,8 @@
-"""Datasets that the node compares by itself: one thread for each that a feed reads.
+"""Datasets that the node compares: one thread for each dataset that a feed reads.
 
-A thread looks for an extract that is due and has stopped changing, and compares it by the node's
-Spark. Feeds learn of a comparison from the files, as they do of one that a command made. An
-extract that is refused is reported to the dataset's feeds and not tried again before it changes.
+A thread looks for an extract that is due and no longer changes, and compares it with the node's
+Spark. Feeds learn of a comparison from the files, as they do of one from the command. A refused
+extract is reported to the dataset's feeds and not compared again before it changes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DatasetThreads:
             made.start()
 
     def stop(self) -> None:
-        """End the threads; a comparison that is cut off leaves the dataset as it was."""
+        """End the threads; an interrupted comparison leaves the dataset unchanged."""
         for thread in self._threads.values():
             thread.stop()
         for thread in self._threads.values():
@@ -80,7 +80,7 @@ class DatasetThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the comparison that is at work."""
+        """End after the running comparison."""
         self._stopping.set()
 
     def join(self, timeout: float) -> None:
@@ -121,7 +121,7 @@ class DatasetThread:
             self._tell(outcome)
 
     def _next_try(self, definition: Definition) -> float:
-        """When to try the same files again: where they are watched, when they change."""
+        """When to compare the same files again: for watched files, when they change."""
         every = definition.schedule.every
         if every is None:
             return float("inf")

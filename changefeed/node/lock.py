@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 class NodeLock:
-    """A ``flock`` on a file: it dies with the process that holds it."""
+    """A ``flock`` on a file: it ends with the process that holds it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class NodeLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""The node: makes what runs equal to what the job table wants.
+"""The node: reconciles what runs with the jobs of the state.
 
 Every loop it reads the job table (only when something changed) and then
 
@@ -7,8 +7,8 @@ Every loop it reads the job table (only when something changed) and then
   source is ready for it,
 * stops those that should not, and removes what was dropped.
 
-The loop itself waits for no source and no sink. A feed belongs to the node that holds its
-lease. A statement never talks to a runner: it changes the table, and the node follows.
+The loop itself waits for no source and no sink. A feed belongs to the node that holds its lease.
+A statement never calls a runner: it changes the job table, and the node follows.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Node:
             state: what ``--state`` named, for child processes.
             engine: Spark; our own when not given.
             clock: for ages, leases and whatever waits.
-            timings: how often things are done.
-            sizes: how much feeds do in one go.
-            max_memory: bytes of finished messages feeds may share.
-            max_disk: bytes the change log of a source may take.
-            ready: a capture process for the first source; it ends with the node, or where the
-                state has no feed when the node starts.
+            timings: how often the parts of the node act.
+            sizes: how much feeds do at once.
+            max_memory: limit in bytes for encoded messages that feeds share.
+            max_disk: limit in bytes for the change log of each source.
+            ready: a capture process for the first source; it ends with the node, or at once if
+            the state has no feed when the node starts.
         """
         self.catalog = catalog
         self.id = uuid.uuid4().hex[:12]
@@ -160,7 +160,7 @@ class Node:
                 leftover.unlink()
 
     def stop(self) -> None:
-        """Stop all runners and captures, leave the jobs as they are, free the lock."""
+        """Stop all runners and captures, leave the jobs unchanged, release the lock."""
         self._stopping.set()
         self._wake.set()
         for thread in self._threads:
@@ -176,20 +176,22 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Its threads are at work."""
+        """Whether its threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def wake(self) -> None:
-        """Look at the job table now, and save every feed's progress soon (SYNC waits for it)."""
+        """Read the job table now, and save every feed's progress soon (SYNC waits for it)."""
         self.feeds.request_checkpoints()
         self._wake.set()
 
     def hasten(self, source: str) -> None:
-        """Somebody waits until the change log has what is committed at a source now."""
+        """Make capture catch up now, because a caller waits for what a source has committed."""
         self.sources.hasten(source)
 
     def deliver_now(self, job_id: int) -> None:
-        """Deliver what a feed has waiting and save its progress, without the pauses of its sink."""
+        """Make a feed deliver everything that waits and save its progress, without its sink's
+        pauses.
+        """
         runner = self.feeds.runner(job_id)
         if runner is not None:
             runner.request_delivery()
@@ -204,7 +206,9 @@ class Node:
         return self.is_node or bool(self.catalog.live_nodes())
 
     def source_runtime(self, source: str) -> SourceRuntime:
-        """The runtime of a source, made on first use and after the last feed left the source."""
+        """The runtime of a source, created on first use and again after its last feed was
+        dropped.
+        """
         return self.sources.runtime(source)
 
     # -- the loop -------------------------------------------------------------------------
@@ -226,7 +230,9 @@ class Node:
                 log_failure("node: a turn", failure)
 
     def _pulse(self) -> None:
-        """Heartbeat, leases and frontiers: apart from the loop, whose turn may take its time."""
+        """Renew heartbeat and leases and save frontiers, in a separate thread, because a turn of
+        the loop may take long.
+        """
         while not self.clock.wait(self._stopping, self.timings.pulse):
             try:
                 self.catalog.heartbeat(self.id)
@@ -259,14 +265,14 @@ class Node:
         self.shared.feeds = len(self.feeds)
 
     def _look_again(self) -> None:
-        """Something happened that the job table does not show."""
+        """Run the loop now, because of an event that the job table does not show."""
         self._news.set()
         self._wake.set()
 
     # -- CDC queries ------------------------------------------------------------------------
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Check a CDC query against its table; starts Spark where it does not run yet."""
+        """Check a CDC query against its table; starts Spark if it does not run yet."""
         compiled = self.queries.compile(schema, query, Constants(self.clock.now().wall))
         lookups = self.queries.lookups()
         for lookup in compiled.lookups:
@@ -276,14 +282,14 @@ class Node:
     def extract_columns(
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
-        """The columns of an extract; starts Spark where it does not run yet."""
+        """The columns of an extract; starts Spark if it does not run yet."""
         with self.engine.use("dataset columns") as session:
             from changefeed.dataset.incoming import extract_columns
 
             return extract_columns(session, location, form, delimiter)
 
     def query_sessions(self) -> QuerySessions:
-        """Where this process evaluates CDC queries; Spark starts with the first one."""
+        """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""
         return self.queries
 
     # -- sinkless feeds -------------------------------------------------------------------
@@ -294,7 +300,7 @@ class Node:
 
 
 def _reads(job: Job) -> bool:
-    """It follows its source now, or is about to."""
+    """Whether the feed follows its source now, or is about to."""
     return (
         job.wanted is DesiredStatus.RUNNING
         and job.status is not Status.FAILED

@@ -1,4 +1,6 @@
-"""Answers to processes without Spark; each question has a thread, as Spark may have to start."""
+"""Answers questions of processes without Spark; each has a thread, because Spark may have to
+start.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from grammar import nodes
 
 
 class SparkAnswers(Protocol):
-    """What a node finds out by its Spark."""
+    """What a node answers with its Spark."""
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         """A CDC query, checked against its table."""
@@ -47,7 +49,7 @@ class NodeAnswers:
         self._failures = FailureCounter(clock)
 
     def give(self, node: str) -> None:
-        """Answer what is asked and no other node has taken; returns at once."""
+        """Answer the questions that no other node has taken; returns at once."""
         for question in self._catalog.take_questions(node):
             name = f"answer-{question.id[:6]}"
             threading.Thread(target=self._give, args=(question,), name=name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The feeds that run in this process, made equal to what the job table wants."""
+"""The feeds that run in this process, reconciled with the job table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_SECONDS = 20.0
 
 
 class RunningFeeds:
-    """Runners by job. The node's loop compares them with the jobs; any thread may ask."""
+    """Runners by job. The node's loop compares them with the jobs; any thread may read."""
 
     def __init__(self, services: FeedServices, sources: NodeSources) -> None:
         self._services = services
@@ -39,7 +39,7 @@ class RunningFeeds:
         return self._runners.get(job_id)
 
     def register(self, job: Job, runner: FeedRunner | None) -> None:
-        """Take a runner that somebody else started (None: it is over)."""
+        """Record a runner that other code started (None: it has ended)."""
         with self._mutex:
             if runner is None:
                 self._runners.pop(job.id, None)
@@ -53,13 +53,13 @@ class RunningFeeds:
 
     @property
     def any_ended(self) -> bool:
-        """A runner has come to its end."""
+        """Whether a runner has ended."""
         return any(not runner.is_alive() for runner in list(self._runners.values()))
 
     # -- as the job table wants ---------------------------------------------------------------
 
     def end_unwanted(self, jobs: Sequence[Job]) -> None:
-        """Let go of runners that have ended, and stop those that should not run."""
+        """Forget runners that have ended, and stop those that should not run."""
         for job_id, runner in list(self._runners.items()):
             if not runner.is_alive():
                 del self._runners[job_id]
@@ -76,7 +76,7 @@ class RunningFeeds:
                 log.info("feed %s: paused by the user", job.name)
 
     def remove_dropped(self, jobs: Sequence[Job]) -> list[Job]:
-        """Remove the jobs that were dropped, once nothing runs them; the others come back."""
+        """Remove dropped jobs that no runner runs any more; returns the others."""
         kept = []
         for job in jobs:
             gone = job.wanted is DesiredStatus.DROPPED or self._abandoned(job)
@@ -88,15 +88,16 @@ class RunningFeeds:
         return kept
 
     def _abandoned(self, job: Job) -> bool:
-        """A sinkless feed whose process is gone."""
+        """Whether it is a sinkless feed whose process has ended."""
         if not job.sinkless or self._catalog.lease_holder(job.id) is not None:
             return False
         age = self._services.clock.now().wall - job.created
         return age > self._services.timings.lease * 1e9
 
     def tell_altered(self, jobs: Sequence[Job]) -> None:
-        """Runners take an ALTER once the source was made ready for it: an added table is
-        captured then, and one that is tried again meets what the source says now."""
+        """Give runners an ALTER once the source is ready for it: an added table is captured
+        then, and a retried table gets the present answer of the source.
+        """
         for job in jobs:
             runner = self._runners.get(job.id)
             if runner is None:
@@ -107,7 +108,7 @@ class RunningFeeds:
                 runner.request_reload()
 
     def start_wanted(self, jobs: Sequence[Job]) -> None:
-        """Start what should run, whose source is ready, and that no other node runs."""
+        """Start the feeds that should run, whose source is ready, and that no other node runs."""
         for job in jobs:
             if job.status is Status.PAUSED and job.wanted is DesiredStatus.RUNNING:
                 # A RESUME that came while the job was being paused.
@@ -161,7 +162,7 @@ class RunningFeeds:
     # -- while they run -----------------------------------------------------------------------
 
     def renew_leases(self) -> None:
-        """Keep the right to run; a runner that has lost it stops."""
+        """Renew the leases; a runner that has lost its lease stops."""
         runners = {runner.job_id: runner for runner in list(self._runners.values())}
         leases = [runner.lease for runner in runners.values()]
         for job_id in self._catalog.renew_leases(leases, self._services.timings.lease):
@@ -169,14 +170,14 @@ class RunningFeeds:
             runners[job_id].request_stop()
 
     def request_checkpoints(self) -> None:
-        """Every feed saves its progress soon."""
+        """Make every feed save its progress soon."""
         for runner in list(self._runners.values()):
             runner.request_checkpoint()
 
     # -- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop all runners, leave the jobs as they are."""
+        """Stop all runners, and leave the jobs unchanged."""
         with self._mutex:
             runners = list(self._runners.values())
         for runner in runners:

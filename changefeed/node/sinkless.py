@@ -20,7 +20,7 @@ STOP_SECONDS = 10.0
 
 
 class SinklessFeeds:
-    """Runs them beside the node's loop."""
+    """Runs sinkless feeds, outside of the node's loop."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class SinklessFeeds:
         """
         Args:
             services: what the feeds of the node share.
-            source_runtime: the source of a name.
+            source_runtime: returns the runtime of a source by its name.
             covered: whether the source sends the tables of a job.
-            register: shows the node's loop the runner of a job, or that it is over.
-            wake: the node's loop looks at the jobs now.
+            register: tells the node's loop of the runner of a job, or that it has ended.
+            wake: makes the node's loop read the jobs now.
             keeps_leases: whether the node renews the leases of its runners.
-            stopping: the node ends.
+            stopping: whether the node is stopping.
         """
         self._services = services
         self._catalog = services.catalog
@@ -57,11 +57,11 @@ class SinklessFeeds:
     def rows(self, plan: FeedPlan) -> Iterator[ClientRow]:
         """Run a feed; closing the iterator ends it.
 
-        Its job is in the table while it lives, so that the node that captures the source
-        (maybe another process) includes its tables; it is gone afterwards.
+        Its job exists in the state while it runs, so that the node that captures the source
+        (maybe another process) includes its tables; afterwards the job is removed.
 
         Raises:
-            ChangefeedError: the source refuses, another node took the feed, or it was cut off.
+            ChangefeedError: the source refuses, another node took the feed, or the feed failed.
         """
         job = self._catalog.create_job(plan.spec())
         sink = cast("ClientSink", open_sink("sinkless://"))
@@ -93,7 +93,7 @@ class SinklessFeeds:
         """Wait until the source sends the tables of a feed whose client is waiting.
 
         Raises:
-            ChangefeedError: it refuses to, or does not get there in time.
+            ChangefeedError: the source refuses, or is not ready in time.
         """
         tables = {t.table: t.table_id for t in self._catalog.tables(job.id)}
 

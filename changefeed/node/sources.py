@@ -1,4 +1,4 @@
-"""The sources of a node: for each a runtime, and a thread that makes it ready for its feeds."""
+"""The sources of a node: each has a runtime, and a thread that makes it ready for its feeds."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class NodeSources:
         Args:
             catalog: the state.
             state: what ``--state`` named, for capture processes.
-            clock: for whatever waits.
+            clock: for all waits.
             timings: how often a source is looked at.
             max_disk: bytes the change log of a source may take.
             standby: a capture process for the first source.
             capturing: whether this process captures; else it reads what the node's captures write.
-            runs: whether a job has a runner here.
-            changed: a source is ready for other jobs than before.
+            runs: whether a job has a runner in this process.
+            changed: called when a source is ready for other jobs than before.
         """
         self._catalog = catalog
         self._state = state
@@ -61,7 +61,9 @@ class NodeSources:
         self._saved_frontiers: dict[str, Frontier] = {}
 
     def runtime(self, name: str) -> SourceRuntime:
-        """The runtime of a source, made on first use and after the last feed left the source."""
+        """The runtime of a source, created on first use and again after its last feed was
+        dropped.
+        """
         with self._mutex:
             known = self._runtimes.get(name)
             if known is None or known.closed:
@@ -78,18 +80,18 @@ class NodeSources:
             return known
 
     def hasten(self, name: str) -> None:
-        """Somebody waits until the change log has what is committed at a source now."""
+        """Make capture catch up now, because a caller waits for what a source has committed."""
         runtime = self._runtimes.get(name)
         if runtime is not None:
             runtime.hasten()
 
     def covered(self, job: Job) -> bool:
-        """The source was made ready for the job as it is now."""
+        """Whether the source is ready for the job as it is now."""
         reconciler = self._reconcilers.get(job.source)
         return reconciler is not None and reconciler.covers(job)
 
     def want(self, jobs: Sequence[Job], busy: Collection[str]) -> None:
-        """Tell each source's thread what its feeds need; none waits for another.
+        """Tell each source's thread what its feeds need; no source waits for another.
 
         Args:
             jobs: those that are not dropped.
@@ -128,7 +130,7 @@ class NodeSources:
         reconciler.start()
 
     def save_frontiers(self) -> None:
-        """Let other processes see how far the logs are (SHOW, SYNC)."""
+        """Save how far the logs reach, for other processes (SHOW, SYNC)."""
         for name, runtime in list(self._runtimes.items()):
             frontier = runtime.frontier
             if frontier is not None and frontier != self._saved_frontiers.get(name):
@@ -145,12 +147,12 @@ class NodeSources:
             reconciler.stop()
 
     def wake(self) -> None:
-        """Whoever waits for a log looks whether to stop."""
+        """Wake all threads that wait for a log, so that they check whether to stop."""
         for runtime in list(self._runtimes.values()):
             runtime.wake()
 
     def close(self) -> None:
-        """End captures; what we hold at the sources stays."""
+        """End captures; what is held at the sources stays."""
         for reconciler in list(self._reconcilers.values()):
             reconciler.join(STOP_SECONDS)
         for runtime in list(self._runtimes.values()):

@@ -1,10 +1,10 @@
-"""Who still writes: the driver knows every worker that delivers, and can be sure none is left.
+"""Admission of workers: the driver knows every worker that delivers, and when none is left.
 
-A cancelled Spark job ends for the driver before its Python workers do. One of them could write
-rows of an old scan after newer changes of the same rows were delivered. So a worker asks to
-come in before its first write and stays connected while it delivers: the connection ends with
-the delivery or with the process, whatever comes first. :meth:`Gate.close` lets nobody in any
-more and returns when nobody is left.
+A cancelled Spark job ends for the driver before its Python workers end. One of them could write
+rows of an old scan after newer changes of the same rows were delivered. So a worker asks for
+admission before its first write, and stays connected while it delivers: the connection ends with
+the delivery or with the process, whichever comes first. :meth:`WorkerAdmission.close` admits no
+more workers and returns when all have left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HELLO_SECONDS = 10.0
 
 
 class AdmissionTicket:
-    """A worker's way in; pickles. One delivery at a time in each process."""
+    """A worker's ticket for admission; picklable. One delivery at a time in each process."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
         self._address = (host, port)
@@ -40,10 +40,10 @@ class AdmissionTicket:
         self._held: socket.socket | None = None
 
     def enter(self) -> None:
-        """Ask to come in; nothing happens when we are in already.
+        """Ask for admission; does nothing if this process is already admitted.
 
         Raises:
-            ChangefeedError: CF2201, no one waits for this delivery.
+            ChangefeedError: CF2201, the delivery is no longer wanted.
         """
         if self._held is not None:
             return
@@ -60,7 +60,7 @@ class AdmissionTicket:
         self._held = held
 
     def leave(self) -> None:
-        """The delivery is over: this process writes no more."""
+        """Leave: the delivery is over, and this process writes no more."""
         held, self._held = self._held, None
         if held is not None:
             held.close()
@@ -74,9 +74,9 @@ class WorkerAdmission:
 
     Args:
         host: address the workers reach the driver at.
-        here: workers run on this machine: one that does not end is killed.
-        grace: seconds it is given to end by itself.
-        clock: counts them.
+        here: workers run on this machine: a worker that does not end is killed.
+        grace: seconds that a worker has to end by itself.
+        clock: measures ``grace``.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class WorkerAdmission:
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """Process ids of the workers that are in."""
+        """Process ids of the admitted workers."""
         with self._changed:
             return tuple(self._inside.values())
 
@@ -143,7 +143,7 @@ class WorkerAdmission:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
-        """One worker, from its coming to its end."""
+        """Serve one worker, from its admission to its end."""
         with connection:
             pid = self._admit(connection)
             if pid is None:

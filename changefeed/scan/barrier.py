@@ -14,10 +14,10 @@ class ScanStopped(Exception):
 
 
 class WriteBarrier:
-    """Every write of a scan goes through it: here by :meth:`passing`, in workers by a ticket.
+    """Every write of a scan passes it: in this process by :meth:`passing`, in workers by a ticket.
 
-    After :meth:`close` none does, and none is under way. Reading may go on for a while: it
-    harms nobody.
+    After :meth:`close` no write passes, and none is running. Reads may continue for a while, which
+    is harmless.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,8 @@ class WriteBarrier:
             yield
 
     def ticket(self, host: str, *, here: bool) -> AdmissionTicket:
-        """For the workers of a Spark job, which reach us at ``host`` (``here``: this machine).
+        """A ticket for the workers of a Spark job, which reach the driver at ``host`` (``here``:
+        this machine).
 
         Raises:
             ScanStopped: the scan was cancelled.
@@ -49,7 +50,7 @@ class WriteBarrier:
             return self._gate.ticket()
 
     def close(self) -> None:
-        """Stop all writing; returns when the last write under way has ended."""
+        """Stop all writes; returns when the last running write has ended."""
         self._closing.set()
         with self._passing:
             gate = self._gate

@@ -1,11 +1,11 @@
-"""Initial scans: parts of a table are read, shaped and delivered by Spark in parallel.
+"""Initial scans by Spark: parts of a table are read, converted and delivered in parallel.
 
 One task a part, and no shuffle::
 
     messages    part -> read() -> encoded -> deliver(), all in one Python worker
     typed rows  part -> read() in a Python worker -> what the sink's own action does in the JVM
 
-A part that fails is tried again by Spark: repeats, never a hole.
+Spark retries a failed part: rows may be repeated, but none is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ReadablePart(Protocol):
-    """A piece of a table; must pickle. See :class:`changefeed.sources.base.ScanPart`."""
+    """A part of a table; must be picklable. See :class:`changefeed.sources.base.ScanPart`."""
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The rows: columns ``a0..an`` in log form."""
@@ -60,8 +60,7 @@ def run_scan(
 
     Args:
         engine: started or not; waits for it.
-        parts: what to read; each is one task and must fit its place in memory only batch by
-            batch.
+        parts: what to read; each is one task, of which only one batch at a time is in memory.
         plan: what the messages look like.
         at: timestamp of all rows.
         deliver: takes the messages of a part; pickles.

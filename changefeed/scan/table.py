@@ -1,4 +1,4 @@
-"""One table of a scan: read in parts, shaped as the sink takes it, delivered, and ended.
+"""One table of a scan: read in parts, converted for the sink, delivered, and ended.
 
 ======================  ==============================  =======================================
 sink takes              small table                     large table
@@ -10,7 +10,7 @@ rows                    read here, one commit           read here in parallel, i
 rows, by Spark          read here, one commit           Spark; the sink runs the job
 ======================  ==============================  =======================================
 
-A table counts as scanned when all of it is durable and the sink was told that the scan ends.
+A table counts as scanned when all its rows are durable and the sink knows that the scan ended.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class ScanWork:
         )
 
     def next_epoch(self) -> Epoch:
-        """Epochs of a scan end at its instant."""
+        """The next epoch; epochs of a scan end at its instant."""
         return Epoch(next(self._epochs), self.at)
 
 
@@ -283,7 +283,9 @@ class ScanWriter:
         self._told(rows, size)
 
     def commit_round(self) -> None:
-        """Commit what is written, where there is much of it and the table may be in pieces."""
+        """Commit what is written, if it is much and the table may be committed in several
+        rounds.
+        """
         if not self.keeps and self._pending >= self._round:
             self.commit()
 
@@ -295,7 +297,7 @@ class ScanWriter:
             self._settled()
 
     def end(self) -> None:
-        """Everything of the table was written: commit it, and tell the sink that this is all."""
+        """Commit the rest of the table, and tell the sink that the scan of it is complete."""
         sink, at = self.sink, self._reading.at
         if self.keeps:
             with self._reading.barrier.passing():
@@ -317,7 +319,7 @@ class ScanWriter:
         self.epoch = self._reading.next_epoch()
 
     def abort(self) -> None:
-        """Forget what was written and not committed."""
+        """Discard what was written but not committed."""
         try:
             with self._reading.barrier.passing():
                 self.sink.abort(self.epoch, self._receipts)
@@ -327,12 +329,12 @@ class ScanWriter:
 
 
 def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
-    """Whether a sink is told that a scan is whole.
+    """Whether the sink is told that a scan is complete.
 
-    Latest rows that a scan did not find are deletes, so a feed without deletes keeps them and the
-    sink is not told. Where every change is kept, no row goes for that, and the sink has to know
-    which scans were whole. Nor can a table of rows without a key (``gathers``) take the rows of a
-    scan before its end: they have no identity by which they could be merged one by one.
+    Rows that a complete scan did not find are deleted, so for a feed without deletes the sink is
+    not told and keeps them. There are two exceptions. A target that keeps every change deletes no
+    row, and must know which scans are complete. A table of rows without a key (``gathers``) can
+    take the rows of a scan only at its end, because they cannot be merged one by one.
     """
     if deletes is Deletes.NO:
         return history is History.APPEND or (gathers and history is History.OFF)
@@ -341,10 +343,10 @@ def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
 
 @dataclass
 class WorkerDelivery:
-    """Writes the finished messages of one part to the sink, in the worker that read it.
+    """Writes the encoded messages of one part to the sink, in the worker that read the part.
 
-    It pickles with an unopened sink; each process that runs it opens the sink once, after it
-    has asked whether it may.
+    It is pickled with an unopened sink; each process that runs it opens the sink once, after it
+    was admitted.
     """
 
     sink: Sink
@@ -382,7 +384,7 @@ class WorkerDelivery:
         return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
 
     def close(self) -> None:
-        """Let go of the sink; only then are we out."""
+        """Close the sink, and then leave the admission."""
         try:
             if self._opened:
                 self._opened = False
@@ -457,7 +459,7 @@ def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Itera
 
 
 def joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Neighbours joined to tables of about ``rows`` rows."""
+    """Successive tables joined into tables of about ``rows`` rows."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,15 +1,15 @@
-"""The initial scan, and the scan again after a schema change: a consistent image of tables.
+"""The initial scan, and the backfill after a schema change: a consistent snapshot of tables.
 
-One thread beside the feed's own, so that other tables keep flowing. All tables of one scan
-are read under one snapshot of the source and carry its timestamp. A table that is flowing
-already (a backfill) is read only after its changes up to that timestamp were delivered, so a
-consumer never sees an older version of a row after a newer one.
+The scan has its own thread, so that changes of other tables are delivered meanwhile. All tables of
+one scan are read under one snapshot of the source and have its timestamp. A table whose changes are
+already delivered (a backfill) is read only after its changes up to that timestamp were delivered,
+so a consumer never sees an older version of a row after a newer one.
 
-How a table is read and delivered is :mod:`changefeed.scan.table`. A scan that broke begins
-again for the tables that were not finished: consumers see repeats, never a hole. A row
-that the broken scan delivered may be deleted before the next one, whose image says nothing of
-it: so the instant of a scan is saved before its first row goes out, and the next scan of the
-table comes after the changes since then, as a backfill does.
+:mod:`changefeed.scan.table` reads and delivers a table. An interrupted scan is repeated for the
+unfinished tables: rows may be repeated, but none is lost. A row that the interrupted scan delivered
+may be deleted at the source before the next scan, whose snapshot then lacks it. So the timestamp of
+a scan is saved before its first row is delivered, and the next scan of the table follows the
+changes since then, like a backfill.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SnapshotScan(threading.Thread):
 
     @property
     def delivered(self) -> bool:
-        """Rows of it are durable in the sink."""
+        """Whether rows of the scan are durable in the sink."""
         return self._work is not None and self._work.delivered
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class SnapshotScan(threading.Thread):
         return self._group
 
     def text(self) -> str:
-        """How far the scan is and the time it still needs at its present pace."""
+        """The progress of the scan and the time that it still needs at its present rate."""
         tables = self.tables.values()
         done = sum(t.done for t in tables)
         rows, total = sum(t.rows for t in tables), sum(t.total for t in tables)
@@ -153,7 +153,9 @@ class SnapshotScan(threading.Thread):
                 self._host.wake()
 
     def _describe(self) -> list[TableScan]:
-        """Find each table's present shape; one that is gone fails alone."""
+        """Read each table's present schema; a table that no longer exists fails, the others
+        continue.
+        """
         found = []
         for table in self.tables.values():
             if table.error is not None:
@@ -201,7 +203,7 @@ class SnapshotScan(threading.Thread):
 
 
 def _duration(seconds: float) -> str:
-    """``45s``, ``12m``, ``3.5h``: the size that fits."""
+    """``45s``, ``12m``, ``3.5h``: a duration in a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f}s"
     return f"{seconds / 60:.0f}m" if seconds < 5400 else f"{seconds / 3600:.1f}h"
