@@ -79,11 +79,11 @@ class Truncate:
 class SchemaChange:
     """``new`` describes every row of the table from ``at`` on.
 
-            ``rewritten`` is true when rows already there read differently now without having been
-        sent as changes (a column added with a default, a type changed): a copy needs a backfill.
-        ``arrived``: to a reader of the new name, its table has had this name since ``at``; ``old`` is
-        what it looked like before.
-        """
+    ``rewritten`` is true if existing rows have changed without being sent as changes (a column
+    added with a default, a type changed): a copy then needs a backfill. ``arrived`` is true for a
+    reader of the table's new name: the table has had this name since ``at``, and ``old`` is its
+    schema from before.
+    """
 
     old: TableSchema
     new: TableSchema
