@@ -33,7 +33,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def own_columns(policy: TablePolicy, *, keyless: bool = False) -> tuple[tuple[str, str], ...]:
+def own_columns(policy: TablePolicy, *, keyless: bool) -> tuple[tuple[str, str], ...]:
     """Name and type of every column that is ours."""
     found = [(name, spark_type(kind)) for name, kind in policy.own_columns().items()]
     if keyless and policy.history is History.OFF:
