@@ -306,7 +306,9 @@ def start(
 
 
 @cli.command()
-@click.option("--seconds", type=float, default=15.0, show_default=True, help="Of live changes.")
+@click.option(
+    "--seconds", type=float, default=15.0, show_default=True, help="Seconds of live changes."
+)
 @click.option("--port", type=int, help="Port of the server on 127.0.0.1 (default: a free one).")
 @click.option(
     "--keep",

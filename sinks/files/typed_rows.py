@@ -88,7 +88,7 @@ def keyed_rows(
 def source_rows(
     messages: Iterable[pa.RecordBatch], key: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The same of messages of ``format = 'parquet'`` that are in no file yet."""
+    """The typed rows of Parquet messages that are not in a file yet."""
     for batch in messages:
         yield from zip(
             *keyed_rows(pa.RecordBatch.from_struct_array(batch.column("value")), key), strict=True
