@@ -14,6 +14,7 @@ from changefeed.spark.session import NodeSpark
 from tests.e2e.test_lake_elsewhere import in_a_store
 from tests.helpers.lake import Lake
 from tests.helpers.ordered import assert_in_order
+from tests.helpers.spark_copy import Program
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
 from tests.services.hdfs import Hdfs
@@ -138,3 +139,54 @@ def test_executors_that_see_no_log_say_so(
     until(lambda: "Spark worker" in str(event(service, "f", "error")), "the error of the lanes")
     hook.stop()
     assert "--staging" in str(event(service, "f", "hint"))
+
+
+def test_a_query_over_changes_survives_the_loss_of_executors(
+    service: Service,
+    tmp_path: Path,
+    postgres: Database,
+    s3: S3Server,
+    remote_spark: SparkCluster,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Somebody's program reads by the format ``changefeed``, as a batch and as a stream: executors
+    get URLs of rows in S3, and lose one of them, and then a worker, in the middle of a batch."""
+    postgres.execute(
+        "create table t (a int primary key, b text); alter table t replica identity full;"
+        "insert into t select i, 'row ' || i from generate_series(1, 3000) i"
+    )
+    bucket = s3.bucket("staging-source")
+    service.start()
+    service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+    service.execute(
+        f"CREATE CHANGEFEED copy FOR shop.public.t INTO 'reader://{service.state}/readers/copy'"
+    )
+    service.sync("copy")
+    program = Program(
+        tmp_path / "program",
+        {**remote_spark.properties, "spark.master": remote_spark.master},
+        {
+            "state": str(service.state),
+            "reader": "copy",
+            "rowsPerPartition": "100",
+            "staging": "env:STAGING",
+        },
+    )
+    request.addfinalizer(program.kill)
+    program.start(STAGING=s3.uri(f"{bucket}/rows"))
+    until(lambda: s3.objects(bucket), "a batch is staged", 400)
+    until(lambda: remote_spark.executors(), "an executor reads it")
+    remote_spark.executors()[0].kill()
+    until(lambda: program.copy("batch") == dict(rows(postgres)), "the rows, by a batch query")
+    until(lambda: program.copy("stream") == dict(rows(postgres)), "the rows, by a stream")
+
+    staged = set(s3.objects(bucket))
+    postgres.execute(
+        "update t set b = 'new' where a % 3 = 0; delete from t where a % 7 = 0;"
+        "update t set a = a + 9000 where a % 5 = 0"
+    )
+    until(lambda: set(s3.objects(bucket)) - staged, "a batch of changes is staged")
+    remote_spark.kill_worker(0)
+    remote_spark.add_worker()
+    until(lambda: program.copy("stream") == dict(rows(postgres)), "the changes, by the stream")
+    assert SECRET not in program.output
