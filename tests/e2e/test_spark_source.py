@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
 from changefeed import spark_source
@@ -63,7 +64,7 @@ def start(frame: DataFrame, copy: Copy, checkpoint: Path) -> StreamingQuery:
 
 
 def source(db: Database) -> dict[Any, Row]:
-    return {row[0]: tuple(row) for row in db.execute("select * from t")}
+    return {row[0]: tuple(row) for row in db.execute("select * from t order by id")}
 
 
 def wait(query: StreamingQuery, db: Database, copy: Copy) -> None:
@@ -141,3 +142,76 @@ def test_changes_of_the_table_and_truncations(
     wait(query, postgres, copy)
     query.stop()
     assert "no checkpoint" in failure(start(stream(spark, feeds, "r"), Copy(), tmp_path / "other"))
+
+
+def upsert(target: str, batch: DataFrame, number: int) -> None:
+    """A consumer as they are written for Delta's change data feed: merges the last change of each
+    key, by ``_change_type`` and ``_commit_version``."""
+    newest = Window.partitionBy("id").orderBy(functions.col("_commit_version").desc())
+    changes = batch.where("_change_type <> 'update_preimage'")
+    latest = changes.withColumn("place", functions.row_number().over(newest)).where("place = 1")
+    latest.createOrReplaceTempView("latest")
+    batch.sparkSession.sql(
+        f"MERGE INTO delta.`{target}` AS t USING latest AS s ON t.id = s.id "
+        "WHEN MATCHED AND s._change_type = 'delete' THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET name = s.name, price = s.price "
+        "WHEN NOT MATCHED AND s._change_type <> 'delete' "
+        "THEN INSERT (id, name, price) VALUES (s.id, s.name, s.price)"
+    )
+
+
+#: What is done to the source and to a Delta table alike.
+EDITS = (
+    "insert into {t} values (1, 'a', 1.50), (2, 'b', 2), (3, null, 3), (4, 'd', 4)",
+    "update {t} set name = 'new', price = price * 2 where id in (2, 3)",
+    "delete from {t} where id = 1",
+    "insert into {t} values (1, 'again', 0.25), (9, 'late', null)",
+)
+
+
+@pytest.mark.extended
+def test_a_consumer_of_delta_s_change_data_feed_runs_unchanged(
+    feeds: Feeds, postgres: Database, spark_engine: NodeSpark, tmp_path: Path
+) -> None:
+    """Started twice for the changes until then, over Delta's own table and over our source."""
+    shape = "(id int, name {text}, price {number})"
+    postgres.execute(
+        f"create table t {shape.format(text='text', number='numeric(10,2)')};"
+        "alter table t add primary key (id); alter table t replica identity full"
+    )
+    feeds.connect(shop=postgres.uri)
+    feeds.execute("CREATE CHANGEFEED seen FOR shop.public.t INTO 'null://'")
+    feeds.sync("seen")
+    with spark_engine.use(packs=("delta",)) as session:
+        spark_source.register(session)
+        delta = shape.format(text="string", number="decimal(10,2)")
+        origin, copies = tmp_path / "origin", {name: tmp_path / name for name in ("own", "ours")}
+        session.sql(
+            f"CREATE TABLE delta.`{origin}` {delta} USING delta "
+            "TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+        )
+        for copy in copies.values():
+            session.sql(f"CREATE TABLE delta.`{copy}` {delta} USING delta")
+        sources = {
+            "own": session.readStream.format("delta").option("readChangeFeed", "true"),
+            "ours": session.readStream.format("changefeed").option("reader", "r"),
+        }
+        sources["own"] = sources["own"].option("startingVersion", 0)
+        sources["ours"] = sources["ours"].option("state", str(feeds.state))
+        sources["ours"] = sources["ours"].option("table", "shop.public.t")
+        for edits in (EDITS[:2], EDITS[2:]):
+            for edit in edits:
+                session.sql(edit.format(t=f"delta.`{origin}`"))
+                postgres.execute(edit.format(t="t"))
+            feeds.sync("seen")
+            found = []
+            for name, copy in copies.items():
+                changes = sources[name].load(str(origin) if name == "own" else None)
+                writer = changes.writeStream.trigger(availableNow=True)
+                writer = writer.option("checkpointLocation", f"{copy}.checkpoint")
+                merge = partial(upsert, str(copy))
+                writer.foreachBatch(merge).start().awaitTermination()
+                rows = session.sql(f"SELECT * FROM delta.`{copy}` ORDER BY id").collect()
+                found.append([tuple(row) for row in rows])
+            assert found[0] == found[1] == [tuple(row) for row in source(postgres).values()]
+    assert [row[0] for row in found[1]] == [1, 2, 3, 4, 9]
