@@ -511,6 +511,7 @@ def test_what_a_round_commits_is_saved_before_the_round_ends(bench: Bench) -> No
     feed = bench.runner._feed
     bench.done(7)
     feed.save()
+    bench.clock.advance(LONG)
     bench.committed()
     feed.advance(feed.tables, Timestamp(20))
     bench.clock.advance(Timings().save)
