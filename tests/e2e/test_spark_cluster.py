@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,4 +107,5 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     assert_in_order(hook.messages(["t"]), keys=4000, last=3)
     events = service.execute("SHOW CHANGEFEED f")
     job = dict(zip(events.columns, next(iter(events.rows)), strict=True))["last_spark_job"]
-    assert "backlog of 12,000 rows as a Spark job of 2 lanes" in str(job)
+    # How many rows had been captured when the feed went on is not ours to say.
+    assert re.search(r"backlog of [\d,]+ rows as a Spark job of 2 lanes", str(job)), job
