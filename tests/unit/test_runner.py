@@ -395,7 +395,8 @@ def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
 def test_a_feed_that_ends_by_itself_leaves_no_staged_file(tmp_path: Path) -> None:
     bench = Bench(tmp_path, initial_scan="only")
     bench.done(29)
-    bench.scanning.steps = [False]
+    away = ChangefeedError(Code.SINK_UNREACHABLE, "the sink is away")
+    bench.scanning.steps = [away, False]  # it goes on after an error
     bench.runner.start()
     until(lambda: not bench.runner.is_alive())
     assert bench.job.status is Status.SUCCEEDED
