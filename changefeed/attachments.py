@@ -74,12 +74,13 @@ def begin_again(catalog: Catalog, source: Source) -> None:
 
 
 def remove_log(catalog: Catalog, name: str) -> None:
-    """Remove the change log of a source, and what the source keeps beside it.
+    """Remove the change log of a source, and what is kept beside it.
 
     Raises:
         OSError: it cannot be removed.
     """
     layout = StateLayout(Path(catalog.directory))
-    for folder in (layout.log(name), layout.spool(name), layout.beside_log(name)):
+    beside = layout.spool(name), layout.beside_log(name), layout.images(name)
+    for folder in (layout.log(name), *beside):
         if folder.exists():
             shutil.rmtree(folder)

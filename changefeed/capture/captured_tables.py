@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from changefeed.attachments import attachment, capture_tables
 from changefeed.capture.growing_log import GrowingLog
@@ -14,9 +16,12 @@ from changefeed.capture.table_identity import Known, LostTable, capturable
 from changefeed.catalog import Catalog, Gap
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import TableName
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
+from changefeed.images.states import StoreState, StoreStatus, store_status
+from changefeed.images.wanted import ImageDemand
 from changefeed.sources.base import Source, TableLocations
 
 
@@ -51,6 +56,8 @@ class CapturedTables:
         self._lost = LostTables(catalog, name)
         self._gaps = TableGaps(catalog, name, clock, timings)
         self._captured: Mapping[TableName, int] = {}
+        self._images = StateLayout(Path(catalog.directory)).images(name)
+        self._images_wanted = ImageDemand(catalog, name)
         #: For each table that the source cannot send: the error.
         self.problems: dict[TableName, ChangefeedError] = {}
 
@@ -107,7 +114,29 @@ class CapturedTables:
     def ready(self) -> frozenset[TableName]:
         """The tables that are captured, and those that cannot be (their readers get the error)."""
         captured = frozenset(self._catalog.captured(self._name))
-        return captured | self.problems.keys() | self._lost.names
+        awaited = {table for table, status in self._stores().items() if status.awaited}
+        return (captured - awaited) | self.problems.keys() | self._lost.names
+
+    @property
+    def filling(self) -> frozenset[TableName]:
+        """Tables whose row images a feed wants, and that are being made."""
+        return frozenset(table for table, status in self._stores().items() if status.comes)
+
+    def images_lost(self, tables: Collection[TableName]) -> str:
+        """Why some of these tables have no row images, or an empty text."""
+        stores = self._stores()
+        return next((stores[t].reason for t in tables if t in stores and stores[t].reason), "")
+
+    def _stores(self) -> dict[TableName, StoreStatus]:
+        wanted = self._images_wanted()
+        return {table: store_status(self._images, table) for table in wanted}
+
+    def logged(self, schema: TableSchema) -> TableSchema:
+        """The shape in which rows of a table go into the log from now on."""
+        wanted = schema.table in self._images_wanted()
+        if wanted and store_status(self._images, schema.table).state is StoreState.LIVE:
+            return replace(schema, before_image=BeforeImage.FULL)
+        return schema
 
     # -- how ----------------------------------------------------------------------------------
 

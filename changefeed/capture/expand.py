@@ -102,7 +102,8 @@ def _problems(
 ) -> dict[TableName, ChangefeedError]:
     """The first reason why a CREATE of this feed would refuse a table."""
     names = [place.schema.table for place in found]
-    checked = held.check_tables([Watch(n.name, n.schema, options.needs_before) for n in names])
+    diff = options.needs_logged_before
+    checked = held.check_tables([Watch(n.name, n.schema, diff) for n in names])
     problems: dict[TableName, ChangefeedError] = {}
     for place, errors in zip(found, checked, strict=True):
         errors = errors or check_table(place.schema, place.target, options)

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -41,6 +41,8 @@ from changefeed.core.loading import loading
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
+from changefeed.images.source_images import SourceImages
+from changefeed.images.wanted import ImageDemand
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
 from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
@@ -96,6 +98,10 @@ _FIELDS = tuple(field.name for field in fields(Notice))
 Tell = Callable[[Notice], None]
 
 
+class StreamRestart(Exception):
+    """The next stream goes on from the end of the log, in other shapes: nothing is wrong."""
+
+
 class Capture:
     """Moves flushes from a source's stream to the change log until told to stop."""
 
@@ -110,6 +116,7 @@ class Capture:
         settings: Callable[[], LogSettings] | None = None,
         announced: Callable[[Collection[int]], None] | None = None,
         renamed: Callable[[TableName, int], None] | None = None,
+        images: SourceImages | None = None,
         clock: Clock = SYSTEM_CLOCK,
         timings: Timings | None = None,
     ) -> None:
@@ -126,6 +133,7 @@ class Capture:
             announced: is called with schema versions once readers of the log can see their rows.
             renamed: is called with the name under which rows of a table come from now on and the
                 table's id, before readers of the log can see that.
+            images: the row images that complete what the source sends.
             clock: for pauses.
             timings: how often the upkeep of the log runs.
         """
@@ -133,6 +141,7 @@ class Capture:
         self._timings = timings or Timings()
         self._announced = announced
         self._renamed = renamed
+        self._images = images
         self._versions: set[int] = set()
         self._new_versions: set[int] = set()
         self._settings = settings
@@ -162,15 +171,19 @@ class Capture:
         """
         upkeep = threading.Thread(target=self._upkeep, name="log-upkeep", daemon=True)
         upkeep.start()
+        flushes = iter(self._stream)
         try:
-            for flush in self._stream:
+            for flush in flushes:
                 self._wait_for_room()
                 if self._stop.is_set():
                     break
-                self._append(flush)
+                self._append(flush if self._images is None else self._images.complete(flush))
         finally:
             self._stop.set()
             upkeep.join()
+            if isinstance(flushes, Generator):
+                # One that was left in the middle still reads the source, and the next one cannot.
+                flushes.close()
         if self._broken is not None:
             raise self._broken
 
@@ -216,6 +229,10 @@ class Capture:
                 Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
             )
         fault_point(Point.CAPTURE_AFTER_ACKNOWLEDGE)
+        if self._images is not None and flush.frontier is not None:
+            self._images.committed(flush.frontier)
+            if self._images.news:
+                raise StreamRestart
 
     def _announce(self, flush: Flush) -> None:
         """Report which schema versions are new in the log.
@@ -323,6 +340,8 @@ class CaptureLoop:
             try:
                 worker.run()
                 return
+            except StreamRestart:
+                continue
             except StreamFallback as error:
                 self._tell(Notice("warning", code=error.code.number, message=error.message))
                 # The rows of an incomplete transaction will be read again.
@@ -440,9 +459,22 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
         return _settings(catalog, source_name, disk)
 
     writer = LogWriter(layout.log(source_name), settings())
+    images = SourceImages(
+        layout.images(source_name),
+        layout.log(source_name),
+        source,
+        ImageDemand(catalog, source_name),
+        frontier=lambda: writer.frontier,
+        captured=lambda: catalog.captured(source_name),
+    )
+
+    def keep_from() -> Timestamp | None:
+        needed = catalog.oldest_needed(source_name), images.needed_from
+        return min((at for at in needed if at is not None), default=None)
 
     def worker() -> Capture:
         start = _start_frontier(writer, held, SYSTEM_CLOCK, known.frontier)
+        images.start(start)
         stream = held.stream(
             StreamRequest(
                 start=start,
@@ -451,6 +483,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
                 intern=catalog.intern_schema,
                 latest=catalog.announced_schema,
                 names=partial(catalog.names, source_name),
+                logged=images.shape,
                 spool=layout.spool(source_name),
                 folder=layout.beside_log(source_name),
             )
@@ -460,19 +493,36 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             stream,
             writer,
             tell,
-            keep_from=lambda: catalog.oldest_needed(source_name),
+            keep_from=keep_from,
             held_up=FeedBudgets(catalog, source_name, writer.above, layout.scratch).exceeded,
             settings=settings,
             announced=catalog.announce_schemas,
             renamed=catalog.note_name,
+            images=images,
         )
 
     try:
         life = CaptureLoop(worker, writer, tell)
         _listen_to_parent(life.hasten, life.stop)
+        tend = threading.Thread(target=_tend, args=(images, tell), name="row-images", daemon=True)
+        tend.start()
         life.run()
     finally:
+        images.stop()
         writer.close()
+
+
+def _tend(images: SourceImages, tell: Tell) -> None:
+    """Look after the row images until they are stopped."""
+    while not images.wait():
+        try:
+            images.look()
+        except ChangefeedError as error:
+            tell(Notice("warning", code=error.code.number, message=error.message))
+        except Exception as failure:
+            traceback.print_tb(failure.__traceback__)
+            what = f"row images: internal error: {type(failure).__name__} at {place_of(failure)}"
+            tell(Notice("warning", code=Code.INTERNAL_ERROR, message=what))
 
 
 def load_sources(state: str) -> None:

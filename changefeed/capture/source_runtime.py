@@ -23,7 +23,7 @@ from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
-from changefeed.core.schema import TableName
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
@@ -111,6 +111,10 @@ class SourceRuntime:
     def problems(self) -> Mapping[TableName, ChangefeedError]:
         """For each table that the source cannot send: the error."""
         return self._tables.problems
+
+    def logged(self, schema: TableSchema) -> TableSchema:
+        """The shape in which rows of a table go into the log from now on."""
+        return self._tables.logged(schema)
 
     @property
     def gaps(self) -> Mapping[TableName, Gap]:
@@ -282,8 +286,13 @@ class SourceRuntime:
             error = self._log.error
             if error is not None and error.action is not Action.RETRY:
                 raise error
+            if wanted & self._tables.filling:
+                # That takes as long as a scan.
+                deadline = self._clock.monotonic() + self._timings.begin
             if self._clock.monotonic() > deadline:
-                why = self._catalog.source_state(self.name).error
+                why = self._catalog.source_state(self.name).error or self._tables.images_lost(
+                    wanted
+                )
                 raise ChangefeedError(
                     Code.STREAM_BROKE,
                     f"capture from {self.name!r} did not begin",

@@ -203,6 +203,15 @@ class Code(StrEnum):
         "check the disk under the change log.",
     )
 
+    ROW_IMAGES_LOST = (
+        "CF3005",
+        _STOP,
+        Scope.TABLE,
+        "row images are lost",
+        "they are made again by themselves; ALTER CHANGEFEED .. RESCAN, for each feed that needs "
+        "the row before a change, then reads the table again.",
+    )
+
     # 40xx: Spark and encoding
     VALUE_NOT_ENCODABLE = "CF4001", _STOP, Scope.TABLE, "value cannot be encoded"
     SPARK_FAILED = "CF4002", _RETRY, Scope.FEED, "Spark failed"

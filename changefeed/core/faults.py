@@ -55,6 +55,11 @@ class Point(StrEnum):
     CAPTURE_BEFORE_ACKNOWLEDGE = "capture.before_acknowledge"
     CAPTURE_AFTER_ACKNOWLEDGE = "capture.after_acknowledge"
 
+    IMAGES_FILLED = "images.filled"
+    IMAGES_CHECKPOINT_WRITTEN = "images.checkpoint.written"
+    IMAGES_CHECKPOINT_SAVED = "images.checkpoint.saved"
+    IMAGES_MERGED = "images.merged"
+
     RUNNER_BEFORE_WRITE = "runner.before_write"
     RUNNER_AFTER_COMMIT = "runner.after_commit"
     RUNNER_AFTER_SAVE = "runner.after_save"
@@ -77,6 +82,8 @@ class Point(StrEnum):
 
 #: The fault points of the change log.
 LOG_POINTS: Final = tuple(point for point in Point if point.startswith("log."))
+#: The fault points of the row images.
+IMAGES_POINTS: Final = tuple(point for point in Point if point.startswith("images."))
 #: The fault points of a comparison of datasets.
 DATASET_POINTS: Final = tuple(point for point in Point if point.startswith("dataset."))
 

@@ -5,6 +5,7 @@ DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
 DIR/source/<source>/  what a source keeps beside its change log (a history of schemas)
+DIR/images/<source>/  row images of tables of a source (what a feed with row_images needs)
 DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
                       a feed stage in its folder feed-<id>
 DIR/node.log          what the node did
@@ -70,6 +71,10 @@ class StateLayout:
         """The folder for a source's own files, which exists as long as its change log."""
         return self.root / "source" / _safe(source)
 
+    def images(self, source: str) -> Path:
+        """The row images of the tables of one source."""
+        return self.root / "images" / _safe(source)
+
     @property
     def work(self) -> Path:
         """Temporary files of running feeds."""
@@ -84,7 +89,10 @@ class StateLayout:
             OSError: they cannot be made.
         """
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for folder in (*(self.root / name for name in ("log", "spool", "source")), self.work):
+        for folder in (
+            *(self.root / name for name in ("log", "spool", "source", "images")),
+            self.work,
+        ):
             folder.mkdir(exist_ok=True, mode=0o700)
             _close_to_others(folder, 0o700)
         for file in (self.node_log, self.spark_log, self.lock):

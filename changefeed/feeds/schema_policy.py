@@ -99,7 +99,8 @@ def check_images(schema: TableSchema, options: Options) -> None:
             f"{table} logs only its key now",
             hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "
             f"{table.schema}.{table.name} REPLICA IDENTITY FULL; MySQL: binlog_row_image = FULL), "
-            "then ALTER CHANGEFEED .. RESCAN the table.",
+            "then ALTER CHANGEFEED .. RESCAN the table. With row_images = 'store' RESCAN is "
+            "enough: the images are made again first.",
         ),
     )
 

@@ -33,13 +33,20 @@ from changefeed.options.table import (
     MIN_CHECKPOINT_FREQUENCY,
     NO_INITIAL_SCAN,
     RESOLVED,
+    ROW_IMAGES,
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,
     TOPIC_IN_VALUE,
     redact_option,
 )
 from changefeed.options.types import OptionType, ValueRule
-from changefeed.options.values import Feature, Guarantee, InitialScan, SchemaChangePolicy
+from changefeed.options.values import (
+    Feature,
+    Guarantee,
+    InitialScan,
+    RowImages,
+    SchemaChangePolicy,
+)
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -176,6 +183,16 @@ class Options(Mapping[str, Any]):
     def needs_before(self) -> bool:
         """Messages are made of the whole row before a change, too."""
         return bool(self[DIFF]) or self[ENVELOPE] is Envelope.CHANGED
+
+    @property
+    def stores_images(self) -> bool:
+        """Row images of its tables are kept beside the change log."""
+        return self[ROW_IMAGES] is RowImages.STORE
+
+    @property
+    def needs_logged_before(self) -> bool:
+        """As :attr:`needs_before`, and nothing but the source's log has those rows."""
+        return self.needs_before and not self.stores_images
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ from changefeed.options.table import (
     MVCC_TIMESTAMP,
     NO_INITIAL_SCAN,
     RESOLVED,
+    ROW_IMAGES,
+    ROW_IMAGES_MAX_DISK,
     SCHEMAS_ENABLE,
     TOPIC_IN_VALUE,
     TRANSACTION_METADATA,
@@ -36,7 +38,7 @@ from changefeed.options.table import (
     UPDATED,
 )
 from changefeed.options.types import Choice, Flag
-from changefeed.options.values import Guarantee, InitialScan
+from changefeed.options.values import Guarantee, InitialScan, RowImages
 
 
 class GivenOptions(Protocol):
@@ -239,6 +241,19 @@ EXCLUDES(
     Term(ENVELOPE, (_D,)),
     message="{first} is incompatible with {second}",
     because="Debezium's messages have all columns, and a placeholder of their own",
+)
+_STORED = Term(ROW_IMAGES, (RowImages.STORE,))
+for _no_scan in (InitialScan.NO, InitialScan.ONLY):
+    EXCLUDES(
+        _STORED,
+        Term(INITIAL_SCAN, (_no_scan,)),
+        because="the copy begins with a scan of the table, and is for the changes after it",
+    )
+ONLY_WITH(
+    ROW_IMAGES_MAX_DISK,
+    ROW_IMAGES,
+    RowImages.STORE,
+    because="nothing else keeps row images",
 )
 _NO_SCHEMA = "the other formats have no schema"
 for _schemas in (CONFLUENT_SCHEMA_REGISTRY, AVRO_SCHEMA_PREFIX):

@@ -34,6 +34,7 @@ from changefeed.options.values import (
     InitialScan,
     OnDrop,
     OnError,
+    RowImages,
     SchemaChangeEvents,
     SchemaChangePolicy,
 )
@@ -194,6 +195,27 @@ UNSENT_VALUES = option(
     "stops the table.",
     example="unsent_values = 'omit'",
     shown="mark",
+)
+ROW_IMAGES = option(
+    "row_images",
+    Choice(RowImages),
+    RowImages.LOG,
+    group="Message",
+    summary="Where the row before a change comes from, and a large value that an update did not "
+    "touch: with log from the source's log, with store from a copy of each table's rows that is "
+    "kept beside the change log.",
+    example="row_images = 'store'",
+    shown="log",
+)
+ROW_IMAGES_MAX_DISK = option(
+    "row_images_max_disk",
+    ByteSize(),
+    cast("int | None", None),
+    group="Message",
+    summary="The most that the row images of one table may take on disk. A table that needs more "
+    "has none, and stops.",
+    example="row_images_max_disk = '20GiB', row_images = 'store'",
+    shown="the node's disk",
 )
 ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
     "encode_json_value_null_as_object",

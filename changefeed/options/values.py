@@ -93,3 +93,10 @@ class Compression(StrEnum):
     ZSTD = "zstd"
     SNAPPY = "snappy"
     LZ4 = "lz4"
+
+
+class RowImages(StrEnum):
+    """Where a feed takes the row before a change from, and what the source did not send."""
+
+    LOG = "log"
+    STORE = "store"

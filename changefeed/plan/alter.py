@@ -292,7 +292,7 @@ class _Alteration:
                 action.options[0].span,
             )
             return
-        found, problems = find_tables(action.targets, self.source, diff=options.needs_before)
+        found, problems = find_tables(action.targets, self.source, diff=options.needs_logged_before)
         self.problems += problems
         self.problems += check_messages(found, options[INITIAL_SCAN])
         fresh: list[ResolvedTarget] = []
@@ -317,7 +317,7 @@ class _Alteration:
                 )
             else:
                 fresh.append(place)
-        self._check_source(fresh, diff=options.needs_before)
+        self._check_source(fresh, diff=options.needs_logged_before)
         if self.problems:
             return
         start: Position | None = None

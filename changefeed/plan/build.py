@@ -224,7 +224,7 @@ class Planner:
         self, source: Source, held: Attachment, options: Options | None, sink: ResolvedSink | None
     ) -> list[ResolvedTarget]:
         """The tables, after every check the source makes of itself and of them."""
-        diff = bool(options and options.needs_before)
+        diff = bool(options and options.needs_logged_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
         self.problems += held.check(watches_of(found, diff=diff))

@@ -95,6 +95,7 @@ class TableStage:
         bytes_estimate: size at the source.
         target: canonical text of the target it came by.
         query: the CDC query over it.
+        stored: row images of it are kept beside the change log.
     """
 
     schema: TableSchema
@@ -103,6 +104,7 @@ class TableStage:
     bytes_estimate: int = 0
     target: str = ""
     query: CompiledQuery | None = None
+    stored: bool = False
     name: str = "table"
 
     @property
@@ -118,7 +120,8 @@ class TableStage:
         key = names_text(c.name for c in schema.key_columns)
         key = "no key: all columns serve as the key" if schema.keyless else f"key ({key})"
         size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
-        yield f"{self.shown}: {key}, {schema.before_image.words}, {size}"
+        images = "row images in a store" if self.stored else schema.before_image.words
+        yield f"{self.shown}: {key}, {images}, {size}"
         if progress.joined:
             yield f"{self.shown}: by {self.target}"
 

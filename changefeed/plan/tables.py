@@ -9,7 +9,7 @@ from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.options import (
     HEADERS_JSON_COLUMN_NAME,
     KEY_COLUMN,
@@ -117,6 +117,7 @@ def table_stages(
                 bytes_estimate=info.bytes if info else 0,
                 target=target_text(target),
                 query=place.query,
+                stored=options.stores_images and place.schema.before_image is BeforeImage.KEY,
             )
         )
     return stages

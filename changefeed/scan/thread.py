@@ -165,7 +165,8 @@ class SnapshotScan(threading.Thread):
                     table.name.schema, table.name.name
                 )
                 self._host.recognise(shape)
-                table.schema = self._host.intern_schema(shape)
+                logged = self._host.source_runtime.logged(shape)
+                table.schema = self._host.intern_schema(logged)
                 found.append(table)
             except ChangefeedError as error:
                 if error.code is Code.SOURCE_UNREACHABLE:

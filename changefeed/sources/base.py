@@ -134,6 +134,11 @@ class TableLocations:
     unsafe: frozenset[int] = frozenset()
 
 
+def _as_sent(schema: TableSchema) -> TableSchema:
+    """The shape that the source has for its rows."""
+    return schema
+
+
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
     """What a stream is given.
@@ -150,6 +155,9 @@ class StreamRequest:
         latest: the last shape of a table that all its feeds know; None when it was never seen.
         names: the names by which readers of the log may know a table, by its id: where rows come
             under another name, each of these is told of it.
+        logged: the shape in which rows of a table go into the change log, given the one that the
+            source has for them. It may promise whole old rows where the source sends only their
+            key: whoever made the request fills them in. The same for the life of the stream.
         spool: a folder for large transactions; what an earlier process left there is rubbish.
         folder: a folder that lives as long as the change log, for what must outlive a restart
             (a history of schemas). Its writes must be durable before the flush that needs them.
@@ -163,6 +171,7 @@ class StreamRequest:
     names: Callable[[int], Collection[TableName]]
     spool: Path
     folder: Path
+    logged: Callable[[TableSchema], TableSchema] = _as_sent
 
 
 @dataclass(frozen=True, slots=True)

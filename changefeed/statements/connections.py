@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from changefeed.attachments import remove_log
 from changefeed.catalog import external_name
 from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.state import StateLayout
+from changefeed.images.states import StoreState, store_status
+from changefeed.images.wanted import ImageDemand
 from changefeed.options import Options, to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
+from changefeed.sources.base import TableInfo
 from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import brief
@@ -107,11 +113,13 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     name = _source_name(statement, context)
     watched = context.catalog.watched(name)
     infos = context.source(name).tables()
+    stored = ImageDemand(context.catalog, name)()
+    stores = StateLayout(Path(context.catalog.directory)).images(name)
     rows = [
         (
             f"{info.name.schema}.{info.name.name}",
             Names(info.key),
-            info.identity,
+            _before(info, stores) if info.name in stored else info.identity,
             Estimate(info.rows_estimate),
             Size(info.bytes),
             info.kind,
@@ -121,6 +129,19 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     ]
     columns = ("table", "key", "replica_identity", "rows", "size", "kind", "watched_by")
     return Result(columns=columns, rows=list(rows), brief=brief.source_tables(infos, watched))
+
+
+def _before(info: TableInfo, stores: Path) -> str:
+    """What old rows carry in the log of a table that a feed wants row images of."""
+    match store_status(stores, info.name).state:
+        case StoreState.NOT_NEEDED:
+            return info.identity
+        case StoreState.LIVE:
+            return f"{info.identity}, row images"
+        case StoreState.BROKEN:
+            return f"{info.identity}, row images lost"
+        case _:
+            return f"{info.identity}, row images to come"
 
 
 def _source_name(statement: nodes.ShowTables, context: Context) -> str:

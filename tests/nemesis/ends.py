@@ -87,7 +87,9 @@ class Files(End):
     """Messages in files."""
 
     name = "files"
-    tables = ("orders", "plain", "lines", "parts", "shapes", "bulk", ODD.name, "extra")
+    tables: tuple[str, ...] = (
+        *("orders", "plain", "lines", "parts", "shapes", "bulk", ODD.name, "extra"),
+    )
     options = "updated, resolved = '200ms'"
 
     def __init__(self, ledger: Ledger, folder: Path, engine: str = "auto") -> None:
@@ -102,6 +104,18 @@ class Files(End):
     def judge(self) -> list[str]:
         messages = read_files(self._folder, self.topics())
         return judge_feed(self.ledger, messages, self.tables, diff=False, gaps=self.gaps)
+
+
+class ImageFiles(Files):
+    """Messages with before images of a table that logs little: its row images have the rest."""
+
+    name = "images"
+    tables = ("plain",)
+    options = "updated, diff, row_images = 'store', resolved = '200ms'"
+
+    def judge(self) -> list[str]:
+        messages = read_files(self._folder, self.topics())
+        return judge_feed(self.ledger, messages, self.tables, diff=True, whole=True)
 
 
 class Bus(End):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from changefeed.core.clock import Timestamp
 from sinks.testing.messages import Message
@@ -265,16 +265,23 @@ def judge_feed(
     diff: bool,
     partitions: int = 1,
     gaps: Iterable[str] = (),
+    whole: bool = False,
 ) -> list[str]:
-    """What is wrong with a feed, table by table; nothing when it kept its promises."""
+    """What is wrong with a feed, table by table; nothing when it kept its promises.
+
+    ``whole``: also values that the source does not send are in every message.
+    """
     try:
         validate(messages, OrderValidator(), ResolvedValidator())
         failures = []
     except AssertionError as error:
         failures = [str(error)]
     for name in tables:
-        judge = Judge(ledger, ledger.tables[name], diff=diff, gaps=name in set(gaps))
-        topic = ledger.tables[name].topic
+        table = ledger.tables[name]
+        if whole:
+            table = replace(table, looked_up=())
+        judge = Judge(ledger, table, diff=diff, gaps=name in set(gaps))
+        topic = table.topic
         judge.judge([m for m in messages if m.topic == topic], partitions)
         failures += judge.failures
     return failures

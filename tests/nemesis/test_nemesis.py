@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.waiting import PATIENCE
 from tests.nemesis.copies import DeltaCopy, DuckDBCopy, IcebergCopy, IndexCopy, PostgreSQLCopy
-from tests.nemesis.ends import Bus, Files
+from tests.nemesis.ends import Bus, Files, ImageFiles
 from tests.nemesis.postgres_origin import PostgresOrigin
 from tests.nemesis.readers import QueryCopy, ReaderCopy
 from tests.nemesis.run import LOSSES, SECONDS, Run
@@ -39,6 +39,7 @@ def test_feeds_keep_their_promises_whatever_happens(
     run.create_feeds(
         [
             Files(run.ledger, tmp_path / "out"),
+            ImageFiles(run.ledger, tmp_path / "images"),
             Bus(run.ledger, own_kafka),
             PostgreSQLCopy(run.ledger, source(run)),
             DuckDBCopy(run.ledger, tmp_path / "target.duckdb"),

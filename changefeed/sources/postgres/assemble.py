@@ -34,7 +34,7 @@ from changefeed.core.events import (
     SchemaChange,
     Truncate,
 )
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
@@ -399,7 +399,8 @@ class Assembler:
         """Look up values that were not sent; the ``missing`` column for those not found."""
         if not rows.unchanged:
             return pa.nulls(len(rows), pa.string())
-        if self._lookup is None or schema.keyless:
+        # Where whole old rows are promised, only those are left open that a store of images fills.
+        if self._lookup is None or schema.keyless or schema.before_image is BeforeImage.FULL:
             left = rows.unchanged
         else:
             if self._visibility is not None:

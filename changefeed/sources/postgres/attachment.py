@@ -277,6 +277,7 @@ class PostgresAttachment(Attachment):
             spool_dir=request.spool,
             latest=request.latest,
             names=request.names,
+            logged=request.logged,
             lookup=Lookup(address.reader).fetch,
             unseen=source.unseen,
             primary=address.primary if address.apart else None,

@@ -84,6 +84,7 @@ class Relations:
         catalog_lag: float = 1.0,
         look_again: float = 0.2,
         clock: Clock = SYSTEM_CLOCK,
+        logged: Intern | None = None,
     ) -> None:
         """
         Args:
@@ -97,7 +98,9 @@ class Relations:
             look_again: seconds between two looks at a table whose newest shape the catalog does
                 not show yet.
             clock: for both.
+            logged: the shape in which rows go into the log, given the one that they are sent in.
         """
+        self._logged = logged or _as_sent
         self._clock = clock
         self._source = source
         self._describe = describe
@@ -218,7 +221,7 @@ class Relations:
         """
         different, agreed = {}, {}
         for oid, details in found.items():
-            made = schema_of(details, self._source)
+            made = self._logged(schema_of(details, self._source))
             if self._agreed.get(oid) != made.fingerprint():
                 old = self._last(oid, made.table)
                 if old is None or not old.version or old.table != made.table:
@@ -263,13 +266,13 @@ class Relations:
             # Renamed, maybe while nobody read.
             known += self._under_other_names(message, details, {now, *(k.table for k in known)})
         if known and known[0].table != now:
-            made = build_schema(self._source, message, details, known[0])
+            made = self._logged(build_schema(self._source, message, details, known[0]))
             new = self._intern(made)
             self._schemas[message.oid] = new
             rewritten = was_rewritten(known[0], new, details)
             return ShapeChange(known[0], new, rewritten, tuple(known[1:]))
         old = self._known(message)
-        made = build_schema(self._source, message, details, old)
+        made = self._logged(build_schema(self._source, message, details, old))
         if old is not None and old.version and old.fingerprint() == made.fingerprint():
             self._schemas[message.oid] = old
             return None
@@ -294,6 +297,10 @@ class Relations:
                 shape = self._intern(replace(made, table=name))
             found.append(shape)
         return found
+
+
+def _as_sent(schema: TableSchema) -> TableSchema:
+    return schema
 
 
 def _no_details(message: RelationMessage) -> TableDetails:

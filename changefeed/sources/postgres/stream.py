@@ -103,6 +103,7 @@ class ReplicationStream:
         intern: gives a schema its version.
         source: the name that table names begin with.
         spool_dir: folder of our own for large transactions; emptied at the start.
+        logged: the shape in which rows of a table go into the log.
         latest: the last shape that all feeds of a table know, to see what changed since.
         names: the names by which feeds may know a table, by its oid.
         lookup: present values by key, for large values that the server did not send.
@@ -136,6 +137,7 @@ class ReplicationStream:
         spool_dir: Path,
         latest: Latest | None = None,
         names: Names = lambda oid: (),
+        logged: Intern | None = None,
         lookup: LookupCall | None = None,
         unseen: Unseen | None = None,
         primary: str | None = None,
@@ -170,6 +172,7 @@ class ReplicationStream:
             self._visibility,
             look_again=look_again,
             clock=clock,
+            logged=logged,
         )
         self._spool_dir = spool_dir
         self._lookup = lookup

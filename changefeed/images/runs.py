@@ -1,0 +1,357 @@
+"""Runs: immutable files of images, sorted by the hash of their key.
+
+A run is one Arrow file, uncompressed and read through a memory map, in batches of a few dozen
+megabytes: ``hash``, ``key`` (packed), ``record`` (packed; null: the key is gone). Each batch is
+held against its checksum when it is first touched. Nothing here is changed after it was written.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.images.packing import Hashes, RecordLayout, hashes_of
+from changefeed.images.states import damaged_images
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("hash", pa.uint64(), nullable=False),
+        pa.field("key", pa.large_binary(), nullable=False),
+        pa.field("record", pa.large_binary()),
+    ]
+)
+#: A batch of a run has about this many bytes.
+BATCH_BYTES = 16 << 20
+
+#: Whether work that may take long is to end early.
+Stopping = Callable[[], bool]
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBatch:
+    """Distinct keys that are looked for: packed, and their hashes."""
+
+    packed: pa.LargeBinaryArray
+    hashes: Hashes
+
+    @classmethod
+    def of(cls, packed: pa.LargeBinaryArray) -> KeyBatch:
+        """The keys with their hashes."""
+        return cls(packed, hashes_of(packed))
+
+    def take(self, at: Places) -> KeyBatch:
+        """Some of them."""
+        return KeyBatch(self.packed.take(pa.array(at)), self.hashes[at])
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHits:
+    """What a layer knows of keys that were asked for.
+
+    Attributes:
+        at: places of the keys that it knows, among those asked for.
+        records: their records in the layer's layout, null where the key is gone.
+    """
+
+    at: Places
+    records: pa.LargeBinaryArray
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchMark:
+    rows: int
+    first: int
+    last: int
+    crc: int
+
+
+class ImageRun:
+    """A run that was written. Thread-safe."""
+
+    def __init__(
+        self, path: Path, layout: RecordLayout, pieces: Sequence[_BatchMark], size: int, rows: int
+    ) -> None:
+        self.path = path
+        self.layout = layout
+        self.bytes = size
+        self.rows = rows
+        self._pieces = list(pieces)
+        self._firsts = np.array([piece.first for piece in pieces], np.uint64)
+        self._lasts = np.array([piece.last for piece in pieces], np.uint64)
+        self._checked: set[int] = set()
+        self._reader: pa.ipc.RecordBatchFileReader | None = None
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What a manifest keeps of it."""
+        pieces = [[p.rows, p.first, p.last, p.crc] for p in self._pieces]
+        layout = [list(pair) for pair in zip(self.layout.refs, self.layout.types, strict=True)]
+        return {"file": self.path.name, "bytes": self.bytes, "pieces": pieces, "layout": layout}
+
+    @classmethod
+    def from_memo(cls, folder: Path, memo: dict[str, Any]) -> ImageRun:
+        """The inverse of :attr:`memo`.
+
+        Raises:
+            ChangefeedError: CF3005 the file is gone, or is not as long as it was.
+        """
+        path = folder / str(memo["file"])
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise damaged_images(path.name, "the file is gone") from None
+        if size != memo["bytes"]:
+            raise damaged_images(path.name, "the file is not as long as it was")
+        pieces = [_BatchMark(*piece) for piece in memo["pieces"]]
+        refs, types = zip(*memo["layout"], strict=True)
+        return cls(path, RecordLayout(refs, types), pieces, size, sum(p.rows for p in pieces))
+
+    def find(self, keys: KeyBatch) -> LayerHits:
+        """What it knows of ``keys``."""
+        order = np.argsort(keys.hashes)
+        hashes = keys.hashes[order]
+        hits, records = [], []
+        starts = np.searchsorted(hashes, self._firsts, "left")
+        ends = np.searchsorted(hashes, self._lasts, "right")
+        for number in np.flatnonzero(ends > starts).tolist():
+            batch = self._batch(number)
+            asked = order[starts[number] : ends[number]]
+            places, at = _match(batch, keys, asked)
+            if len(at):
+                hits.append(asked[at])
+                records.append(batch["record"].take(pa.array(places)))
+        if not hits:
+            return LayerHits(np.empty(0, np.int64), pa.nulls(0, pa.large_binary()))
+        return LayerHits(np.concatenate(hits), pa.concat_arrays(records))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All of it, in order of the hash."""
+        for number in range(len(self._pieces)):
+            yield self._batch(number)
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        if self._reader is None:
+            try:
+                self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
+            except (OSError, pa.ArrowInvalid):
+                raise damaged_images(self.path.name, "it cannot be read") from None
+        try:
+            batch = self._reader.get_batch(number)
+        except (OSError, pa.ArrowInvalid):
+            raise damaged_images(self.path.name, "it cannot be read") from None
+        if number not in self._checked:
+            if _checksum(batch) != self._pieces[number].crc:
+                raise damaged_images(self.path.name, "a checksum does not fit")
+            self._checked.add(number)
+        return batch
+
+
+def _match(batch: pa.RecordBatch, keys: KeyBatch, asked: Places) -> tuple[Places, Places]:
+    """Places in the batch and, for each, which of ``asked`` (in order of the hash) lies there."""
+    theirs = batch["hash"].to_numpy()
+    hashes = keys.hashes[asked]
+    left = np.searchsorted(theirs, hashes, "left")
+    inside = left < len(theirs)
+    at = np.flatnonzero(inside)
+    at = at[theirs[left[at]] == hashes[at]]
+    places, hits = [], []
+    place = left[at]
+    while len(at):
+        # Nearly always one step: only another key of the same hash asks for the next place.
+        same = np.asarray(
+            pc.equal(batch["key"].take(pa.array(place)), keys.packed.take(pa.array(asked[at])))
+        ).astype(np.bool_)
+        places.append(place[same])
+        hits.append(at[same])
+        at, place = at[~same], place[~same] + 1
+        inside = place < len(theirs)
+        at, place = at[inside], place[inside]
+        alike = theirs[place] == hashes[at]
+        at, place = at[alike], place[alike]
+    if not places:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return np.concatenate(places), np.concatenate(hits)
+
+
+class RunWriter:
+    """Writes a run; what is added comes in order of the hash, each key once."""
+
+    def __init__(self, path: Path, layout: RecordLayout) -> None:
+        self._path = path
+        self._layout = layout
+        self._pieces: list[_BatchMark] = []
+        self._file = os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb")
+        self._writer = pa.ipc.new_file(self._file, _SCHEMA)
+
+    def add(self, hashes: Hashes, keys: pa.LargeBinaryArray, records: pa.LargeBinaryArray) -> None:
+        """The next rows."""
+        if not len(hashes):
+            return
+        batch = pa.record_batch([pa.array(hashes), keys, records], schema=_SCHEMA)
+        per_row = max(1, batch.nbytes // len(hashes))
+        step = max(1, BATCH_BYTES // per_row)
+        for start in range(0, len(hashes), step):
+            part = batch.slice(start, step)
+            ordered = part["hash"].to_numpy()
+            self._writer.write_batch(part)
+            self._pieces.append(
+                _BatchMark(len(ordered), int(ordered[0]), int(ordered[-1]), _checksum(part))
+            )
+
+    def close(self) -> ImageRun:
+        """The run, durable."""
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        size = self._file.tell()
+        self._file.close()
+        rows = sum(piece.rows for piece in self._pieces)
+        return ImageRun(self._path, self._layout, self._pieces, size, rows)
+
+    def abandon(self) -> None:
+        """Leave no file behind."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def write_run(
+    path: Path, layout: RecordLayout, keys: KeyBatch, records: pa.LargeBinaryArray
+) -> ImageRun:
+    """A run of distinct keys in any order."""
+    writer = RunWriter(path, layout)
+    try:
+        order = np.argsort(keys.hashes, kind="stable")
+        at = pa.array(order)
+        writer.add(keys.hashes[order], keys.packed.take(at), records.take(at))
+        return writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def merge_runs(
+    path: Path, layout: RecordLayout, runs: Sequence[ImageRun], *, last: bool, stopping: Stopping
+) -> ImageRun | None:
+    """Several runs (oldest first) as one of this layout; None when told to stop.
+
+    ``last``: nothing older lies below them, so that keys that are gone need not be kept.
+    """
+    writer = RunWriter(path, layout)
+    try:
+        for hashes, keys, records in _merged(runs, layout):
+            if stopping():
+                writer.abandon()
+                return None
+            if last:
+                there = records.is_valid()
+                if records.null_count:
+                    hashes = hashes[np.asarray(there).astype(np.bool_)]
+                    keys, records = keys.filter(there), records.filter(there)
+            writer.add(hashes, keys, records)
+        return writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+class _Cursor:
+    """A run that is read from its begin to its end."""
+
+    def __init__(self, run: ImageRun, layout: RecordLayout) -> None:
+        self._batches = run.batches()
+        self._theirs, self._ours = run.layout, layout
+        self.batch: pa.RecordBatch | None = None
+        self.place = 0
+        self.hashes: Hashes = np.empty(0, np.uint64)
+        self.forward()
+
+    def forward(self) -> None:
+        """To the next batch, when this one is used up."""
+        while self.batch is None or self.place >= len(self.hashes):
+            self.batch = next(self._batches, None)
+            if self.batch is None:
+                return
+            self.hashes = self.batch["hash"].to_numpy()
+            self.place = 0
+
+    def upto(self, bound: int) -> pa.RecordBatch:
+        """The rows of the present batch whose hash is at most ``bound``."""
+        if self.batch is None:
+            raise AssertionError("the cursor is at its end")
+        end = int(np.searchsorted(self.hashes, np.uint64(bound), "right"))
+        part = self.batch.slice(self.place, end - self.place)
+        self.place = end
+        if self._theirs == self._ours:
+            return part
+        records = self._theirs.convert(part["record"], self._ours)
+        return pa.record_batch([part["hash"], part["key"], records], schema=_SCHEMA)
+
+
+def _merged(
+    runs: Sequence[ImageRun], layout: RecordLayout
+) -> Iterator[tuple[Hashes, pa.LargeBinaryArray, pa.LargeBinaryArray]]:
+    """Stretches of all runs in order of the hash; of one key the newest record."""
+    cursors = [_Cursor(run, layout) for run in runs]
+    while True:
+        live = [c for c in cursors if c.batch is not None]
+        if not live:
+            return
+        # Up to there every run has been seen. Of one hash all rows are in one stretch.
+        bound = min(int(c.hashes[-1]) for c in live)
+        parts: list[pa.RecordBatch] = []
+        for cursor in live:  # oldest first
+            while cursor.batch is not None and int(cursor.hashes[cursor.place]) <= bound:
+                parts.append(cursor.upto(bound))
+                cursor.forward()
+        hashes = np.concatenate([part["hash"].to_numpy() for part in parts])
+        keys = pa.concat_arrays([part["key"] for part in parts])
+        records = pa.concat_arrays([part["record"] for part in parts])
+        order = np.argsort(hashes, kind="stable")  # within a hash, the newest comes last
+        hashes = hashes[order]
+        twice = np.flatnonzero(hashes[1:] == hashes[:-1])
+        if len(twice):
+            order, hashes = _newest(order, hashes, keys)
+        at = pa.array(order)
+        yield hashes, keys.take(at), records.take(at)
+
+
+def _newest(order: Places, hashes: Hashes, keys: pa.LargeBinaryArray) -> tuple[Places, Hashes]:
+    """Of each key the last one alone."""
+    codes = keys.take(pa.array(order)).dictionary_encode().indices.to_numpy()
+    final = np.empty(int(codes.max()) + 1, np.int64)
+    final[codes] = np.arange(len(codes))
+    kept = np.sort(final)
+    return order[kept], hashes[kept]
+
+
+def _checksum(batch: pa.RecordBatch) -> int:
+    """Of the values of a batch, wherever they lie in memory."""
+    crc = zlib.crc32(_bytes(batch["hash"].to_numpy()))
+    for name in ("key", "record"):
+        column = batch[name]
+        count = len(column)
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + count + 1]
+        crc = zlib.crc32(_bytes(np.diff(ends)), crc)
+        if column.null_count:
+            crc = zlib.crc32(_bytes(np.packbits(np.asarray(column.is_null()).astype(bool))), crc)
+        if data is not None:
+            crc = zlib.crc32(memoryview(data)[int(ends[0]) : int(ends[-1])], crc)
+    return crc
+
+
+def _bytes(values: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(values).data.cast("B")

@@ -1,0 +1,459 @@
+"""The stores of one source: made, completed with, merged, given up. In its capture process.
+
+    wanted by a feed -> filled (a thread scans the table) -> live (from a start of the stream on)
+
+The thread that captures calls all but :meth:`SourceImages.look`, which another thread runs. A
+stream begins with the stores as they are at the end of the change log: those that are live by then
+promise whole old rows, and no shape changes its promise while the stream runs. So the thread that
+has filled a store asks for another stream (:attr:`SourceImages.news`).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from changefeed.core.clock import Clock, SystemClock, Timestamp
+from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.events import (
+    ChangeBatch,
+    Event,
+    Flush,
+    Frontier,
+    Position,
+    SchemaChange,
+    Truncate,
+)
+from changefeed.core.faults import Point, fault_point
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.images.complete import complete, follow
+from changefeed.images.runs import KeyBatch
+from changefeed.images.states import (
+    FORMAT,
+    StoreState,
+    Wanted,
+    WantedImages,
+    give_up,
+    store_folder,
+    store_status,
+    write_manifest,
+)
+from changefeed.images.store import (
+    ImageStore,
+    StoreSizes,
+    key_layout,
+    layout_of,
+    pack_keys,
+)
+from changefeed.log import LogPiece, LogReader
+from changefeed.sources.base import Source, StreamFallback
+
+_logger = logging.getLogger(__name__)
+
+#: Rows and bytes of the log that are read at once.
+_SLICE_ROWS, _SLICE_BYTES = 100_000, 32 << 20
+#: A store that could not be filled, or was given up, is tried again after so many seconds.
+TRY_AGAIN_SECONDS = 10.0
+#: Between two looks after the stores. What is wanted is known from the state, which is read only
+#: where it has changed.
+LOOK_SECONDS = 0.5
+
+
+class SourceImages:
+    """The stores of one source."""
+
+    def __init__(
+        self,
+        root: Path,
+        log: Path,
+        source: Source,
+        wanted: Callable[[], Wanted],
+        *,
+        frontier: Callable[[], Frontier | None],
+        captured: Callable[[], Mapping[TableName, Timestamp]],
+        sizes: StoreSizes | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """
+        Args:
+            root: the folder of the source's stores.
+            log: the folder of its change log.
+            wanted: the tables that feeds want images of now.
+            frontier: the end of the change log.
+            captured: the tables whose changes all reach the log, and from when on.
+        """
+        self._root = root
+        self._log = log
+        self._source = source
+        self._wanted = wanted
+        self._frontier = frontier
+        self._captured = captured
+        self._sizes = sizes or StoreSizes()
+        self._clock = clock or SystemClock()
+        self._stores: dict[TableName, ImageStore] = {}
+        #: The transaction of which parts came.
+        self._in_part: Timestamp | None = None
+        self._stopping = threading.Event()
+        #: Held while runs are merged; who wants it first says so.
+        self._merging = threading.Lock()
+        self._hurry = False
+        self._filling_from: Timestamp | None = None
+        self._try_again: dict[TableName, float] = {}
+        #: Tables whose store grew beyond its limit, and that limit.
+        self._too_large: dict[TableName, int] = {}
+        #: What was wanted when that was asked last.
+        self._wishes: Wanted = {}
+        #: Another stream is to begin: a store was filled, or is wanted no more.
+        self.news = False
+
+    # -- the thread that captures ---------------------------------------------------------------
+
+    def start(self, frontier: Frontier) -> None:
+        """A stream is to begin at the end of the log: bring the stores there."""
+        self._hurry = True
+        with self._merging:
+            self._hurry = False
+            self._stores, self._in_part, self.news = {}, None, False
+            self._wishes = self._wanted()
+            with LogReader(self._log) as log:
+                for table in self._wishes:
+                    store = self._opened(table, log, frontier.at)
+                    if store is not None:
+                        self._stores[table] = store
+
+    def _opened(self, table: TableName, log: LogReader, upto: Timestamp) -> ImageStore | None:
+        """A store at the end of the log; None where there is none that is any use."""
+        folder = store_folder(self._root, table)
+        state = store_status(self._root, table).state
+        if state not in (StoreState.FILLED, StoreState.LIVE):
+            return None
+        try:
+            store = ImageStore.open(folder, self._sizes)
+            catch_up(store, log, upto)
+            store.state = StoreState.LIVE
+            store.checkpoint()
+            return store
+        except (ChangefeedError, OSError) as error:
+            self._lost(table, error)
+            return None
+
+    def shape(self, schema: TableSchema) -> TableSchema:
+        """The shape in which rows of a table go into the log."""
+        store = self._stores.get(schema.table)
+        if store is None or not _fits(store, schema):
+            return schema
+        return replace(schema, before_image=BeforeImage.FULL)
+
+    def complete(self, flush: Flush) -> Flush:
+        """The same changes with whole rows, where there is a store.
+
+        Raises:
+            StreamFallback: a store is no use any more. It was given up; another stream, from the
+                end of the log on, promises less.
+        """
+        if not self._stores:
+            return flush
+        events: list[Event] = []
+        for event in flush.events:
+            table = event.old.table if isinstance(event, SchemaChange) else event.schema.table
+            store = self._stores.get(table)
+            if store is None:
+                events.append(event)
+                continue
+            try:
+                events.append(self._completed(store, event, part=flush.frontier is None))
+            except (ChangefeedError, OSError, pa.ArrowException, ValueError) as error:
+                raise self._fallback(table, error) from error
+        return replace(flush, events=tuple(events))
+
+    def _completed(self, store: ImageStore, event: Event, *, part: bool) -> Event:
+        if part:
+            store.begin_part()
+        if isinstance(event, Truncate):
+            store.truncate()
+            return event
+        if isinstance(event, SchemaChange):
+            _change_shape(store, event)
+            return event
+        if event.schema.before_image is not BeforeImage.FULL or not _fits(store, event.schema):
+            raise _other_shape(event.schema)
+        if layout_of(event.schema) != layout_of(store.schema):
+            store.adopt(event.schema)
+        if part:
+            rows = event.rows
+            self._in_part = Timestamp(rows["wall"][-1].as_py(), rows["logical"][-1].as_py())
+        in_part = self._in_part if store.in_parts else None
+        return ChangeBatch(event.schema, complete(store, event.schema, event.rows, in_part=in_part))
+
+    def committed(self, frontier: Frontier) -> None:
+        """The log has everything up to there durably.
+
+        Raises:
+            StreamFallback: as :meth:`complete`.
+        """
+        self._in_part = None
+        for table, store in self._stores.items():
+            store.end_parts()
+            try:
+                store.committed(frontier.at)
+                self._check_size(table, store)
+            except (ChangefeedError, OSError) as error:
+                raise self._fallback(table, error) from error
+
+    def _check_size(self, table: TableName, store: ImageStore) -> None:
+        wish = self._wishes.get(table)
+        if wish is not None and wish.limit is not None and store.bytes > wish.limit:
+            self._too_large[table] = wish.limit
+            raise _too_large(table, wish.limit)
+
+    def _fallback(self, table: TableName, error: Exception) -> StreamFallback:
+        lost = self._lost(table, error)
+        return StreamFallback(lost.code, lost.message)
+
+    def _lost(self, table: TableName, error: Exception) -> ChangefeedError:
+        """Give a store up; it is filled again where a feed still wants it."""
+        lost = _as_lost(table, error)
+        self._stores.pop(table, None)
+        give_up(store_folder(self._root, table), lost, final=table in self._too_large)
+        return lost
+
+    @property
+    def needed_from(self) -> Timestamp | None:
+        """The change log must keep everything above it; None: nothing is needed."""
+        places = [store.checkpoint_at for store in list(self._stores.values())]
+        filling = self._filling_from
+        if filling is not None:
+            places.append(filling)
+        return min(places, default=None)
+
+    # -- another thread -------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End :meth:`look` soon; safe from any thread."""
+        self._stopping.set()
+
+    def wait(self) -> bool:
+        """Until it is time for :meth:`look` again; true: it was stopped."""
+        return self._clock.wait(self._stopping, LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Do what is due: merge runs, fill stores that are wanted, remove those that are not. May
+        take as long as the scan of a table."""
+        self._wishes = wanted = self._wanted()
+        self._remove_unwanted(wanted)
+        self._merge()
+        captured = self._captured() if wanted else {}
+        for table, wish in wanted.items():
+            if self._stopping.is_set():
+                return
+            if table in captured and self._due(table, wish):
+                self._try(table, wish)
+
+    def _remove_unwanted(self, wanted: Wanted) -> None:
+        if not self._root.exists():
+            return
+        if self._stores.keys() - wanted.keys():
+            self.news = True  # their rows come as the source sends them, from the next stream on
+            return
+        kept = {store_folder(self._root, table).name for table in wanted}
+        for folder in self._root.iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _merge(self) -> None:
+        with self._merging:
+            for store in list(self._stores.values()):
+                try:
+                    while store.merge(self._told_to_end):
+                        pass
+                except OSError as error:
+                    # Reading goes on with more runs; a checkpoint meets the same disk.
+                    _logger.warning("row images: cannot merge: %s", error.strerror)
+                except ChangefeedError as error:
+                    # The thread that captures meets the damage where it needs the file.
+                    _logger.warning("row images: %s", error.message)
+
+    def _told_to_end(self) -> bool:
+        return self._hurry or self._stopping.is_set()
+
+    def _due(self, table: TableName, wish: WantedImages) -> bool:
+        """A store is to be filled now."""
+        if table in self._stores or self._clock.monotonic() < self._try_again.get(table, 0.0):
+            return False
+        status = store_status(self._root, table)
+        if status.final and table in self._too_large:
+            return self._too_large[table] != wish.limit
+        # One of another life of the process that was too large is tried once more.
+        return status.state is None or status.state is StoreState.BROKEN
+
+    def _try(self, table: TableName, wish: WantedImages) -> None:
+        self._try_again[table] = self._clock.monotonic() + TRY_AGAIN_SECONDS
+        frontier = self._frontier()
+        if frontier is None:
+            return
+        self._filling_from = frontier.at
+        try:
+            self._fill(table, wish)
+        except (ChangefeedError, OSError) as error:
+            _logger.warning("row images of %s: cannot be filled: %s", table, error)
+            if isinstance(error, ChangefeedError) and error.action is Action.RETRY:
+                return
+            final = table in self._too_large
+            give_up(store_folder(self._root, table), _as_lost(table, error), final=final)
+        finally:
+            self._filling_from = None
+
+    def _fill(self, table: TableName, wish: WantedImages) -> None:
+        """Scan a table into a store, and bring that near the end of the log.
+
+        Raises:
+            ChangefeedError: of the source; the store is larger than it may be.
+        """
+        folder = store_folder(self._root, table)
+        self._too_large.pop(table, None)
+        schema = self._source.describe(table.schema, table.name)
+        if schema.keyless or schema.before_image is BeforeImage.FULL:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            not_needed(folder)
+            return
+        schema = replace(schema, before_image=BeforeImage.FULL)
+        store = ImageStore.create(folder, schema, Timestamp.ZERO, self._sizes)
+        with self._source.snapshot([schema]) as snapshot:
+            position = snapshot.position
+            for part in snapshot.parts(schema):
+                for batch in part.read():
+                    if self._stopping.is_set():
+                        return
+                    _take_in(store, batch)
+                    if wish.limit is not None and store.bytes > wish.limit:
+                        self._too_large[table] = wish.limit
+                        raise _too_large(table, wish.limit)
+        fault_point(Point.IMAGES_FILLED)
+        with LogReader(self._log) as log:
+            at = self._place_of(log, position)
+            if at is None:
+                return
+            store.at = at
+            store.checkpoint()
+            while store.merge(self._stopping.is_set, whole=True):
+                pass
+            log.refresh()
+            frontier = log.frontier
+            if frontier is not None:
+                catch_up(store, log, frontier.at)
+            store.checkpoint()
+        self.news = True
+
+    def _place_of(self, log: LogReader, position: Position) -> Timestamp | None:
+        """Where in the log the image lies, once the log has come there; None when stopped."""
+        while True:
+            frontier = log.refresh()
+            if frontier is not None and frontier.position >= position:
+                return log.timestamp_at(position) or log.oldest
+            if self._clock.wait(self._stopping, 0.05):
+                return None
+
+
+def catch_up(store: ImageStore, log: LogReader, upto: Timestamp) -> None:
+    """Bring a store from its place in the log to another.
+
+    Raises:
+        ChangefeedError: CF3002 the log does not go back so far; CF3005 the table is another now.
+    """
+    table = store.schema.table
+    if store.at > upto:
+        raise ChangefeedError(
+            Code.ROW_IMAGES_LOST, f"the row images of {table} are ahead of the change log"
+        )
+    while store.at < upto:
+        found = log.slice({table: store.at}, upto, _SLICE_ROWS, _SLICE_BYTES)
+        for event in found.events:
+            if isinstance(event, Truncate):
+                store.truncate()
+            elif isinstance(event, SchemaChange):
+                _change_shape(store, event)
+            elif isinstance(event, LogPiece):
+                _follow_piece(store, event)
+        if found.upto <= store.at:
+            raise ChangefeedError(
+                Code.ROW_IMAGES_LOST, f"the change log ends before the row images of {table}"
+            )
+        store.at = found.upto
+
+
+def _follow_piece(store: ImageStore, piece: LogPiece) -> None:
+    if not _fits(store, piece.schema):
+        raise _other_shape(piece.schema)
+    if layout_of(piece.schema) != layout_of(store.schema):
+        store.adopt(replace(piece.schema, before_image=BeforeImage.FULL))
+    for batch in piece.load().combine_chunks().to_batches():
+        follow(store, piece.schema, batch)
+
+
+def _take_in(store: ImageStore, batch: pa.RecordBatch) -> None:
+    """Rows of a scan."""
+    if not batch.num_rows:
+        return
+    schema = store.schema
+    columns = [batch[f"a{i}"] for i in range(len(schema.columns))]
+    keys = KeyBatch.of(pack_keys(store.key, [columns[i] for i in schema.key]))
+    there = pa.repeat(pa.scalar(True), batch.num_rows)
+    store.put(keys, columns, there)
+
+
+def _change_shape(store: ImageStore, event: SchemaChange) -> None:
+    new = event.new
+    if event.rewritten or not _fits(store, new) or new.table != event.old.table:
+        raise ChangefeedError(
+            Code.ROW_IMAGES_LOST,
+            f"the table {event.old.table} was changed in a way that gives its rows other values, "
+            "another key or another name",
+        )
+    if layout_of(new) != layout_of(store.schema):
+        store.adopt(replace(new, before_image=BeforeImage.FULL))
+
+
+def _fits(store: ImageStore, schema: TableSchema) -> bool:
+    """A store of the table is a store of this version of it."""
+    same = schema.table == store.schema.table and schema.table_id == store.schema.table_id
+    return same and not schema.keyless and key_layout(schema) == store.key
+
+
+def not_needed(folder: Path) -> None:
+    """Keep in mind that the source sends all values by itself."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    write_manifest(folder, {"format": FORMAT, "state": StoreState.NOT_NEEDED.value})
+
+
+def _other_shape(schema: TableSchema) -> ChangefeedError:
+    return ChangefeedError(
+        Code.ROW_IMAGES_LOST, f"the table {schema.table} has another key, or is another table"
+    )
+
+
+def _too_large(table: TableName, limit: int) -> ChangefeedError:
+    return ChangefeedError(
+        Code.ROW_IMAGES_LOST,
+        f"the row images of {table} take more than row_images_max_disk, {limit:,} bytes",
+        hint="ALTER CHANGEFEED .. SET row_images_max_disk to more, then RESCAN the table.",
+    )
+
+
+def _as_lost(table: TableName, error: Exception) -> ChangefeedError:
+    """Why a store is no use, without any value of a row."""
+    if isinstance(error, ChangefeedError):
+        why = error.message
+        if error.code is Code.ROW_IMAGES_LOST:
+            return error
+    elif isinstance(error, OSError):
+        why = error.strerror or type(error).__name__
+    else:
+        why = f"internal error: {type(error).__name__}"
+    return ChangefeedError(Code.ROW_IMAGES_LOST, f"the row images of {table} are lost: {why}")

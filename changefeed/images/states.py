@@ -1,0 +1,142 @@
+"""What a store of row images is good for, as its folder says. Loads no Arrow: statements ask, too.
+
+The manifest of a store is JSON, replaced by rename. It names the state, and of a store that is any
+use its runs (:mod:`.store`); of one that was given up it has the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableName
+
+MANIFEST: Final = "MANIFEST"
+FORMAT: Final = 1
+
+
+class StoreState(StrEnum):
+    """What a store is good for."""
+
+    #: It has the rows of a scan and must read the log from there on.
+    FILLED = "filled"
+    #: It completes changes.
+    LIVE = "live"
+    #: The source itself sends all values: there is no store.
+    NOT_NEEDED = "not needed"
+    #: It was given up; the manifest says why.
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedImages:
+    """A table that a feed wants images of.
+
+    Attributes:
+        table_id: as the feed knows it.
+        limit: the most bytes its store may take on disk; None: any number.
+    """
+
+    table_id: int
+    limit: int | None = None
+
+
+Wanted = Mapping[TableName, WantedImages]
+
+
+def store_folder(root: Path, table: TableName) -> Path:
+    """Where the store of a table lies under the folder of its source."""
+    name = f"{table.schema}\0{table.name}"
+    return root / hashlib.sha256(name.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """What the store of a table is good for.
+
+    Attributes:
+        state: None: it is not filled yet.
+        reason: why it was given up, or empty.
+        final: it was given up, and is not made again by itself.
+    """
+
+    state: StoreState | None
+    reason: str = ""
+    final: bool = False
+
+    @property
+    def comes(self) -> bool:
+        """It is being filled, or will be soon."""
+        return self.state in (None, StoreState.FILLED)
+
+    @property
+    def awaited(self) -> bool:
+        """It is not live, and may become so by itself."""
+        return self.comes or (self.state is StoreState.BROKEN and not self.final)
+
+
+def store_status(root: Path, table: TableName) -> StoreStatus:
+    """As the folder of the table's store says."""
+    try:
+        memo = read_manifest(store_folder(root, table))
+    except ChangefeedError as error:
+        return StoreStatus(StoreState.BROKEN, error.message)
+    if memo is None:
+        return StoreStatus(None)
+    return StoreStatus(
+        StoreState(memo["state"]), str(memo.get("reason", "")), bool(memo.get("final"))
+    )
+
+
+def damaged_images(what: str, why: str) -> ChangefeedError:
+    """CF3005: a file of a store is not as it was written."""
+    return ChangefeedError(Code.ROW_IMAGES_LOST, f"row images are damaged: {what}: {why}")
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """What the manifest of a store says; None where there is none.
+
+    Raises:
+        ChangefeedError: CF3005 it cannot be read.
+    """
+    try:
+        memo = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise damaged_images(MANIFEST, "it cannot be read") from None
+    if not isinstance(memo, dict) or memo.get("format") != FORMAT:
+        raise damaged_images(MANIFEST, "it is of another version")
+    return memo
+
+
+def write_manifest(folder: Path, memo: dict[str, Any]) -> None:
+    """Replace the manifest, durably."""
+    fresh = folder / f"{MANIFEST}.new"
+    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(memo, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(folder / MANIFEST)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
+def give_up(folder: Path, error: ChangefeedError, *, final: bool = False) -> None:
+    """Keep of a store nothing but why it is no use; ``final``: it is not to be made again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    memo = {"format": FORMAT, "state": StoreState.BROKEN.value, "reason": error.message}
+    memo |= {"final": final}
+    write_manifest(folder, memo)

@@ -1,0 +1,468 @@
+"""The images of one table: layers of records by key, the newest on top.
+
+    memory (a dict of what changed last)     lost in a crash; comes again from the change log
+    run, run, run                            files, each older and usually larger than the one above
+    MANIFEST                                 which runs there are, and up to where in the log
+
+Only a checkpoint writes the manifest (by rename), and only up to a place that the change log has
+durably. Files that it does not name are rubbish.
+
+One thread writes; another one may merge runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.arrow import PHYSICAL
+from changefeed.core.clock import Timestamp
+from changefeed.core.faults import Point, fault_point
+from changefeed.core.schema import TableSchema
+from changefeed.images.packing import RecordLayout
+from changefeed.images.runs import (
+    ImageRun,
+    KeyBatch,
+    LayerHits,
+    Places,
+    Stopping,
+    merge_runs,
+    write_run,
+)
+from changefeed.images.states import (
+    FORMAT,
+    MANIFEST,
+    StoreState,
+    damaged_images,
+    read_manifest,
+    write_manifest,
+)
+
+#: What a key and a record cost in memory beside their bytes.
+_ENTRY_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSizes:
+    """Limits of a store.
+
+    Attributes:
+        memory: what changed last may take about this many bytes of memory before it becomes a run.
+        age: a checkpoint is made when the last one is this many nanoseconds of the log old: so much
+            log has to be kept, and is read again after a crash.
+        tier: a run is merged with those above it when they are together at least its size divided
+            by this.
+    """
+
+    memory: int = 48 << 20
+    age: int = 60_000_000_000
+    tier: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """The rows of keys that were asked for.
+
+    Attributes:
+        columns: the rows that are there, in the columns of the table.
+        at: for each key the place of its row in ``columns``, -1 where there is no such row.
+    """
+
+    columns: list[pa.Array]
+    at: Places
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What changed last; an empty record: the key is gone."""
+
+    layout: RecordLayout
+    records: dict[bytes, bytes] = field(default_factory=dict)
+    bytes: int = 0
+
+    def find(self, keys: KeyBatch) -> LayerHits:
+        """As :meth:`ImageRun.find`."""
+        asked = _listed(keys.packed)
+        known = pa.array(list(map(self.records.get, asked)), pa.large_binary())
+        there = known.is_valid()
+        at = np.flatnonzero(np.asarray(there).astype(np.bool_))
+        known = known.drop_null()
+        gone = pc.equal(pc.binary_length(known), 0)
+        return LayerHits(at, pc.if_else(gone, pa.scalar(None, pa.large_binary()), known))
+
+    def put(self, keys: KeyBatch, records: pa.LargeBinaryArray) -> None:
+        """Set the records of distinct keys; null: the key is gone."""
+        filled = records.fill_null(b"") if records.null_count else records
+        self.records.update(zip(_listed(keys.packed), _listed(filled), strict=True))
+        self.bytes += keys.packed.nbytes + filled.nbytes + _ENTRY_BYTES * len(keys)
+
+    def write(self, path: Path) -> ImageRun:
+        """The same as a run."""
+        keys = KeyBatch.of(pa.array(list(self.records), pa.large_binary()))
+        known = pa.array(list(self.records.values()), pa.large_binary())
+        gone = pc.equal(pc.binary_length(known), 0)
+        records = pc.if_else(gone, pa.scalar(None, pa.large_binary()), known)
+        return write_run(path, self.layout, keys, records)
+
+
+_Layer = _Memory | ImageRun
+
+
+class ImageStore:
+    """The rows of one table by key, as of a place in the change log."""
+
+    def __init__(
+        self,
+        folder: Path,
+        schema: TableSchema,
+        at: Timestamp,
+        *,
+        state: StoreState = StoreState.FILLED,
+        runs: Sequence[ImageRun] = (),
+        next_file: int = 1,
+        layout: RecordLayout | None = None,
+        sizes: StoreSizes | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: for its files; it is there.
+            schema: the table's shape.
+            at: everything up to there is in ``runs`` (oldest first).
+            layout: of the newest records, where they are not in the shape of ``schema``.
+        """
+        self.folder = folder
+        self.schema = schema
+        self.key = key_layout(schema)
+        self.at = at
+        self.state = state
+        self._sizes = sizes or StoreSizes()
+        self._saved_at = at
+        self._next_file = next_file
+        self._lock = threading.Lock()
+        self._saved: list[ImageRun] = list(runs)
+        self._layers: list[_Layer] = [*runs, _Memory(layout or layout_of(schema))]
+        #: The layers as they were before the transaction of which a part came.
+        self._base: list[_Layer] | None = None
+        self._truncated = False
+        #: The file that the other thread writes.
+        self._merging: Path | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, folder: Path, schema: TableSchema, at: Timestamp, sizes: StoreSizes | None = None
+    ) -> ImageStore:
+        """An empty store in an empty folder; nothing names it before its first checkpoint."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        return cls(folder, schema, at, sizes=sizes)
+
+    @classmethod
+    def open(cls, folder: Path, sizes: StoreSizes | None = None) -> ImageStore:
+        """The store as of its last checkpoint.
+
+        Raises:
+            ChangefeedError: CF3005 it is damaged, or was given up.
+        """
+        memo = read_manifest(folder)
+        if memo is None:
+            raise damaged_images(folder.name, "there is no manifest")
+        if memo["state"] == StoreState.BROKEN:
+            raise damaged_images(folder.name, str(memo["reason"]))
+        try:
+            schema = TableSchema.from_json(memo["schema"], memo["version"])
+            runs = [ImageRun.from_memo(folder, run) for run in memo["runs"]]
+            store = cls(
+                folder,
+                schema,
+                Timestamp.parse(memo["at"]),
+                state=StoreState(memo["state"]),
+                runs=runs,
+                next_file=memo["next_file"],
+                sizes=sizes,
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise damaged_images(MANIFEST, f"it cannot be read ({error})") from None
+        store._sweep()
+        return store
+
+    @property
+    def bytes(self) -> int:
+        """What its runs take on disk, those that no manifest names yet among them."""
+        return sum(layer.bytes for layer in self._layers if isinstance(layer, ImageRun))
+
+    @property
+    def checkpoint_at(self) -> Timestamp:
+        """The log is needed from there on."""
+        return self._saved_at
+
+    # -- what is in it --------------------------------------------------------------------------
+
+    def find(self, keys: KeyBatch, *, before_transaction: bool = False) -> ImageRows:
+        """The rows of ``keys``; ``before_transaction``: without what came of the transaction that
+        :meth:`begin_part` was told of.
+
+        Raises:
+            ChangefeedError: CF3005 a file is damaged.
+        """
+        layers = self._layers
+        if before_transaction and self._base is not None:
+            layers = self._base
+        left = np.arange(len(keys))
+        found: dict[RecordLayout, list[tuple[Places, pa.LargeBinaryArray]]] = {}
+        asked = keys
+        for layer in reversed(layers):
+            if not len(left):
+                break
+            hit = layer.find(asked)
+            if not len(hit.at):
+                continue
+            at, records = left[hit.at], hit.records
+            if records.null_count:
+                there = np.asarray(records.is_valid()).astype(np.bool_)
+                at, records = at[there], records.drop_null()
+            if len(at):
+                found.setdefault(layer.layout, []).append((at, records))
+            keep = np.ones(len(left), np.bool_)
+            keep[hit.at] = False
+            left = left[keep]
+            asked = asked.take(np.flatnonzero(keep))
+        return self._assembled(found, len(keys))
+
+    def _assembled(
+        self, found: dict[RecordLayout, list[tuple[Places, pa.LargeBinaryArray]]], count: int
+    ) -> ImageRows:
+        place = np.full(count, -1, np.int64)
+        parts: list[list[pa.Array]] = []
+        total = 0
+        for layout, pieces in found.items():
+            for at, _ in pieces:
+                place[at] = np.arange(total, total + len(at))
+                total += len(at)
+            records = pa.concat_arrays([records for _, records in pieces])
+            parts.append(layout_of(self.schema).choose(layout, layout.unpack(records)))
+        if not parts:
+            return ImageRows([pa.nulls(0, c.arrow) for c in self.schema.columns], place)
+        if len(parts) == 1:
+            return ImageRows(parts[0], place)
+        return ImageRows([pa.concat_arrays(some) for some in zip(*parts, strict=True)], place)
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def put(self, keys: KeyBatch, columns: Sequence[pa.Array], there: pa.BooleanArray) -> None:
+        """Set the rows of distinct keys, as they are from now on; ``there``: false where the key
+        is gone (its columns do not count)."""
+        top = self._top()
+        records = top.layout.pack(columns)
+        if not pc.all(there).as_py():
+            records = pc.if_else(there, records, pa.scalar(None, pa.large_binary()))
+        top.put(keys, records)
+        if top.bytes > self._sizes.memory:
+            self._settle(top)
+
+    def truncate(self) -> None:
+        """No row is left."""
+        with self._lock:
+            # What a part of a transaction removed must still be found as it was before it.
+            self._layers = [_Memory(layout_of(self.schema))]
+            self._truncated = True
+
+    def adopt(self, schema: TableSchema) -> None:
+        """From now on rows come in this shape, and are given in it."""
+        self.schema = schema
+        layout = layout_of(schema)
+        with self._lock:
+            if self._top().layout != layout:
+                self._layers = [*self._layers, _Memory(layout)]
+
+    def begin_part(self) -> None:
+        """A part of a transaction follows of which more will come."""
+        if self._base is None:
+            with self._lock:
+                self._base = self._layers
+                self._layers = [*self._layers, _Memory(self._top().layout)]
+
+    def end_parts(self) -> None:
+        """The transaction came to its end."""
+        self._base = None
+
+    @property
+    def in_parts(self) -> bool:
+        """Parts of a transaction came, and not its end."""
+        return self._base is not None
+
+    # -- durable --------------------------------------------------------------------------------
+
+    def committed(self, at: Timestamp) -> None:
+        """Everything up to ``at`` came, and the change log has it durably."""
+        self.at = at
+        loose = any(
+            isinstance(layer, ImageRun) and layer not in self._saved for layer in self._layers
+        )
+        if loose or self._truncated or at.wall - self._saved_at.wall > self._sizes.age:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Make everything up to :attr:`at` durable here."""
+        for layer in list(self._layers):
+            if isinstance(layer, _Memory):
+                self._settle(layer)
+        fault_point(Point.IMAGES_CHECKPOINT_WRITTEN)
+        with self._lock:
+            runs = [layer for layer in self._layers if isinstance(layer, ImageRun)]
+            self._save(runs, self.at)
+            self._truncated = False
+        fault_point(Point.IMAGES_CHECKPOINT_SAVED)
+        self._sweep()
+
+    def _settle(self, memory: _Memory) -> None:
+        """Make a layer of memory a run; what comes next has a new one."""
+        fresh: list[_Layer] = [_Memory(layout_of(self.schema))] if memory is self._top() else []
+        written: list[_Layer] = []
+        if memory.records:
+            written.append(memory.write(self._new_file()))
+        with self._lock:
+            at = next(i for i, layer in enumerate(self._layers) if layer is memory)
+            self._layers = [*self._layers[:at], *written, *self._layers[at + 1 :], *fresh]
+
+    def _save(self, runs: Sequence[ImageRun], at: Timestamp) -> None:
+        """Write the manifest; the lock is held."""
+        write_manifest(
+            self.folder,
+            {
+                "format": FORMAT,
+                "state": self.state.value,
+                "schema": self.schema.to_json(),
+                "version": self.schema.version,
+                "at": str(at),
+                "next_file": self._next_file,
+                "runs": [run.memo for run in runs],
+            },
+        )
+        self._saved, self._saved_at = list(runs), at
+
+    # -- merging --------------------------------------------------------------------------------
+
+    def merge(self, stopping: Stopping, *, whole: bool = False) -> bool:
+        """Make some runs one where that is due (``whole``: all of them); whether it was done. For
+        another thread than the one that writes.
+
+        Raises:
+            ChangefeedError: CF3005 a file is damaged.
+        """
+        with self._lock:
+            runs = self._saved
+            first = 0 if whole else _due(runs, self._sizes.tier)
+            chosen = runs[first:]
+            if len(chosen) < 2:
+                return False
+            path = self._merging = self._new_file()
+        try:
+            merged = merge_runs(path, chosen[-1].layout, chosen, last=first == 0, stopping=stopping)
+            if merged is None:
+                return False
+            fault_point(Point.IMAGES_MERGED)
+            with self._lock:
+                if self._saved[first : first + len(chosen)] != chosen:
+                    merged.path.unlink()  # a TRUNCATE came
+                    return False
+                before, after = self._saved[:first], self._saved[first + len(chosen) :]
+                self._layers = _replaced(self._layers, chosen, merged)
+                self._save([*before, merged, *after], self._saved_at)
+        finally:
+            self._merging = None
+        for run in chosen:
+            run.path.unlink(missing_ok=True)
+        return True
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _top(self) -> _Memory:
+        top = self._layers[-1]
+        if not isinstance(top, _Memory):
+            raise AssertionError("the top layer is in memory")
+        return top
+
+    def _new_file(self) -> Path:
+        number = self._next_file
+        self._next_file += 1
+        return self.folder / f"run-{number:09d}.arrow"
+
+    def _sweep(self) -> None:
+        """Remove files that nothing names any more."""
+        with self._lock:
+            used = {run.path.name for run in self._saved}
+            used |= {layer.path.name for layer in self._layers if isinstance(layer, ImageRun)}
+            if self._merging is not None:
+                used.add(self._merging.name)
+            # Whatever gets a file from now on has it under a number above those listed here.
+            rubbish = [p for p in self.folder.glob("run-*.arrow") if p.name not in used]
+        for path in rubbish:
+            path.unlink(missing_ok=True)
+
+
+def _replaced(
+    layers: Sequence[_Layer], chosen: Sequence[ImageRun], merged: ImageRun
+) -> list[_Layer]:
+    """The layers with a merged run in the place of those that it was made of."""
+    kept: list[_Layer] = []
+    for layer in layers:
+        if layer is chosen[0]:
+            kept.append(merged)
+        elif not any(layer is run for run in chosen):
+            kept.append(layer)
+    return kept
+
+
+def _due(runs: Sequence[ImageRun], tier: int) -> int:
+    """From which run on all are to be merged; their number where none are."""
+    above = 0
+    first = len(runs)
+    for at in range(len(runs) - 1, -1, -1):
+        if above and above * tier >= runs[at].bytes:
+            first = at
+        above += runs[at].bytes
+    return first
+
+
+# ---------------------------------------------------------------------------------------- shapes
+
+
+def layout_of(schema: TableSchema) -> RecordLayout:
+    """How the rows of a shape are packed."""
+    return RecordLayout(
+        tuple(column.ref for column in schema.columns),
+        tuple(column.physical for column in schema.columns),
+    )
+
+
+def key_layout(schema: TableSchema) -> RecordLayout:
+    """How the keys of a shape are packed: a wider integer makes no other key."""
+    types = [column.physical for column in schema.key_columns]
+    return RecordLayout(
+        tuple(column.ref for column in schema.key_columns),
+        tuple("int64" if name.startswith("int") else name for name in types),
+    )
+
+
+def pack_keys(layout: RecordLayout, columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """The packed keys of rows, given by the columns of their key."""
+    return layout.pack(
+        [
+            column.cast(PHYSICAL[name]) if column.type != PHYSICAL[name] else column
+            for column, name in zip(columns, layout.types, strict=True)
+        ]
+    )
+
+
+def _listed(values: pa.LargeBinaryArray) -> list[bytes]:
+    listed: list[bytes] = values.to_numpy(zero_copy_only=False).tolist()
+    return listed

@@ -1,0 +1,46 @@
+"""Which tables of a source its feeds want row images of: ``row_images = 'store'``."""
+
+from __future__ import annotations
+
+from changefeed.catalog import Catalog
+from changefeed.catalog.model import DesiredStatus
+from changefeed.core.schema import TableName
+from changefeed.images.states import WantedImages
+from changefeed.options import ROW_IMAGES_MAX_DISK, Options
+
+
+class ImageDemand:
+    """What the state says; read again when the state has changed."""
+
+    def __init__(self, catalog: Catalog, source: str) -> None:
+        self._catalog = catalog
+        self._source = source
+        self._version: object = None
+        self._known: dict[TableName, WantedImages] = {}
+
+    def __call__(self) -> dict[TableName, WantedImages]:
+        """The tables. Of several limits the highest counts, and one without a limit is higher."""
+        version = self._catalog.version()
+        if version != self._version:
+            self._known = self._read()
+            self._version = version
+        return self._known
+
+    def _read(self) -> dict[TableName, WantedImages]:
+        wanted: dict[TableName, WantedImages] = {}
+        for job in self._catalog.source_jobs(self._source):
+            options = Options.from_dict(job.options)
+            if job.wanted is DesiredStatus.DROPPED or not options.stores_images:
+                continue
+            limit = options[ROW_IMAGES_MAX_DISK]
+            for progress in self._catalog.tables(job.id):
+                if progress.partition is not None and progress.partition.of_messages:
+                    continue
+                known = wanted.get(progress.table)
+                most = limit if known is None else _higher(known.limit, limit)
+                wanted[progress.table] = WantedImages(progress.table_id, most)
+        return wanted
+
+
+def _higher(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else max(one, other)
