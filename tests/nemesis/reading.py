@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     Client = pymysql.Connection[pymysql.cursors.Cursor]
 
 
-def of_postgres(connection: psycopg.Connection) -> Read:
-    """Tables of PostgreSQL, as ``connection`` sees them now."""
+def of_postgres(connection: psycopg.Connection, named: str = "") -> Read:
+    """Tables of PostgreSQL, as ``connection`` sees them now; ``named``: their name at present."""
 
     def read(table: Table) -> tuple[tuple[str, ...], list[Row]]:
+        name = named or table.quoted
         found = connection.execute(
             "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0"
             " and not attisdropped order by attnum",
-            [table.quoted],
+            [name],
         )
         columns = tuple(str(column) for (column,) in found.fetchall())
-        rows = connection.execute(f"select to_jsonb(t)::text from {table.quoted} t").fetchall()
+        rows = connection.execute(f"select to_jsonb(t)::text from {name} t").fetchall()
         return columns, [exact_json(text) for (text,) in rows]
 
     return read

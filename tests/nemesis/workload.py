@@ -122,12 +122,16 @@ class Writer:
         self._end(self._main, sorted(set(names)), cause)
 
     def _end(
-        self, connection: psycopg.Connection, names: list[str], cause: Cause = Cause.WRITE
+        self,
+        connection: psycopg.Connection,
+        names: list[str],
+        cause: Cause = Cause.WRITE,
+        named: str = "",
     ) -> None:
-        """Commit, and write down what is there now and since when."""
+        """Commit, and write down what is there now (under the name ``named``) and since when."""
         xid = _xid(connection)
         connection.commit()
-        self._ledger.record(of_postgres(self._reader), names, cause, self._span(xid))
+        self._ledger.record(of_postgres(self._reader, named), names, cause, self._span(xid))
 
     def _span(self, xid: str | None) -> Span:
         """When a transaction committed that is done now; of one that wrote nothing, any time."""
@@ -352,7 +356,7 @@ class Writer:
         with self._main.cursor() as cursor:
             cursor.execute("alter table extra rename to elsewhere")
             cursor.execute("update elsewhere set v = %s + id", [self._skip(KEYS)])
-        self._main.commit()
+        self._end(self._main, ["extra"], Cause.DDL, "elsewhere")
         self.commit()
         with self._commit(["extra"], Cause.DDL) as cursor:
             cursor.execute("delete from elsewhere where id = %s", [self._key()])
