@@ -36,6 +36,7 @@ from changefeed.plan.stages import TableStage
 from changefeed.plan.tables import (
     check_messages,
     check_range,
+    check_row_images,
     check_table,
     definite,
     find_tables,
@@ -132,6 +133,8 @@ class _Alteration:
         if self.problems:
             return None
         self._check_query(options, old_options)
+        if options.stores_images:
+            self.problems += check_row_images(self.source, options)
         self._change_tables(sink, options)
         if not self.tables and not self.added:
             self._problem(

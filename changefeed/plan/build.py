@@ -47,6 +47,7 @@ from changefeed.plan.stages import FeedPlan, SinkStage, SourceStage
 from changefeed.plan.tables import (
     check_messages,
     check_range,
+    check_row_images,
     check_table,
     definite,
     find_tables,
@@ -237,6 +238,7 @@ class Planner:
             self.problems += check_range(place, source)
         if options is not None:
             self.problems += check_messages(found, options[INITIAL_SCAN])
+            self.problems += check_row_images(source, options)
         return found
 
     def _with_query(

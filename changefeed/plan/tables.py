@@ -67,6 +67,21 @@ def check_messages(found: Sequence[ResolvedTarget], scan: InitialScan) -> list[C
     ]
 
 
+def check_row_images(source: Source, options: Options) -> list[ChangefeedError]:
+    """Whether the source's changes can be completed from row images."""
+    if not options.stores_images or source.takes_row_images:
+        return []
+    return [
+        ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "row_images = 'store' is for tables of PostgreSQL",
+            detail=f"the changes of {source.name} are not completed from row images",
+            hint="leave the option out; the source's own log has whole old rows where it is set "
+            "to log them.",
+        )
+    ]
+
+
 def _messages_wanted(place: ResolvedTarget) -> Partition | None:
     """Which of the source's logical messages a target wants; None of a table."""
     if not isinstance(place.target, nodes.MessagesTarget):

@@ -373,6 +373,10 @@ class Source(ABC):
     #: Spark's workers: they read nothing.
     parts_travel: bool = True
 
+    #: Changes can be completed from row images beside the change log (``row_images = 'store'``):
+    #: the source's streams heed :attr:`StreamRequest.logged`.
+    takes_row_images: bool = False
+
     # -- what every source has ------------------------------------------------------------
 
     @abstractmethod

@@ -124,6 +124,7 @@ class FakeSource(Source):
     refused: dict[TableName, ChangefeedError] = field(default_factory=dict)
     #: Numbers of the tables by name; None: the source has none.
     located: dict[str, int] | None = None
+    takes_row_images: bool = True
 
     def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> TableLocations | None:
         if self.located is None:

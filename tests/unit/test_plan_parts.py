@@ -11,7 +11,7 @@ import fastavro
 import pytest
 
 from changefeed.catalog.model import MOVES, Status, TableProgress, check_move
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
@@ -21,8 +21,11 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.options import Options, parse_options
 from changefeed.plan import cdc
 from changefeed.plan.example import SHOWN_COLUMNS, example
+from changefeed.plan.tables import check_row_images
 from changefeed.plan.targets import parse_targets, target_text
 from changefeed.plan.words import count_text, duration_text, size_text
+from changefeed.sources.mysql import MySQLSource
+from changefeed.sources.postgres import PostgresSource
 from changefeed.statements.values import Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.parser import parse
@@ -184,3 +187,16 @@ def test_create_cdc(text: str, sink: str, wanted: str) -> None:
     assert made.name == "cdc_ns_t" and made.sink is not None and made.sink.text == sink
     shown = [f"{o.name}={o.value.text}" if o.value else o.name for o in made.options]
     assert " ".join(shown) == wanted
+
+
+def test_row_images_are_refused_where_the_source_does_not_heed_them() -> None:
+    """MySQL with binlog_row_image = MINIMAL and diff would have been accepted otherwise."""
+    statement = parse("CREATE CHANGEFEED FOR t WITH diff, row_images = 'store'")
+    assert isinstance(statement, nodes.CreateChangefeed)
+    options = parse_options(statement.options, scheme="kafka")
+    assert check_row_images(PostgresSource("shop", "postgresql://u@localhost/shop"), options) == []
+    for uri in ("mysql://u@localhost/shop", "mariadb://u@localhost/shop"):
+        [problem] = check_row_images(MySQLSource("shop", uri), options)
+        assert problem.code is Code.NOT_SUPPORTED
+        assert "PostgreSQL" in problem.message
+        assert check_row_images(MySQLSource("shop", uri), parse_options(())) == []

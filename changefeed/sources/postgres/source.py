@@ -40,6 +40,8 @@ class PostgresSource(Source):
     ``readers`` at the one whose log is read.
     """
 
+    takes_row_images = True
+
     def __init__(self, name: str, uri: str) -> None:
         """``uri`` is libpq's, with its parameters and ours (:class:`Address`).
 
