@@ -177,3 +177,17 @@ def test_hashes_are_a_secret_of_the_process() -> None:
     key = [pa.array([1, 2], pa.int64())]
     one, other = KeyHashes().of(0, key, 2), KeyHashes().of(0, key, 2)
     assert set(one[0].tolist()).isdisjoint(other[0].tolist())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_every_row_is_compared_in_one_part(tmp_path: Path, parts: int) -> None:
+    """Of a transaction that does not fit in memory, which holds a part at a time."""
+    count = 210
+    counted = Repeats(tmp_path / "records", tmp_path / "found", at_once=count // parts)
+    places = np.arange(count, dtype=np.int64)
+    counted.add(0, [pa.array(places)], np.full(count, UPDATED, np.uint8), places)
+    found = [counted._part(part, parts) for part in range(parts)]
+    counted.close()
+    assert sorted(n for _, numbers in found for n in numbers.tolist()) == places.tolist()
+    assert all(rows["place"].tolist() == numbers.tolist() for rows, numbers in found)
+    assert all(len(numbers) < 2 * count / parts for _, numbers in found)

@@ -271,6 +271,16 @@ def test_a_numeric_key_may_have_37_digits_behind_the_point() -> None:
     assert wanted_rows(stored, plan)["seq"].to_pylist() == [0]
 
 
+def test_the_error_says_how_many_digits_can_be_compared() -> None:
+    schema = schema_of(["decimal"])
+    plan = MessagePlan(schema, topic="t", key_from=("0",))
+    most = "9" * 38 + "." + "9" * 37
+    assert wanted_rows(log_table(schema, [change("c", [most])]), plan).num_rows == 1
+    with pytest.raises(ChangefeedError) as caught:
+        wanted_rows(log_table(schema, [change("c", [most + "9"])]), plan)
+    assert caught.value.detail == "up to 38 before the point and 37 after it"
+
+
 def test_a_numeric_range_may_have_no_row_of_a_chunk() -> None:
     """Those that its begin leaves out are none for its end to look at."""
     schema = schema_of(["decimal"])

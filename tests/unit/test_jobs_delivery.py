@@ -58,6 +58,29 @@ class Instants:
         return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
 
 
+@dataclass(frozen=True)
+class Texts:
+    """The rows of a piece: one for each text."""
+
+    texts: tuple[str, ...]
+
+    def find(self, piece: LogPiece) -> pa.Table:
+        made = Instants((piece.first_seq,)).find(replace(piece, schema=shape(A)))
+        row = made.to_pylist()[0]
+        rows = [row | {"a0": text} for text in self.texts]
+        return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
+
+
+class EveryRow:
+    """A CDC query that selects everything."""
+
+    def compiled(self, schema: TableSchema) -> Any:
+        return SimpleNamespace(schema=schema, shape=None)
+
+    def rows(self, schema: TableSchema, rows: pa.Table, *_: object, **__: object) -> pa.Table:
+        return rows
+
+
 class MadePiece(LogPiece):
     """A piece without a log."""
 
@@ -97,11 +120,14 @@ class FakeLog:
     oldest: Timestamp = Timestamp.ZERO
     error: ChangefeedError | None = None
     max_bytes: int = 0
+    #: The threads that have read it.
+    readers: list[threading.Thread] = field(default_factory=list)
 
     def slice(
         self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
     ) -> Any:
         self.max_bytes = max_bytes
+        self.readers.append(threading.current_thread())
         if self.error is not None:
             raise self.error
         end, events = self.slices.pop(0)
@@ -169,6 +195,9 @@ class Bench:
             self.feed.update(name, state=TableState.RUNNING, done_upto=at(1))
         self.sink_session = FakeSinkSession()
         self.commits = 0
+        self.shared = MessageCache()
+        #: The last delivery.
+        self.delivery: Delivery | None = None
 
     def deliver(
         self,
@@ -181,11 +210,14 @@ class Bench:
         scanned: bool = False,
         ahead: int = 1000,
         tables: Sequence[TableName] = (A, B, C),
+        times: int = 1,
     ) -> int:
-        made = Delivery(
+        """``times``: how often the same delivery moves the tables from the same bounds."""
+        log = log or FakeLog(list(slices))
+        made = self.delivery = Delivery(
             "f",
-            log or FakeLog(list(slices)),
-            MessageCache(),
+            log,
+            self.shared,
             cast(Any, self.sink_session),
             Sizes(ahead_rows=ahead),
         )
@@ -193,19 +225,24 @@ class Bench:
         def committed() -> None:
             self.commits += 1
 
+        bounds = {name: self.feed.tables[name].done_upto or at(0) for name in tables}
+        told = {"scanned": True} if scanned else {}
+        total = 0
         try:
-            return made.deliver(
-                self.feed,
-                {name: self.feed.tables[name].done_upto or at(0) for name in tables},
-                at(upto or slices[-1][0]),
-                on_schema_change=on_schema_change,
-                on_rename=on_rename,
-                after_commit=committed,
-                interrupted=interrupted,
-                scanned=scanned,
-            )
+            for _ in range(times):
+                total += made.deliver(
+                    self.feed,
+                    bounds,
+                    at(upto or slices[-1][0]),
+                    on_schema_change=on_schema_change,
+                    on_rename=on_rename,
+                    after_commit=committed,
+                    interrupted=interrupted,
+                    **told,
+                )
         finally:
             made.close()
+        return total
 
     def done(self, *tables: TableName) -> list[int]:
         """How far tables are, in steps."""
@@ -219,8 +256,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     catalog.close()
 
 
-@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
-def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None:
+@pytest.mark.parametrize(
+    ("delivery", "scanned", "expected"),
+    [
+        ("at_least_once", True, [2, 5, 6, 7]),
+        ("exactly_once", True, [2, 5, 6]),
+        ("exactly_once", False, [2, 5, 6, 7]),
+    ],
+)
+def test_what_the_scan_tells_is_told_once(
+    tmp_path: Path, delivery: str, scanned: bool, expected: list[int]
+) -> None:
     """Rows written at the scan's own instant come with its rows; their deletes do not."""
     catalog = Catalog.open(str(tmp_path))
     bench = Bench(catalog, "kafka://127.0.0.1:1", delivery=delivery)
@@ -232,10 +278,9 @@ def test_what_the_scan_tells_is_told_once(tmp_path: Path, delivery: str) -> None
         return Receipt(batch.partition, batch.rows.num_rows, 1)
 
     bench.sink_session.write = write  # type: ignore[method-assign]
-    bench.deliver((5, [rows_of(A, 2, 5)]), (7, [rows_of(A, 6, 7)]), scanned=True)
+    bench.deliver((5, [rows_of(A, 2, 5)]), (7, [rows_of(A, 6, 7)]), scanned=scanned)
     catalog.close()
-    steps = [wall // 10 for wall, _ in written]
-    assert steps == ([2, 5, 6, 7] if delivery == "at_least_once" else [2, 5, 6])
+    assert [wall // 10 for wall, _ in written] == expected
 
 
 def test_transactions_are_told_after_their_changes_and_once(tmp_path: Path) -> None:
@@ -272,6 +317,122 @@ def test_transactions_are_told_after_their_changes_and_once(tmp_path: Path) -> N
     catalog.close()
 
 
+def keep_boundaries(bench: Bench) -> list[bytes]:
+    """The values of the BEGIN and END messages that the sink is told."""
+    told: list[bytes] = []
+
+    def write(batch: Batch) -> Receipt:
+        assert batch.rows.num_rows, "an empty batch is written"
+        told.extend(v for v in batch.rows["value"].to_pylist() if b"status" in v)
+        return Receipt(batch.partition, batch.rows.num_rows, 1)
+
+    bench.sink_session.takes_rows = False
+    bench.sink_session.write = write  # type: ignore[method-assign]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("envelope", "begins"),
+    [("wrapped", b'{"status": "BEGIN", "id": "1:'), ("debezium", b'{"status":"BEGIN","id":"1:')],
+)
+def test_transactions_are_told_as_the_envelope_is_written(
+    tmp_path: Path, envelope: str, begins: bytes
+) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    catalog.create_connection("shop", "postgresql://nobody@127.0.0.1:1/shop")
+    bench = Bench(catalog, "kafka://127.0.0.1:1", transaction_metadata="", envelope=envelope)
+    told = keep_boundaries(bench)
+    bench.deliver(*[(5, [rows_of(A, 2)])] * 2)
+    assert [value.startswith(begins) for value in told] == [True, False]
+    catalog.close()
+
+
+def test_a_slice_without_transactions_tells_of_none(tmp_path: Path) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", transaction_metadata="")
+    told = keep_boundaries(bench)
+    bench.deliver(*[(5, [])] * 2)
+    assert told == [] and bench.done(A) == [50]
+    catalog.close()
+
+
+def test_a_delivery_that_goes_back_does_not_tell_of_transactions_again(tmp_path: Path) -> None:
+    """One table that is behind catches up: the others' transactions are told, to the last."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", transaction_metadata="")
+    told = keep_boundaries(bench)
+    bench.deliver(*[(5, [rows_of(A, 2, 5), rows_of(B, 4)])] * 4, times=2)
+    assert len(told) == 6
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"), [({}, (1, 1)), ({"transaction_metadata": ""}, (0, 0))], ids=str
+)
+def test_feeds_share_what_does_not_depend_on_their_other_tables(
+    tmp_path: Path, options: dict[str, str], shared: tuple[int, int]
+) -> None:
+    """A change's number in its transaction does."""
+    catalog = Catalog.open(str(tmp_path))
+    cache = MessageCache()
+    cache.feeds = 2
+    for _ in range(2):
+        bench = Bench(catalog, "kafka://127.0.0.1:1", **options)
+        bench.shared = cache
+        keep_boundaries(bench)
+        slices = [(5, [rows_of(A, 2, 5)])] * (2 if options else 1)
+        assert bench.deliver(*slices) == 2
+    assert (cache.hits, cache.misses) == shared
+    catalog.close()
+
+
+@pytest.mark.parametrize("rescanned", [False, True])
+@pytest.mark.parametrize("typed", [False, True])
+def test_rows_without_their_old_values_stop_a_table_whose_messages_have_them(
+    tmp_path: Path, typed: bool, rescanned: bool
+) -> None:
+    """Only where messages are made of them, and not while the table is scanned again."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", diff="")
+    bench.sink_session.takes_rows = typed
+    bench.sink_session.write = (  # type: ignore[method-assign]
+        lambda batch: Receipt(batch.partition, batch.rows.num_rows, 1)
+    )
+    bench.feed.update(A, scan_wanted=rescanned)
+    if typed or rescanned:
+        assert bench.deliver((5, [rows_of(A, 2)])) == 1
+    else:
+        with pytest.raises(TableError, match="logs only its key now") as caught:
+            bench.deliver((5, [rows_of(A, 2)]))
+        assert caught.value.table == A and bench.done(A) == [10]
+    catalog.close()
+
+
+def test_what_the_log_knows_of_its_texts_says_nothing_of_a_query(tmp_path: Path) -> None:
+    """Its result has other columns in their places, whose texts may need escapes."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1")
+    column = Column("k", "text", "string", Form.TEXT, "text", False, 1)
+    piece = replace(
+        rows_of(A, 2),
+        schema=replace(shape(A), columns=(column,)),
+        clean=frozenset({"a0"}),
+        _finder=Texts(('"',)),
+    )
+    values: list[bytes] = []
+
+    def write(batch: Batch) -> Receipt:
+        values.extend(batch.rows["value"].to_pylist())
+        return Receipt(batch.partition, batch.rows.num_rows, 1)
+
+    bench.sink_session.takes_rows = False
+    bench.sink_session.write = write  # type: ignore[method-assign]
+    bench.feed.query = cast(Any, EveryRow())
+    bench.deliver((5, [piece]))
+    assert [json.loads(value)["after"] for value in values] == [{"k": '"'}]
+    catalog.close()
+
+
 THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
 
 
@@ -287,6 +448,16 @@ def test_every_slice_is_committed(bench: Bench, ahead: int) -> None:
     ]
     assert bench.done(A, B, C) == [90, 90, 90]
     assert bench.commits == 3
+
+
+def test_a_few_rows_are_encoded_in_the_feeds_thread(bench: Bench) -> None:
+    """During a backlog another one prepares what comes next."""
+    log = FakeLog([*THREE])
+    bench.deliver(log=log, upto=9)
+    assert {t.name for t in log.readers} == {threading.current_thread().name}
+    log = FakeLog([*THREE])
+    bench.deliver(log=log, upto=9, ahead=3)
+    assert [t.name.startswith("encode-f") for t in log.readers] == [False, False, True]
 
 
 def test_a_round_is_as_large_as_the_sink_likes(bench: Bench) -> None:
@@ -397,7 +568,7 @@ def test_a_table_that_cannot_be_followed_fails_after_its_last_row(bench: Bench) 
     with pytest.raises(TableError) as caught:
         bench.deliver((5, [rows_of(A, 2), renamed(A, "x", 3)]), on_rename=refused)
     assert caught.value.table == A and bench.done(A) == [29]
-    assert ("commit", 1, {"a": 29}) in bench.sink_session.done
+    assert bench.sink_session.done[-2:] == [("commit", 1, {"a": 29}), ("abort", 0)]
 
 
 def arrived(bench: Bench) -> None:
@@ -458,6 +629,35 @@ def test_a_mark_of_another_table_that_had_the_name_means_nothing(bench: Bench) -
     assert bench.deliver((5, [renamed(A, "x", 3), rows_of(B, 4)])) == 1
 
 
+@pytest.mark.parametrize(
+    ("scan_wanted", "done", "followed"),
+    [
+        (True, True, False),  # it has its name again, and is scanned by RESUME or RESCAN
+        (True, False, True),  # its first scan goes on under the new name
+        (False, True, True),
+    ],
+)
+def test_a_rename_of_a_table_that_is_scanned_again_means_nothing(
+    bench: Bench, scan_wanted: bool, done: bool, followed: bool
+) -> None:
+    bench.feed.update(A, scan_wanted=scan_wanted, done_upto=at(1) if done else None)
+    seen: list[SchemaChange] = []
+    bench.deliver((5, [renamed(A, "x", 3), rows_of(B, 4)]), on_rename=seen.append)
+    assert bool(seen) is followed
+
+
+@pytest.mark.parametrize(("known", "told"), [(7, 0), (0, 7), (7, 7)])
+def test_a_rename_of_a_table_whose_identity_is_not_known_is_followed(
+    bench: Bench, known: int, told: int
+) -> None:
+    bench.feed.update(A, table_id=known)
+    event = renamed(A, "x", 3)
+    seen: list[SchemaChange] = []
+    event = replace(event, old=replace(event.old, table_id=told))
+    bench.deliver((5, [event]), on_rename=seen.append)
+    assert seen == [event]
+
+
 def test_an_exception_nobody_planned_for_names_its_table(bench: Bench) -> None:
     def evolve(event: SchemaChange) -> None:
         raise KeyError("a value of a row")
@@ -495,6 +695,8 @@ def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:
     bench.deliver((9, [rows_of(A, 7), event, rows_of(A, 9)]))
     kinds = [d if isinstance(d, str) else d[0] for d in bench.sink_session.done]
     assert kinds == ["write", "commit", "truncate", "write", "commit"]
+    [told] = bench.catalog.events(bench.feed.job.id, kinds=["truncate"])
+    assert (told.text, told.table) == ("all rows were removed", str(A))
 
 
 def test_marks_know_what_was_handed_out_before_them() -> None:
@@ -584,6 +786,7 @@ def test_a_delivery_that_failed_reads_the_log_no_more(bench: Bench) -> None:
 
 def test_a_delivery_that_is_closed_leaves_no_thread(bench: Bench) -> None:
     bench.deliver(*THREE, ahead=0)
+    assert bench.delivery is not None, "it may be kept for longer than it works"
     until(lambda: not any(t.name.startswith("encode-f_") for t in threading.enumerate()))
 
 

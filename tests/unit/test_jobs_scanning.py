@@ -15,6 +15,7 @@ from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
@@ -25,6 +26,8 @@ from changefeed.scan.thread import SnapshotScan, TableScan
 TABLE = TableName("shop", "public", "t")
 PROGRESS = TableProgress(TABLE, "t")
 UNSCANNED = TableProgress(TABLE, "t", scan_wanted=False)
+#: Logical messages, of which a RESCAN wants what the log has.
+MESSAGES = replace(PROGRESS, partition=Partition("messages", (Prefixes(0, ("audit*",)),)), rescan=1)
 
 
 class StillScan:
@@ -564,4 +567,63 @@ def test_a_feed_begins_at_the_offset_of_a_connector(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"which begins at 61\.0000000000") as caught:
         Bench(catalog, table, options=options)
     assert caught.value.error.code.number == "CF3002"
+    catalog.close()
+
+
+# ------------------------------------------------------------------------------- FOR MESSAGES
+
+
+def notices(bench: Bench) -> list[tuple[str, str | None]]:
+    return [(e.text, e.table) for e in bench.catalog.events(bench.job.id, kinds=["notice"])]
+
+
+def test_logical_messages_are_never_scanned(tmp_path: Path) -> None:
+    """They are in no table: those to come are delivered."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, MESSAGES)
+    assert bench.scans == [] and not bench.scanning.active(bench.feed)
+    assert (bench.table.state, bench.table.done_upto) == (TableState.RUNNING, Timestamp(70))
+    assert not bench.table.scan_wanted and not bench.table.rescan_owed
+    assert notices(bench) == []
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    "oldest",
+    [
+        Timestamp(1),
+        Timestamp(30),  # the log begins right behind what was delivered
+        Timestamp.MAX,  # no log yet: nothing is known to be lost
+    ],
+    ids=str,
+)
+def test_logical_messages_go_on_where_the_feed_was(tmp_path: Path, oldest: Timestamp) -> None:
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, MESSAGES)
+    bench.feed.update(TABLE, scan_wanted=True, done_upto=Timestamp(30))
+    bench.source_runtime.oldest = oldest
+    bench.scanning.begin(bench.feed)
+    assert bench.scans == [] and not bench.table.scan_wanted
+    assert (bench.table.done_upto, notices(bench)) == (Timestamp(30), [])
+    catalog.close()
+
+
+def test_logical_messages_that_the_log_lost_are_told_as_lost(tmp_path: Path) -> None:
+    """Where the log begins is asked once the log has the messages."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, MESSAGES)
+    bench.feed.update(TABLE, scan_wanted=True, done_upto=Timestamp(30))
+    runtime = bench.source_runtime
+    runtime.captured.clear()
+
+    def captured(tables: list[TableName], stop: threading.Event) -> None:
+        runtime.captured += tables
+        runtime.oldest = Timestamp(50)
+
+    runtime.wait_captured = captured  # type: ignore[method-assign]
+    bench.scanning.begin(bench.feed)
+    assert runtime.captured == [TABLE]
+    assert bench.scans == [] and bench.table.done_upto == Timestamp(50)
+    lost = f"the logical messages between {Timestamp(30)} and {Timestamp(50)} are lost"
+    assert notices(bench) == [(f"{lost}: the change log does not have them any more", str(TABLE))]
     catalog.close()

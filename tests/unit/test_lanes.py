@@ -18,7 +18,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
-from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
+from changefeed.feeds.lanes import DeliveryForm, LaneDelivery, lane_of
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.scan.admission import WorkerAdmission
@@ -112,6 +112,13 @@ def lanes(folder: Path, gate: WorkerAdmission, sink: Written, **given: Any) -> L
         "ticket": gate.ticket(),
     }
     return LaneDelivery(**values | given)
+
+
+def test_keys_of_two_columns_use_all_lanes() -> None:
+    """Also those in which one column rises as the other falls."""
+    schema = replace(A, key=(0, 1))
+    rows = pa.table({"op": ["c"] * 60, "a0": range(60), "a1": range(60, 0, -1)})
+    assert set(lane_of(rows, schema, LANES).tolist()) == set(range(LANES))
 
 
 def _note(progress: list[tuple[int, int]], rows: int, size: int) -> None:

@@ -596,3 +596,62 @@ def test_a_feed_into_a_lake_needs_spark(tmp_path: Path, sink: str, needs: bool) 
     bench = Bench(tmp_path, sink)
     assert bench.runner.needs_spark is needs
     bench.catalog.close()
+
+
+def test_an_alter_is_taken_between_two_turns(bench: Bench) -> None:
+    """A feed that works never ends a turn with an error."""
+    wait = bench.rounds.wait
+
+    def asked() -> None:
+        if not bench.rounds.reloads:
+            bench.runner.request_reload()
+        wait()
+
+    bench.rounds.wait = asked  # type: ignore[method-assign]
+    assert bench.goes_on(True, True)
+    assert bench.rounds.reloads == 1
+
+
+def test_a_stop_is_taken_between_two_turns(bench: Bench) -> None:
+    bench.rounds.wait = bench.runner.request_stop  # type: ignore[method-assign]
+    assert not bench.goes_on(True, True)
+    assert bench.scanning.steps == [True]
+
+
+def test_a_rescan_goes_on_with_what_the_feed_had_not_saved(bench: Bench) -> None:
+    """Progress of a table that is to be scanned again is no longer saved, and still true."""
+    bench.done(7)
+    bench.runner._feed.save()
+    bench.runner._feed.advance([T], Timestamp(33))
+    bench.catalog.alter_job(bench.job.id, rescan={T: 0})
+    bench.runner._take_new_row()
+    found = bench.runner._feed.tables[T]
+    assert (found.done_upto, found.scan_at) == (Timestamp(33), Timestamp(33).next())
+    assert bench.runner._feed.tables[U].done_upto == Timestamp(7)
+
+
+def test_after_an_alter_the_status_is_written_again(bench: Bench) -> None:
+    """Whoever altered the job may have written another one."""
+    bench.done(7)
+    parts, seen = cast(Any, bench.runner), list[Status]()
+    parts._status.turn(bench.runner._feed)
+    seen.append(bench.job.status)
+    lease = bench.runner.lease
+    bench.catalog.transition(bench.job.id, Status.PENDING, reason="altered", lease=lease)
+    parts._status.turn(bench.runner._feed)
+    seen.append(bench.job.status)  # what has not changed is not written
+    bench.runner._take_new_row()
+    parts._status.turn(bench.runner._feed)
+    seen.append(bench.job.status)
+    assert seen == [Status.RUNNING, Status.PENDING, Status.RUNNING]
+
+
+def test_a_rename_that_the_feed_made_itself_is_no_alter(bench: Bench) -> None:
+    """The job's next generation is the rename's; a later one has an ALTER, too, which its own
+    request takes."""
+    bench.runner._took_rename(2)
+    assert bench.runner.generation == bench.job.taken == 2
+    bench.runner._took_rename(4)
+    assert bench.runner.generation == bench.job.taken == 2
+    bench.runner._took_rename(1)
+    assert bench.runner.generation == bench.job.taken == 2

@@ -505,6 +505,41 @@ def test_a_file_at_its_closing_is_in_use(
     assert caught.value.code.number == "CF5001" and "retries" in str(caught.value.hint)
 
 
+VERSIONS: dict[str, list[tuple[int, str | None, int | None]]] = {
+    "append": [
+        (1, "kept", 0),
+        (1, "kept", 1),
+        (2, "own", 2),
+        (2, "own", 3),
+        (1, None, None),  # deleted
+        (2, None, None),
+        (1, None, 3),
+    ],
+    "scd2": [(1, "kept", 0), (1, "kept", 1), (2, "own", 3), (1, None, 3)],
+}
+
+
+@pytest.mark.parametrize("history", VERSIONS)
+def test_a_version_has_the_values_that_its_row_had_before(tmp_path: Path, history: str) -> None:
+    """Those that the source did not send; a changed key begins a row of which nothing is known,
+    whatever row had that key before."""
+    path = tmp_path / "db"
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text", c="int32"))
+    feed, sink = opened(path, source, history=history)
+    source.commit(insert("t", a=1, b="kept", c=0))
+    feed.deliver(sink)
+    unsent = ["b"]
+    source.commit(update("t", {"a": 1}, unsent, c=1))
+    source.commit(insert("t", a=2, b="own", c=2), update("t", {"a": 2}, unsent, c=3))
+    source.commit(delete("t", a=1))
+    source.commit(update("t", {"a": 2}, unsent, a=1))
+    feed.deliver(sink)
+    order = "_sequence_num, _ord" if history == "append" else "_sequence_num, a"
+    found = read(path, f"SELECT a, b, c FROM t ORDER BY {order}")
+    assert found == VERSIONS[history]
+    sink.close()
+
+
 def test_the_pace_follows_the_cost_of_a_merge() -> None:
     sink = WarehouseSink(DuckDB("unused"))
     assert sink.pace.seconds == PACE
