@@ -29,6 +29,9 @@ AT_ONCE = 2_000_000
 _BLOCK = 1 << 18
 #: Bytes of text keys hashed in one go: their numbers take sixteen times as much.
 _TEXT = 1 << 20
+#: An odd number that spreads neighbouring values (the golden ratio: Knuth, The Art of Computer
+#: Programming 6.4).
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 Hashes = npt.NDArray[np.uint64]
 Places64 = npt.NDArray[np.int64]
@@ -112,7 +115,7 @@ class Repeats:
         chosen, numbers, start = [], [], 0
         while len(block := np.fromfile(self._records, _RECORD, _BLOCK)):
             if parts > 1:
-                at = np.flatnonzero(block["high"] % np.uint64(parts) == part)
+                at = np.flatnonzero(_mixed(block["high"]) % np.uint64(parts) == part)
                 chosen.append(block[at])
                 numbers.append(at + start)
             else:
@@ -129,6 +132,12 @@ class Repeats:
         place = np.fromfile(self._records, _RECORD, count)["place"].copy()
         found = np.fromfile(self._found_path, _FOUND, count, offset=start * _FOUND.itemsize)
         return AddedRows(place, found["kind"].copy(), found["first"].copy())
+
+
+def _mixed(hashes: Hashes) -> Hashes:
+    """Numbers whose low bits differ where any bits of the hashes do. The hashes are sums of
+    products: where few bytes of the keys differ, all of them may be even."""
+    return ((hashes ^ (hashes >> np.uint64(32))) * _SPREAD) >> np.uint64(32)
 
 
 def _compare(rows: npt.NDArray[np.void], numbers: Places, found: npt.NDArray[np.void]) -> None:
