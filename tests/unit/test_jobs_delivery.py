@@ -71,13 +71,35 @@ class Texts:
         return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
 
 
+@dataclass(frozen=True)
+class Twice:
+    """Two writes of one transaction to one row; a column of the second may not have been sent."""
+
+    missing: str | None
+
+    def find(self, piece: LogPiece) -> pa.Table:
+        first, second = Instants((2, 2)).find(piece).to_pylist()
+        rows = [
+            first | {"seq": piece.first_seq, "last": False},
+            second | {"seq": piece.last_seq, "op": "u", "missing": self.missing},
+        ]
+        return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
+
+
 class EveryRow:
     """A CDC query that selects everything."""
+
+    def __init__(self) -> None:
+        #: Of each chunk whether it was to give superseded rows, too.
+        self.superseded: list[bool] = []
 
     def compiled(self, schema: TableSchema) -> Any:
         return SimpleNamespace(schema=schema, shape=None)
 
-    def rows(self, schema: TableSchema, rows: pa.Table, *_: object, **__: object) -> pa.Table:
+    def rows(
+        self, schema: TableSchema, rows: pa.Table, plan: object, *, superseded: bool
+    ) -> pa.Table:
+        self.superseded.append(superseded)
         return rows
 
 
@@ -431,6 +453,30 @@ def test_what_the_log_knows_of_its_texts_says_nothing_of_a_query(tmp_path: Path)
     bench.deliver((5, [piece]))
     assert [json.loads(value)["after"] for value in values] == [{"k": '"'}]
     catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("missing", "beside", "superseded"),
+    [(None, False, False), (None, True, True), ('["v"]', False, True)],
+)
+def test_superseded_rows_go_to_the_sink_where_they_know_what_another_lacks(
+    bench: Bench, missing: str | None, beside: bool, superseded: bool
+) -> None:
+    """A row of their chunk, or one of their transaction in the chunk beside it."""
+    text = Column("v", "text", "string", Form.TEXT, "text", True, 2)
+    schema = replace(shape(A), columns=(*shape(A).columns, text))
+    changed = replace(schema, columns=(*shape(A).columns, replace(text, name="w")))
+    twice, after = (
+        replace(rows_of(A, first, first + 1), first=at(2), last=at(2)) for first in (2, 4)
+    )
+    twice = replace(twice, schema=schema, _finder=Twice(missing))
+    after = replace(after, schema=changed, has_unsent=True, _finder=Twice(None))
+    query = EveryRow()
+    bench.feed.query = cast(Any, query)
+    bench.deliver((5, [twice, after] if beside else [twice]))
+    rows = [2, 2] if superseded else [2]
+    assert bench.sink_session.done[0] == ("write", 1, rows)
+    assert query.superseded[0] is superseded
 
 
 THREE = ((5, [rows_of(A, 2, 5)]), (7, [rows_of(B, 7)]), (9, [rows_of(A, 8), rows_of(B, 9)]))
