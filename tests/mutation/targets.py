@@ -52,7 +52,12 @@ _REPEATS_TESTS = (
     "tests/unit/test_postgres_large_transactions.py",
 )
 _LANE_TESTS = ("tests/unit/test_lanes.py", "tests/unit/test_engines.py")
-_SELECT_TESTS = ("tests/properties/test_select.py", "tests/properties/test_messages.py")
+_SELECT_TESTS = (
+    "tests/properties/test_select.py",
+    "tests/properties/test_messages.py",
+    "tests/unit/test_postgres_logical_messages.py",
+    "tests/unit/test_reused_keys.py",
+)
 _OPTION_TESTS = (
     "tests/unit/test_options.py",
     "tests/unit/test_message_plan.py",
