@@ -16,6 +16,7 @@ from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.testing.conformance import CASES, Case, run_case
 from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
 from tests.conformance.test_mysql_conformance import _Session as MySQLSession
+from tests.helpers.postgres_slots import drop_slot
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import DEFAULT_MAJOR, Database
@@ -198,7 +199,7 @@ class PostgresHarness(SourceHarness):
         return f"ALTER TABLE {self.quote(table)} REPLICA IDENTITY FULL"
 
     def lose_log(self, memo: Any) -> None:
-        self._database.execute("SELECT pg_drop_replication_slot(%s)", [memo["slot"]])
+        drop_slot(self._database, memo["slot"])
 
     def close(self) -> None:
         for source in self._opened:

@@ -32,6 +32,10 @@ from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
+#: The stream may tell the new key before the look at the source finds the table unsafe; a feed with
+#: the default policy stops at either.
+KEYS_MAY_CHANGE = ", schema_change_policy = 'ignore'"
+
 
 class Bench:
     """Feeds of two tables into a folder."""
@@ -47,10 +51,11 @@ class Bench:
             "create table b (id int primary key, note text); insert into b values (1, 'b1');"
         )
 
-    def create(self, targets: str) -> None:
+    def create(self, targets: str, options: str = "") -> None:
         """A feed ``f`` that has delivered what is there."""
         self.feeds.execute(
-            f"CREATE CHANGEFEED f FOR {targets} INTO 'file://{self.folder}' WITH topic_in_value"
+            f"CREATE CHANGEFEED f FOR {targets} INTO 'file://{self.folder}'"
+            f" WITH topic_in_value{options}"
         )
         self.feeds.sync("f")
 
@@ -336,7 +341,7 @@ def test_a_new_table_without_a_key_does_not_break_the_application(bench: Bench) 
 def test_a_captured_table_that_loses_its_key_leaves_the_application_alone(
     bench: Bench, how: str
 ) -> None:
-    bench.create("a, b")
+    bench.create("a, b", KEYS_MAY_CHANGE)
     bench.database.execute(f"alter table a {how}")
     bench.fails("a", "no replica identity", "CF2003")
     bench.database.execute("update a set note = 'a2'")
@@ -349,7 +354,7 @@ def test_a_captured_table_that_loses_its_key_leaves_the_application_alone(
 
 
 def test_a_paused_feed_misses_nothing_of_a_table_that_was_left_out(bench: Bench) -> None:
-    bench.create("a, b")
+    bench.create("a, b", KEYS_MAY_CHANGE)
     bench.feeds.execute("CREATE CHANGEFEED other FOR a, b INTO 'null://'")
     bench.feeds.execute("PAUSE CHANGEFEED f")
     bench.database.execute("alter table a drop constraint a_pkey")

@@ -19,6 +19,7 @@ from changefeed.sources.testing.conformance import CASES, Case, run_case
 from changefeed.sources.testing.reader import State, reading
 from tests.conformance.test_source_conformance import PostgresHarness
 from tests.conftest import PostgresFactory
+from tests.helpers.postgres_slots import drop_slot
 from tests.helpers.waiting import until
 from tests.services.cache import server_folder
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
@@ -113,7 +114,7 @@ class StandbyHarness(PostgresHarness):
         return source
 
     def lose_log(self, memo: Any) -> None:
-        self._pair.standby.execute("SELECT pg_drop_replication_slot(%s)", [memo["slot"]])
+        drop_slot(self._pair.standby, memo["slot"])
 
 
 @pytest.fixture

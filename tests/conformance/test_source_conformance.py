@@ -13,6 +13,7 @@ from changefeed.sources.base import Source
 from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.testing.conformance import CASES, Case, run_case
 from changefeed.sources.testing.harness import SourceHarness, Type
+from tests.helpers.postgres_slots import drop_slot
 from tests.services.postgres import MAJORS, Database
 
 pytestmark = pytest.mark.postgres
@@ -83,7 +84,7 @@ class PostgresHarness(SourceHarness):
         return f"ALTER TABLE {self.quote(table)} REPLICA IDENTITY FULL"
 
     def lose_log(self, memo: Any) -> None:
-        self._database.execute("SELECT pg_drop_replication_slot(%s)", [memo["slot"]])
+        drop_slot(self._database, memo["slot"])
 
     def close(self) -> None:
         for source in self._opened:

@@ -150,7 +150,7 @@ def test_why_it_was_busy_is_said(bench: Bench) -> None:
     error = refused(lambda: bench.deliver(bench.sink(patience=0.3), *ROWS))
     assert error.code.number == "CF5004"
     assert f"127.0.0.1:{bench.proxy.port}" in error.detail
-    assert "20 documents: 20 x es_rejected_execution_exception; asked again" in error.detail
+    assert "20 documents: 20 x es_rejected_execution_exception; retried for" in error.detail
 
 
 def test_patience_ends(bench: Bench) -> None:
