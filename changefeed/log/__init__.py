@@ -1,4 +1,4 @@
-"""The change log of a source: what capture has read, durable, for any number of feeds.
+"""The change log of a source: durable storage of what capture has read, for any number of feeds.
 
 One process writes (:class:`LogWriter`), any number read (:class:`LogReader`). A directory::
 
@@ -19,33 +19,34 @@ One process writes (:class:`LogWriter`), any number read (:class:`LogReader`). A
               '------------------ LEDGER ---------'
 
 A flush is one frame and one fsync of the journal, however many tables it touches; a large
-batch goes to Parquet first. Frames without a frontier are the
-beginning of a large transaction: readers do not see them before the frame that has one, and
-recovery cuts them off when it never came. The frames up to a frontier are a *unit*; units cover
-``(after, upto]`` of time without a gap. A slice of the log ends at a timestamp, so between
-transactions.
+batch is first written to a Parquet file. Frames without a frontier are the beginning of a large
+transaction: readers see them only when the frame with the frontier follows, and recovery removes
+them if that frame was never written. The frames up to a frontier are a *unit*. Each unit covers
+the timestamps ``(after, upto]``, and consecutive units leave no gap. A slice of the log ends at a
+timestamp, and therefore between transactions.
 
-The index lives in these files, not in the state database: the log is then consistent by itself
+The index is stored in these files, not in the state database. So the log alone is consistent
 after any crash (one file is renamed, nothing is committed in two places), the capture process
-needs no database, and a directory can be copied or read alone. Journals hold the schemas of
-their rows. What a reader keeps is derived: header entries of the journals it was asked for.
+needs no database, and a directory can be copied or read without one. Journals hold the schemas of
+their rows. A reader stores nothing; it keeps in memory the header entries of the journals that it
+has read.
 
-Sealed journals are merged (compaction.py) and dropped from the old end (retention.py). A table
-costs something only while it has rows: an entry in a header. It gets files of its own only by
-its bytes.
+Sealed journals are merged (compaction.py), and the oldest are dropped (retention.py). A table
+takes space only for the rows that it has: one entry in a header. It gets files of its own only
+when it has enough bytes.
 
-What a crash leaves, and what opening the log does:
+What a crash leaves behind, and what happens to it when the log is opened:
 
 ==================================  ================================================
-left behind                         done
+left behind                         action
 ==================================  ================================================
 a torn frame at the end             cut off (a whole frame behind it: CF3001)
 frames of an unfinished transaction cut off, with their segments; the source sends it again
-segments no frame names             removed
-a new journal the ledger lacks      removed
-a merged journal the ledger lacks   removed, with its segments
+segments that no frame names        removed
+a new journal not in the ledger     removed
+a merged journal not in the ledger  removed, with its segments
 HEAD older than the journal         written again
-replaced files still on disk        removed after their grace (the ledger lists them)
+replaced files still on disk        removed after their grace period (the ledger lists them)
 ==================================  ================================================
 """
 

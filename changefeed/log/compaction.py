@@ -1,13 +1,13 @@
 """Merging sealed journals: many frames become one unit, small rows of a table become long runs.
 
-Levels as in a log-structured tree: journals as written (level 0) are merged as soon as they
-are sealed; ``merge_fan`` neighbours of one level make one of the next. A table gets a Parquet
-file of its own only when it has ``pack_bytes`` in the range; the rows of all the others stay
-together in the journal file, so the number of files follows the bytes, not the tables. Large
-segments are kept as they are.
+Journals have levels, as in a log-structured merge tree: journals as written (level 0) are merged
+as soon as they are sealed, and ``merge_fan`` neighbours of one level make one journal of the next
+level. A table gets a Parquet file of its own only when it has ``pack_bytes`` in the range; the rows
+of all other tables stay together in the journal file. So the number of files depends on the number
+of bytes, not of tables. Large segments are kept as they are.
 
 The result is an ordinary journal with a single unit: a few frames without a frontier, then one
-with the frontier of the last journal merged. Heartbeats vanish in it.
+with the frontier of the last merged journal. The result contains no heartbeats.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from changefeed.log.store import JournalRows
 #: A frame of a merged journal is closed when its body has this many bytes.
 _FRAME_BYTES: Final = 8 * 1024 * 1024
 
-#: Inline runs are merged up to this size: it is what a caught-up reader decodes at once.
+#: Inline runs are merged up to this size, because a reader that has caught up decodes a whole run.
 _INLINE_BYTES: Final = 2 * 1024 * 1024
 _INLINE_ROWS: Final = 16_384
 
@@ -66,7 +66,7 @@ def plan(
 
 
 def _fitting(run: list[SealedJournal], settings: LogSettings) -> Iterator[list[SealedJournal]]:
-    """Parts of a run of neighbours that stay within the limits of a merge."""
+    """Divide a run of neighbours into parts that stay within the limits of a merge."""
     span = int(settings.gc_ttl * 1e9 / 8)
     part: list[SealedJournal] = []
     for item in run:
@@ -82,13 +82,13 @@ def _fitting(run: list[SealedJournal], settings: LogSettings) -> Iterator[list[S
 
 
 def _latest(run: tuple[SealedJournal, ...]) -> int | None:
-    """From when the age of a merged journal counts: as that of its youngest part."""
+    """The time from which the age of a merged journal counts: that of its youngest part."""
     known = [item.since for item in run if item.since is not None]
     return max(known) if len(known) == len(run) else None
 
 
 class JournalMerge:
-    """One merge: reads sealed journals, writes one. The ledger is the caller's business."""
+    """Merges sealed journals into a new one. The caller updates the ledger."""
 
     def __init__(
         self, root: Path, number: int, run: tuple[SealedJournal, ...], settings: LogSettings
@@ -108,8 +108,8 @@ class JournalMerge:
         """Write the merged journal; durable on return.
 
         Raises:
-            OSError: no room; call :meth:`discard`.
-            ChangefeedError: CF3001, what is merged is damaged.
+            OSError: the disk is full; call :meth:`discard`.
+            ChangefeedError: CF3001, a journal to be merged is damaged.
         """
         first, last = self._run[0], self._run[-1]
         self._made.append(journal_name(self._number))
@@ -168,7 +168,8 @@ class JournalMerge:
                 self._frame().schema_change(mark, OLD if table == mark.old.table else NEW)
 
     def _runs(self, runs: list[Run]) -> None:
-        """Neighbouring runs of one table and version: keep, write to Parquet, or merge inline."""
+        """Keep neighbouring runs of one table and version, write them to Parquet, or merge them
+        inline."""
         for keep, group in groupby(runs, key=self._is_kept):
             part = list(group)
             if keep or _is_one_file(part):
@@ -296,13 +297,13 @@ class JournalMerge:
 
 
 def _is_one_file(runs: list[Run]) -> bool:
-    """Rewriting a single segment would gain nothing."""
+    """Whether the runs are one segment already, which need not be rewritten."""
     files = {r.where.file for r in runs}
     return len(files) == 1 and isinstance(runs[0].where, RowGroup)
 
 
 def _kind(entry: Entry) -> object:
-    """What may be merged: neighbouring rows of one schema version."""
+    """Neighbouring entries of the same kind may be merged: rows of one schema version."""
     if isinstance(entry, Truncate | SchemaChange):
         return "mark"
     return entry.schema.version, id(entry.shape)

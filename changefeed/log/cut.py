@@ -1,8 +1,8 @@
-"""Which rows of a unit a slice takes, and where it stops when they are too many.
+"""Which rows of a unit a slice takes, and where the slice stops when there are too many.
 
-A slice ends at a timestamp, the same for all its tables, so it always ends between
-transactions. Whole runs are taken by what the index knows; timestamps are read from the files
-only of runs that straddle a bound.
+A slice ends at one timestamp for all its tables, so it always ends between transactions. The
+index is enough to take whole runs; timestamps are read from the files only for runs that a bound
+divides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from changefeed.log.store import JournalRows
 
 #: Exclusive lower bound of each table a feed reads.
 Bounds = Mapping[TableName, Stamp]
-#: Behind every timestamp.
+#: Greater than every timestamp.
 _NEVER: Stamp = (np.iinfo(np.int64).max, 0)
 
 
@@ -35,12 +35,12 @@ class RunPart:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return self.stop - self.start
 
     @property
     def bytes(self) -> int:
-        """Their share of the run's size."""
+        """The share of these rows in the size of the run."""
         m = self.run.measure
         return m.bytes * self.rows // m.rows
 
@@ -48,9 +48,9 @@ class RunPart:
 def select(
     unit: Unit, bounds: Bounds, upto: Stamp, store: JournalRows
 ) -> Iterator[tuple[TableName, RunPart | Mark]]:
-    """Rows and marks of the tables above their bounds and at or below ``upto``.
+    """The rows and marks of the tables above their bounds and at or below ``upto``.
 
-    In log order within a table.
+    Those of one table are in log order.
     """
     if len(bounds) <= len(unit.tables):
         names = [name for name in bounds if name in unit.tables]
@@ -80,17 +80,17 @@ def _take(entry: Entry, after: Stamp, upto: Stamp, store: JournalRows) -> RunPar
 
 
 def last_fitting(parts: list[RunPart], max_rows: int, max_bytes: int, store: JournalRows) -> Stamp:
-    """The last timestamp at which a slice of ``parts``, which are too many, may end.
+    """The last timestamp at which a slice of ``parts``, which exceed the limits, may end.
 
-    Everything up to it fits the limits; or, when already the first transaction does not, it is
-    the timestamp of that transaction alone.
+    Everything up to it is within the limits. If the first transaction alone exceeds them, the
+    result is the timestamp of that transaction.
     """
     loaded: list[RunPart] = []
     limit = _NEVER
     rows = size = 0
     for first, part in sorted(((_first(p, store), p) for p in parts), key=lambda found: found[0]):
         if rows > max_rows or size > max_bytes:
-            # What is not loaded starts here: no end beyond it is proven to fit.
+            # The rows from here on are not loaded, so a later end might exceed the limits.
             limit = first
             break
         loaded.append(part)
@@ -115,7 +115,7 @@ def _first(part: RunPart, store: JournalRows) -> Stamp:
 def _columns(
     parts: list[RunPart], store: JournalRows
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Timestamps and sizes of the rows, in the order of the timestamps."""
+    """The timestamps and sizes of the rows, ordered by timestamp."""
     columns: list[tuple[Any, Any, Any]] = []
     for part in parts:
         wall, logical = stamps(store.stamps(part.run))

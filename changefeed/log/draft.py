@@ -1,7 +1,7 @@
 """The frame of one flush while it is built: inline rows, segments on disk, header entries.
 
-A draft changes nothing that anybody reads: the schemas it declares and the segments it wrote
-count only once the writer has put its frame into the journal; :meth:`Draft.discard` undoes it.
+A reader sees the schemas that a draft declares and the segments that it wrote only after the
+writer has put its frame into the journal. Until then :meth:`FrameBuilder.discard` undoes the draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from changefeed.log.rows import Measure, SchemaShape, Stamp, measure, pack
 from changefeed.log.segment import SegmentWriter, group_size
 from changefeed.log.settings import LogSettings
 
-#: Up to this many commits are written as JSON in the header, more as a batch in the body.
+#: Up to this many commits are written as JSON into the header; more go as a batch into the body.
 _FEW_COMMITS: Final = 16
 
 #: Commits in one stored batch: a lookup reads one or two of them.
@@ -35,7 +35,7 @@ COMMIT_GROUP: Final = 65_536
 
 
 class DeclaredSchemas:
-    """The schemas a journal file has declared, and their numbers in it."""
+    """The schemas that a journal file has declared, and their numbers in that file."""
 
     __slots__ = ("_known",)
 
@@ -46,10 +46,10 @@ class DeclaredSchemas:
         return len(self._known)
 
     def get(self, schema: TableSchema) -> tuple[int, SchemaShape] | None:
-        """Number and shape of a schema declared before.
+        """The number and shape of a schema that the file has declared; None for any other.
 
         Raises:
-            ValueError: this version of the table had another shape.
+            ValueError: the file has declared this version of the table with another shape.
         """
         found = self._known.get((schema.table, schema.version))
         if found and found[1].schema is not schema and found[1].schema != schema:
@@ -72,7 +72,7 @@ class DeclaredSchemas:
 
 
 class FrameBuilder:
-    """One frame in the making."""
+    """Builds one frame."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class FrameBuilder:
         self.new: list[tuple[int, SchemaShape]] = []
         self.first: Stamp | None = None
         self.last: Stamp | None = None
-        #: By table: timestamp and sequence number that later rows must be above.
+        #: The timestamp and sequence number of each table's last row; later rows must be above.
         self.lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         self._root = root
         self._number = number
@@ -165,13 +165,13 @@ class FrameBuilder:
         return writer
 
     def close_segment(self, number: int, writer: SegmentWriter) -> None:
-        """Finish a file and name it in the frame."""
+        """Finish a Parquet file and name it in the frame."""
         writer.close()
         self.segments.append((writer.name, writer.size))
         self._entries.append(encode_segment(number, writer.name, writer.size, writer.groups))
 
     def keep_segment(self, number: int, file: str, size: int, groups: list[Measure]) -> None:
-        """Name a file that is there already (compaction keeps large ones)."""
+        """Name a Parquet file that exists already (compaction keeps large ones)."""
         self._entries.append(encode_segment(number, file, size, groups))
 
     def _truncate(self, mark: Truncate) -> None:
@@ -197,7 +197,7 @@ class FrameBuilder:
         )
 
     def declare(self, schema: TableSchema) -> tuple[int, SchemaShape]:
-        """Number and shape of a schema, declared in this frame when it is new to the file."""
+        """The number and shape of a schema, which this frame declares if it is new in the file."""
         known = self._declared.get(schema)
         if known is None:
             known = (len(self._declared) + 1, SchemaShape(schema))
@@ -256,7 +256,7 @@ class FrameBuilder:
         return encode_frame(sync, header | self._header, self._body)
 
     def discard(self) -> None:
-        """Undo: the segments are removed, the declarations forgotten."""
+        """Remove the segments of this frame and forget the schemas that it declares."""
         self._declared.cut(len(self._declared) - len(self.new))
         for name, _ in self.segments:
             (self._root / name).unlink(missing_ok=True)

@@ -1,14 +1,14 @@
-"""The header of a frame: what a flush holds and where, and the units readers see.
+"""The header of a frame: what a flush holds and where, and the units that readers see.
 
 A header is a JSON object::
 
     f   [wall, logical, position, seq, history]
-                                           the frontier; absent while a large transaction is
-                                           only partly in the log (history: where there is one)
+                                           the frontier; absent while only a part of a large
+                                           transaction is in the log (history: if there is one)
     a   [wall, logical]                    everything above this is in the log (first frame of
                                            a log only)
-    s   [[id, version, schema text], ...]  schemas this file uses from here on, under a number
-                                           of the file's own
+    s   [[id, version, schema text], ...]  schemas that this file uses from here on; the numbers
+                                           are valid in this file only
     e   entries in log order:
         ["b", id, rows, bytes, first, last, first seq, last seq, clean, superseded,
               offset, length, raw, crc, unsent]               rows stored in the body
@@ -20,12 +20,11 @@ A header is a JSON object::
     k   [[wall], [logical], [position], [xid]]                few commits
     c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
 
-``unsent``: some row may lack a value that the source did not send. Files of version 0.1 do not say
-so.
+``unsent``: some row may lack a value that the source did not send. Files of version 0.1 do not
+have this field.
 
-A *unit* is the frames up to and including the next one with a frontier: the smallest step a
-reader can see. Its timestamps lie in ``(after, upto]``, and units follow each other without
-a gap.
+A *unit* is the frames up to and including the next one with a frontier: the smallest step that a
+reader can see. Its timestamps are in ``(after, upto]``, and consecutive units leave no gap.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ COMMIT_SCHEMA: Final = pa.schema(
 )
 
 
-#: Which names of a renamed table a schema change belongs to. Both in a flush; a merged journal
-#: has the entries table by table, so each list has its own.
+#: The names of a renamed table to which a schema change belongs: in a flush, both. A merged journal
+#: orders its entries by table, so it has one entry under each name.
 BOTH, OLD, NEW = 0, 1, 2
 
 
@@ -84,13 +83,13 @@ class Run:
 Mark = Truncate | SchemaChange
 Entry = Run | Mark
 
-#: Few commits: (wall, logical, position, xid) lists. Many: where they lie, and the last position.
+#: A few commits as lists: (wall, logical, position, xid).
 CommitList = tuple[list[int], list[int], list[Position], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class CommitExtent:
-    """Where a batch of commits lies, and what is needed to skip it."""
+    """Where a batch of commits is stored, and its last position, so that a search can skip it."""
 
     extent: Extent
     rows: int
@@ -99,7 +98,7 @@ class CommitExtent:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What becomes visible at once: rows and marks with timestamps in ``(after, upto]``."""
+    """Rows and marks that become visible together; their timestamps are in ``(after, upto]``."""
 
     after: Stamp
     upto: Stamp
@@ -176,18 +175,18 @@ class UnitReader:
         self._shapes: dict[int, SchemaShape] = {}
         self._tables: dict[TableName, list[Entry]] = {}
         self._commits: list[CommitList | CommitExtent] = []
-        #: Where the next unit begins; None until the first frame of a new log says it.
+        #: Where the next unit begins; None until the first frame of a new log has been read.
         self.after = after
 
     def units(self, frames: Iterable[Frame]) -> Iterator[Unit]:
-        """The units the frames complete; what is left over is kept for the next call."""
+        """The units that the frames complete; frames of an incomplete unit are kept for later."""
         for frame in frames:
             unit = self.add(frame)
             if unit is not None:
                 yield unit
 
     def add(self, frame: Frame) -> Unit | None:
-        """Take one frame; the unit when it completes one."""
+        """Take one frame. Return the unit that it completes, or None."""
         header = frame.header
         if "a" in header and self.after is None:
             self.after = (header["a"][0], header["a"][1])
@@ -256,7 +255,7 @@ _DECODERS: Final[dict[str, Callable[[UnitReader, int, list[Any]], None]]] = {
 
 
 def frame_extents(frame: Frame, file: int) -> Iterator[Extent]:
-    """Every stored run of bytes of a frame: what recovery verifies."""
+    """Every stored run of bytes of a frame, for recovery to verify."""
     for e in frame.header.get("e", ()):
         if e[0] == "b":
             yield Extent(file, frame.body + e[10], *e[11:14])

@@ -1,7 +1,7 @@
 """How many bytes of a change log lie above a timestamp.
 
-Bytes count as they were written: what compaction saves later does not show. It is known as of the
-marks only, :data:`STEP` bytes or one flush apart, and never told too low.
+Bytes count as they were written, whatever compaction saves later. The number is exact only at the
+marks, which are :data:`STEP` bytes or one flush apart; elsewhere it is rounded up to a mark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STEP = 1 << 20
 
 
 class Growth:
-    """Marks of a log: up to which timestamp it had how many bytes. Not thread-safe."""
+    """Marks of a log: how many bytes it had up to a timestamp. Not thread-safe."""
 
     def __init__(self) -> None:
         self._upto: list[Stamp] = []
@@ -24,11 +24,11 @@ class Growth:
 
     @property
     def total(self) -> int:
-        """The bytes of everything that was ever complete."""
+        """All bytes counted up to the last mark, those of dropped history included."""
         return self._totals[-1] if self._totals else self._base
 
     def reach(self, upto: Stamp, total: int) -> None:
-        """The log is complete up to ``upto`` with ``total`` bytes."""
+        """Note that the log is complete up to ``upto``, with ``total`` bytes counted so far."""
         before = self._totals[-2] if len(self._totals) > 1 else self._base
         if self._totals and total - before <= STEP:
             self._upto[-1], self._totals[-1] = upto, total
@@ -37,12 +37,12 @@ class Growth:
             self._totals.append(total)
 
     def above(self, at: Stamp) -> int:
-        """Bytes that hold what is above ``at``; whole marks only."""
+        """The bytes above ``at``, rounded up to a mark."""
         known = bisect_right(self._upto, at)
         return self.total - (self._totals[known - 1] if known else self._base)
 
     def forget(self, upto: Stamp) -> None:
-        """The log no longer has anything up to here."""
+        """Note that the log no longer has anything at or below ``upto``."""
         gone = bisect_right(self._upto, upto)
         if gone:
             self._base = self._totals[gone - 1]

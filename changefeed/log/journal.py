@@ -7,8 +7,8 @@ A journal file is a 32-byte file header and frames, each aligned to 8 bytes::
 
 ``header`` is JSON (see :mod:`changefeed.log.frame`), ``crc`` covers the two lengths and the
 header. Every stored run of bytes of the body has its own crc in the header, so that a reader
-that wants one table of a frame checks just that. The sync marker is different in each file:
-rows that hold bytes of another journal cannot look like a frame.
+of one table checks only the bytes of that table. Each file has a different sync marker, so rows
+that contain bytes of another journal cannot look like a frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LENGTHS = struct.Struct("<IQ")
 #: Where the first frame of a file begins.
 FIRST_FRAME: Final = _FILE.size
 
-#: A header may name thousands of small tables; more than this is not one of ours.
+#: A header may name thousands of small tables; a longer one was not written by this module.
 _HEADER_LIMIT: Final = 256 * 1024 * 1024
 
 #: How much a sequential scan reads at once.
@@ -63,14 +63,14 @@ def file_header(number: int, sync: bytes) -> bytes:
 
 
 def damaged(name: str, why: str, **facts: object) -> ChangefeedError:
-    """The error for bytes on disk that are not what was written there."""
+    """The error for bytes on disk that differ from what was written."""
     detail = ", ".join([f"file {name}", *(f"{k} {v}" for k, v in facts.items())])
     return ChangefeedError(Code.LOG_DAMAGED, f"change log is damaged: {why}", detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where one frame lies in its file, and its decoded header."""
+    """The place of one frame in its file, and its decoded header."""
 
     offset: int
     header: dict[str, Any]
@@ -96,7 +96,7 @@ class JournalFile:
         """Open it.
 
         Raises:
-            FileNotFoundError: it is gone (compaction or retention removed it).
+            FileNotFoundError: compaction or retention removed the file.
             ChangefeedError: CF3001, its first bytes are not a journal's.
         """
         self.number = number
@@ -111,7 +111,7 @@ class JournalFile:
         self.sync = head[16 : 16 + SYNC_LENGTH]
 
     def __del__(self) -> None:
-        # Held by caches of bounded size; the last user closes it.
+        # Caches of bounded size hold this object; the file is closed with the last reference.
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -120,10 +120,10 @@ class JournalFile:
         """Exactly ``length`` bytes at ``offset``.
 
         Raises:
-            ChangefeedError: CF3001, the file is shorter.
+            ChangefeedError: CF3001, the file is too short.
         """
         data = os.pread(self.fd, length, offset)
-        while len(data) < length:  # pread may return less than asked (signals, 2 GB limit)
+        while len(data) < length:  # pread may return fewer bytes (signals, 2 GB limit)
             more = os.pread(self.fd, length - len(data), offset + len(data))
             if not more:
                 raise damaged(self.name, "file is too short", offset=offset, length=length)
@@ -134,7 +134,7 @@ class JournalFile:
         """The frames in ``[start, end)``, all of which must be whole.
 
         Raises:
-            ChangefeedError: CF3001 at the first that is not.
+            ChangefeedError: CF3001 at the first one that is broken.
         """
         for frame in self.valid_frames(start, end):
             start = frame.end
@@ -143,9 +143,9 @@ class JournalFile:
             raise damaged(self.name, "not a frame", offset=start, end=end)
 
     def valid_frames(self, start: int, end: int) -> Iterator[Frame]:
-        """The frames from ``start`` on, up to the first that is not whole before ``end``.
+        """The frames from ``start`` on, up to the first one that is broken or extends past ``end``.
 
-        Only headers are read (and what lies in the same window); bodies are not verified.
+        Only headers are verified, not bodies; a read takes whole windows of the file.
         """
         base, window = start, b""
         while start + _FRAME.size <= end:
@@ -176,10 +176,10 @@ class JournalFile:
         return Frame(start, json.loads(text), body, stop)
 
     def valid_frame_after(self, start: int, end: int) -> int | None:
-        """The offset of a whole frame header somewhere after ``start``, if there is one.
+        """The offset of the first whole frame header after ``start``, if there is one.
 
-        An append is durable before the next one begins, so a torn frame is always the last:
-        a whole frame behind a broken one means that the disk lost or changed bytes.
+        An append is durable before the next one begins, so a torn frame is always the last one. A
+        whole frame after a broken one means that the disk lost or changed bytes.
         """
         at = start + 1
         while at < end:

@@ -1,13 +1,13 @@
-"""The two index files of a log directory, LEDGER and HEAD, and how each changes atomically.
+"""The two index files of a log directory, LEDGER and HEAD, and how each is changed atomically.
 
 ``LEDGER`` (JSON, replaced by rename) lists the sealed journals in time order with the segments
-they use, the live journal, and files that wait for removal. It changes only when a journal is
+they use, the live journal, and the files that are to be removed. It changes only when a journal is
 sealed, merged or dropped: a few times an hour.
 
 ``HEAD`` (36 bytes, overwritten in place after each fsync of the journal) says how far the live
-journal is durable and complete. Readers look at nothing else while nothing happens, and
-see neither torn nor unsynced frames. It is a hint that may be old after a crash, never
-ahead: the writer publishes it again when it opens the log.
+journal is durable and complete. While nothing is appended, readers read only this file. They
+see neither torn nor unsynced frames. After a crash HEAD may be behind the journal, but never ahead
+of it; the writer writes it again when it opens the log.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def sync_directory(root: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SealedJournal:
-    """A journal that will not change: the range it covers and the files it is made of.
+    """A journal that no longer changes: the range that it covers and the files that it consists of.
 
     Attributes:
         length: end of its last frame.
-        segments: Parquet files its frames name, with their sizes.
-        level: 0 as written, n + 1 made by compaction of level n (1 for fresh journals).
-        since: the log's time (:class:`LogTime`) from which its age counts; None until upkeep has
-            seen it.
+        segments: Parquet files that its frames name, with their sizes.
+        level: 0 for a journal as written, n + 1 for one that compaction made of level n.
+        since: the log's time (:class:`LogTime`) from which its age counts; None until the next
+            upkeep sets it.
     """
 
     number: int
@@ -78,25 +78,25 @@ class SealedJournal:
 
 @dataclass(frozen=True, slots=True)
 class LogTime:
-    """The time that ages in a log are counted by: it goes on as time is measured, and does not
-    leap with the clocks of this machine or of the source.
+    """The time by which ages in a log are counted. It advances with measured time, and does not
+    jump when somebody sets the clock of this machine or of the source.
 
     Attributes:
-        at: ns; about the wall clock's, as long as nobody sets that.
-        read: what the machine's clocks said then.
+        at: ns; close to the wall clock as long as nobody sets that clock.
+        read: what the machine's clocks showed at that time.
     """
 
     at: int
     read: ClockSample
 
     def on(self, read: ClockSample) -> LogTime:
-        """The log's time when the clocks say ``read``."""
+        """The log's time when the clocks show ``read``."""
         return LogTime(self.at + read.since(self.read), read)
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """A file that no new reader needs, since ``since`` (the log's time)."""
+    """A file that no new reader has needed since ``since`` (the log's time)."""
 
     name: str
     size: int
@@ -105,9 +105,9 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The state of a log directory. A change is a new object, written whole.
+    """The state of a log directory. A change makes a new object, which is written whole.
 
-    ``time`` is the log's as of some upkeep of late; None before the first.
+    ``time`` is the log's time at a recent upkeep; None before the first one.
     """
 
     generation: int
@@ -198,7 +198,7 @@ def _time_json(found: LogTime | None) -> list[Any] | None:
 
 
 def _time(data: list[Any] | None) -> LogTime | None:
-    """The inverse; ledgers of version 0.1 have none."""
+    """The log's time out of a ledger's JSON; None for a ledger of version 0.1, which has none."""
     if data is None:
         return None
     at, boot, ticks, wall = data
@@ -217,8 +217,8 @@ def write_ledger(root: Path, ledger: Ledger) -> None:
     """Replace the ledger; durable on return.
 
     Raises:
-        OSError: nothing has changed (the rename is the last step that can fail for want of
-            room).
+        OSError: the disk is full or failed. If it is full, the ledger is as before, because no
+            step after the rename needs room.
     """
     faults.fault_point(faults.Point.LOG_LEDGER_WRITE)
     temporary = root / f"{LEDGER_NAME}.tmp"
@@ -251,7 +251,7 @@ class Head:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Head | None:
-        """The inverse; None when the bytes are not whole (read while being written)."""
+        """The inverse; None when the bytes are incomplete (read during a write)."""
         if len(data) != _HEAD.size:
             return None
         magic, generation, live, length, crc = _HEAD.unpack(data)

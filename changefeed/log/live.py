@@ -1,4 +1,4 @@
-"""The live journal: the one file that grows. Durable appends, undo of a failed one, recovery."""
+"""The live journal, the one file that grows: durable appends, undo of a failed append, recovery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from changefeed.log.journal import (
 from changefeed.log.ledger import SealedJournal, sync_directory
 from changefeed.log.rows import Stamp, check
 
-#: Flushes data and the file's size, not its times; not every system has it.
+#: fdatasync makes the data and size of a file durable, not its times. Not every system has it.
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -41,13 +41,13 @@ class Tally:
 
 
 class LiveJournal:
-    """Frames go in at the end; what is not completed by a frontier can be cut off again."""
+    """Appends frames at the end; frames that no frontier completes can be cut off again."""
 
     def __init__(self, root: Path, number: int, after: Stamp | None, fd: int, sync: bytes) -> None:
         self.number = number
         self.after = after
         self.frontier: Frontier | None = None
-        #: Where a new log begins, if its first frame says so: a frontier without events.
+        #: Where a new log begins, if its first frame is a frontier without events.
         self.origin: Frontier | None = None
         self.declared = DeclaredSchemas()
         self.segments: list[tuple[str, int]] = []
@@ -65,7 +65,7 @@ class LiveJournal:
         """Begin a file; durable on return.
 
         Raises:
-            OSError: nothing is left behind.
+            OSError: the file cannot be made; nothing is left behind.
         """
         path = root / journal_name(number)
         sync = os.urandom(SYNC_LENGTH)
@@ -85,15 +85,15 @@ class LiveJournal:
 
     @property
     def pending(self) -> bool:
-        """A large transaction is only partly here."""
+        """Whether only a part of a large transaction is in the journal."""
         return self.tally.end != self.complete.end
 
     def append(self, draft: FrameBuilder, parts: list[bytes], frontier: Frontier | None) -> None:
         """Write a frame and make it durable.
 
         Raises:
-            OSError: the file is as before.
-            ChangefeedError: CF3004, and nobody knows what the disk holds: open the log again.
+            OSError: the append failed; the file is as before.
+            ChangefeedError: CF3004, the contents of the disk are unknown: open the log again.
         """
         start = self.tally.end
         try:
@@ -143,7 +143,7 @@ class LiveJournal:
             ) from error
 
     def cut(self) -> None:
-        """Remove what no frontier completes, with its segments.
+        """Remove the frames that no frontier completes, with their segments.
 
         Raises:
             ChangefeedError: CF3004.
@@ -158,7 +158,7 @@ class LiveJournal:
         self.tally = self.complete
 
     def seal(self, after: Stamp, frontier: Frontier) -> SealedJournal:
-        """What the ledger says of this file once it is closed."""
+        """The ledger's entry for this file after it is closed."""
         return SealedJournal(
             number=self.number,
             after=after,
@@ -174,7 +174,7 @@ class LiveJournal:
         return self.tally.end + sum(size for _, size in self.segments)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -183,7 +183,7 @@ class LiveJournal:
 
     @classmethod
     def recover(cls, root: Path, number: int, after: Stamp | None) -> LiveJournal:
-        """Open the file after a crash: a torn frame and an unfinished transaction are cut off.
+        """Open the file after a crash, and cut off a torn frame and an unfinished transaction.
 
         Raises:
             ChangefeedError: CF3001, bytes that were durable have changed.
@@ -240,7 +240,7 @@ class LiveJournal:
 
 
 def _whole_frames(file: JournalFile, size: int) -> list[Frame]:
-    """The frames before a torn tail, headers and bodies verified."""
+    """The frames before a torn tail, with verified headers and bodies."""
     whole: list[Frame] = []
     for frame in file.valid_frames(FIRST_FRAME, size):
         try:

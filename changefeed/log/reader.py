@@ -1,4 +1,4 @@
-"""The reading side of a change log: any number of processes, no lock, no state of its own."""
+"""Reading a change log: by any number of processes, without a lock, with nothing stored."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from changefeed.log.store import JournalRows
 
 T = TypeVar("T")
 
-#: How often a HEAD that is being overwritten is read again before we wait for the next call.
+#: How often a call reads HEAD again while HEAD is being overwritten; then the next call tries.
 _HEAD_ATTEMPTS: Final = 20
 
-#: How often work starts over because compaction moved a file under it.
+#: How often work is done again because compaction has replaced a file that it needs.
 _MOVED_ATTEMPTS: Final = 10
 
 #: Units of sealed journals kept in memory; about 1 kB each.
@@ -44,7 +44,7 @@ _KEPT_UNITS: Final = 50_000
 
 
 class _Journal:
-    """The index of one journal file, read as far as somebody asked."""
+    """The index of one journal file, as far as it has been read."""
 
     __slots__ = ("_file", "_parsed", "_reader", "length", "number", "units")
 
@@ -74,14 +74,14 @@ class _Journal:
 class LogReader:
     """Reads the change log of one source; may be shared by threads.
 
-    Nothing changes between two calls of :meth:`refresh`: a reader sees the log as of the last.
+    A reader sees the log as of its last call of :meth:`refresh`.
     """
 
     def __init__(self, root: Path, cache_bytes: int = 64 * 1024 * 1024) -> None:
-        """Look at the log in ``root``, which need not exist yet.
+        """Read the log in ``root``, which need not exist yet.
 
         Args:
-            cache_bytes: decoded rows kept in memory for the next feed that asks for them.
+            cache_bytes: size of the cache of decoded rows, which other feeds may ask for, too.
         """
         self.root = root
         self._store = JournalRows(root, cache_bytes)
@@ -98,7 +98,7 @@ class LogReader:
 
     @property
     def frontier(self) -> Frontier | None:
-        """Up to where this reader sees the log; None while it is empty."""
+        """The timestamp up to which this reader sees the log, None while it is empty."""
         return self._frontier
 
     @property
@@ -119,9 +119,9 @@ class LogReader:
             return sealed + waiting + self._journals[self._ledger.live].length
 
     def refresh(self) -> Frontier | None:
-        """See what the writer has completed since; returns the frontier.
+        """Take in what the writer has completed since the last call; return the frontier.
 
-        One read of 36 bytes when nothing happened, else the headers of the new frames.
+        Reads 36 bytes when nothing was appended, else also the headers of the new frames.
 
         Raises:
             ChangefeedError: CF3001, the log is damaged.
@@ -147,7 +147,7 @@ class LogReader:
             except FileNotFoundError:
                 return None
         elif os.fstat(self._head_fd).st_nlink == 0:
-            # HEAD is only ever overwritten. What we hold is not what a writer writes to.
+            # A writer overwrites HEAD in place, so it no longer writes to the file we have open.
             raise damaged(HEAD_NAME, "its files were removed while it was in use")
         for _ in range(_HEAD_ATTEMPTS):
             data = os.pread(self._head_fd, HEAD_SIZE, 0)
@@ -169,12 +169,12 @@ class LogReader:
         live = self._journals[ledger.live]
         if head.live == ledger.live:
             live.length = max(live.length, head.length)
-        # Otherwise the writer has just sealed what HEAD speaks of, and will publish soon.
+        # Otherwise the writer has just sealed the journal that HEAD names, and will publish soon.
         units = live.read(self._store)
         self._frontier = units[-1].frontier if units else ledger.last
 
     def _load(self, ledger: Ledger) -> None:
-        """Take a new ledger; what was read of its journals before is kept."""
+        """Take a new ledger, and keep what has been read of its journals."""
         before = self._journals
         last = ledger.last
         journals: dict[int, _Journal] = {}
@@ -218,7 +218,7 @@ class LogReader:
             yield units[at]
 
     def _read(self, number: int) -> list[Unit]:
-        """The units of a sealed journal; the ones least recently read are forgotten."""
+        """The units of a sealed journal; those least recently read are evicted from memory."""
         journal = self._journals.pop(number)
         self._journals[number] = journal
         units = journal.read(self._store)
@@ -243,7 +243,7 @@ class LogReader:
             self._journals[number] = fresh
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        """Do something again with a new index when compaction has moved a file under it."""
+        """Do ``work``, again with a new index if compaction has removed a file that it needs."""
         for _ in range(_MOVED_ATTEMPTS):
             try:
                 return work()
@@ -262,12 +262,14 @@ class LogReader:
     ) -> Slice:
         """The rows and marks of ``tables`` above their own (exclusive) bounds, up to ``upto``.
 
-        Stops earlier at the limits, but only between transactions; a first transaction that is
-        larger than the limits comes alone and whole (in pieces of bounded size). What is above
-        the frontier is not there yet. Rows are not read before :meth:`Piece.load`.
+        The slice stops earlier at the limits, but only between transactions. If the first
+        transaction is larger than the limits, the slice is this whole transaction (in pieces of
+        bounded size). The slice never reaches above the frontier. :meth:`LogPiece.load` reads the
+        rows.
 
         Raises:
-            ChangefeedError: CF3002, some table's bound is below ``oldest``; CF3001.
+            ChangefeedError: CF3002, the bound of some table is below ``oldest``; CF3001, the log is
+                damaged.
         """
         bounds = {name: stamp_of(at) for name, at in tables.items()}
         return self._retrying(lambda: self._slice(bounds, stamp_of(upto), max_rows, max_bytes))
@@ -308,7 +310,7 @@ class LogReader:
     ) -> Stamp:
         """Take units until the goal or a limit; returns the timestamp reached."""
         if goal <= floor:
-            return floor  # nobody goes back: everything up to there was before
+            return floor  # earlier slices had everything up to the floor
         rows = size = 0
         reached = floor
         for unit in self._units(floor):
@@ -331,7 +333,7 @@ class LogReader:
         return goal
 
     def find(self, piece: LogPiece) -> pa.Table:
-        """The rows of a piece whose file was merged into another since.
+        """The rows of a piece whose file has since been merged into another one.
 
         Raises:
             ChangefeedError: CF3002, retention removed them.
@@ -364,13 +366,13 @@ class LogReader:
     # ---------------------------------------------------------------------------- positions
 
     def timestamp_at(self, position: Position) -> Timestamp | None:
-        """The timestamp that parts the log at ``position`` of the source.
+        """The timestamp that divides the log at ``position`` of the source.
 
-        Every commit at or below ``position`` is at or below it, every later one above. None when
-        ``position`` is older than the log.
+        Commits at or below ``position`` have a timestamp at or below it, later commits one above.
+        None when ``position`` is older than the log.
 
         Raises:
-            ValueError: the frontier has not reached ``position`` yet: wait for it.
+            ValueError: the frontier has not reached ``position`` yet; try again later.
         """
         return self._retrying(lambda: self._timestamp_at(position))
 
@@ -391,7 +393,7 @@ class LogReader:
             return start.at if start is not None and start.position <= position else None
 
     def close(self) -> None:
-        """Let go of HEAD; journal files close with the last piece that uses them."""
+        """Close HEAD. A journal file is closed with the last piece that uses it."""
         with self._lock:
             if self._head_fd >= 0:
                 os.close(self._head_fd)

@@ -1,12 +1,12 @@
-"""Which history may go. Decisions only: the writer carries them out.
+"""Which history may be dropped. This module decides; the writer drops.
 
-Age and bytes say what should go, the slowest feed that may go on says what must stay, and
-``max_age`` ends its protection: a feed that is behind that fails with CF3002 rather than
-holding the disk for ever.
+Age and size determine what should be dropped. What the slowest feed that may go on still needs is
+kept, up to ``max_age``: a feed that is further behind fails with CF3002, so that it cannot fill the
+disk.
 
 Ages are counted in the log's time (:class:`changefeed.log.ledger.LogTime`), not by the timestamps
-of the rows: those are the source's, whose clock may differ, and any clock may be set forward by
-days while history is needed that is minutes old.
+of the rows. Those come from the source, whose clock may differ; and any clock may be set forward by
+days, although feeds still need history that is only minutes old.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def dated(
 ) -> tuple[SealedJournal, ...]:
     """The journals, each with the time from which its age counts.
 
-    A journal was sealed after the ``last`` upkeep and before ``now``. Within that its last
-    timestamp says when; what that says beyond is another clock's.
+    A journal without that time was sealed after the ``last`` upkeep and before ``now``. Its last
+    timestamp is taken for the time, limited to this range: the source's clock may differ.
     """
     return tuple(
         journal
@@ -64,7 +64,7 @@ def expendable(
 
     Args:
         now: the log's time.
-        excess: bytes that should go even before their age, as far as no feed needs them.
+        excess: bytes that should be dropped even before ``gc_ttl``, as far as no feed needs them.
     """
     aged = now - int(settings.gc_ttl * 1e9)
     expired = now - int(settings.protection * 1e9)
@@ -81,6 +81,6 @@ def expendable(
 def swept(
     garbage: tuple[Garbage, ...], settings: LogSettings, *, now: int, pressed: bool
 ) -> tuple[Garbage, ...]:
-    """The files to remove now: those whose grace is over, all of them when there is no room."""
+    """The files to remove now: those whose grace period is over, or all if there is no room."""
     limit = now - int(settings.grace * 1e9)
     return tuple(g for g in garbage if pressed or g.since <= limit)

@@ -1,7 +1,7 @@
-"""Rows as bytes: what is measured about a batch once, and its inline form in a journal.
+"""Rows as bytes: what is measured once about a batch, and its inline form in a journal.
 
-Inline rows are one Arrow IPC record batch message without its schema (the journal has the
-schema once, in its own form), compressed as a whole with lz4 when that pays.
+Inline rows are one Arrow IPC record batch message without its schema (which the journal stores
+once, in its own form). The whole message is compressed with lz4 if that makes it smaller.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from changefeed.log.journal import damaged, padded
 #: A commit timestamp as (wall, logical): tuples compare fast.
 Stamp = tuple[int, int]
 
-#: Below this size lz4 costs more (a call, a copy at each read) than the bytes it saves.
+#: Below this size the cost of lz4 (a call, a copy at each read) exceeds the worth of what it saves.
 _COMPRESS_FROM: Final = 4096
 
-#: Up to this many bytes one call of a regular expression beats four numpy calls.
+#: Up to this many bytes one call of a regular expression is faster than four numpy calls.
 _SCAN_WITH_RE: Final = 4096
 
 _DIRTY = re.compile(rb'[\x00-\x1f"\\]')
 
 
 class SchemaShape:
-    """A schema with what is derived from it once: hashing a schema for a cache would cost more
-    than a small append."""
+    """A schema, with values that are derived from it once. A cache by schema would be slower: to
+    hash a schema takes longer than a small append."""
 
     __slots__ = ("_clean", "arrow", "schema", "text")
 
@@ -56,7 +56,7 @@ class SchemaShape:
 def _text_columns(schema: TableSchema) -> tuple[int, ...]:
     """Positions in the log schema of the columns whose text becomes a JSON string.
 
-    Raw columns hold JSON tokens already, so nobody asks whether they need escaping.
+    Raw columns are left out: they hold JSON tokens already, which need no escaping.
     """
     first = len(METADATA)
     ordinals = (*range(len(schema.columns)), *schema.before_ordinals)
@@ -68,7 +68,7 @@ def _text_columns(schema: TableSchema) -> tuple[int, ...]:
 
 
 def _values(column: pa.Array) -> memoryview:
-    """The bytes of all values of a string array (places that are null included)."""
+    """The bytes of all values of a string array, null values included."""
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return memoryview(b"")
@@ -77,7 +77,7 @@ def _values(column: pa.Array) -> memoryview:
 
 
 def _is_clean(column: pa.Array) -> bool:
-    """No value holds a quote, a backslash or a control character."""
+    """Whether all values are free of quotes, backslashes and control characters."""
     values = _values(column)
     if len(values) <= _SCAN_WITH_RE:
         return _DIRTY.search(values) is None
@@ -87,7 +87,7 @@ def _is_clean(column: pa.Array) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What the log remembers about a run of rows besides the rows."""
+    """What the log stores about a run of rows besides the rows."""
 
     rows: int
     bytes: int
@@ -101,7 +101,7 @@ class Measure:
 
 
 def measure(shape: SchemaShape, rows: pa.RecordBatch) -> Measure:
-    """Look at a batch once, at append.
+    """Measure a batch, once, when it is appended.
 
     Raises:
         ValueError: the batch is not in log order, or has another schema.
@@ -131,7 +131,7 @@ def measure(shape: SchemaShape, rows: pa.RecordBatch) -> Measure:
 def _check_order(
     wall: npt.NDArray[np.int64], logical: npt.NDArray[np.int32], seq: npt.NDArray[np.int64]
 ) -> None:
-    """Everything that cuts at a timestamp searches these columns; wrong order would lose rows."""
+    """Check the order of rows. Slices search these columns, so a wrong order would lose rows."""
     if len(wall) < 2:
         return
     step = np.diff(wall)
@@ -153,7 +153,7 @@ class Extent:
 
 
 def pack(rows: pa.RecordBatch) -> tuple[bytes, list[int]]:
-    """Padded bytes of a batch and ``[length, raw, crc]`` for the header."""
+    """The padded bytes of a batch, and ``[length, raw, crc]`` for the header."""
     message = rows.serialize()
     raw = 0
     if message.size >= _COMPRESS_FROM:
@@ -171,10 +171,10 @@ def check(extent: Extent, data: bytes, name: str) -> None:
 
 
 def unpack(extent: Extent, data: bytes, schema: pa.Schema, name: str) -> pa.RecordBatch:
-    """The batch back.
+    """The batch of stored bytes: the inverse of :func:`pack`.
 
     Raises:
-        ChangefeedError: CF3001, the bytes are not the ones written.
+        ChangefeedError: CF3001, the bytes differ from what was written.
     """
     check(extent, data, name)
     buffer: Any = pa.py_buffer(data)

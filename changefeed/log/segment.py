@@ -1,8 +1,8 @@
 """Parquet segments: rows of one table and schema version in a file of their own.
 
-zstd, no dictionaries (half the CPU of writing, ``op`` excepted), statistics only on what a
-filter uses: ``wall``, ``logical`` and ``seq``. A file is complete and synced before a frame
-names it, so a segment that no frame names is garbage of a crash.
+Compression is zstd. Only ``op`` is dictionary-encoded, which halves the CPU time of writing. Only
+``wall``, ``logical`` and ``seq``, which filters use, have statistics. A file is complete and synced
+before a frame names it, so a segment that no frame names was left by a crash and can be removed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from changefeed.log.settings import LogSettings
 
 
 def group_size(rows: int, size: int, settings: LogSettings) -> int:
-    """How many rows of this width a row group (and a piece) holds."""
+    """How many rows of this size a row group (and a piece) holds."""
     width = max(size // max(rows, 1), 1)
     return max(1, min(settings.group_rows, settings.group_bytes // width))
 
 
 class SegmentWriter:
-    """Writes one segment row group by row group. Not complete until :meth:`close` returns."""
+    """Writes one segment by row groups. The file is complete when :meth:`close` returns."""
 
     def __init__(self, root: Path, name: str, shape: SchemaShape) -> None:
         """Create the file.
 
         Raises:
-            OSError: no room, or the disk fails; nothing is left behind by :meth:`discard`.
+            OSError: the disk is full or fails.
         """
         self.name = name
         self.groups: list[Measure] = []
@@ -61,7 +61,8 @@ class SegmentWriter:
         return sum(m.bytes for m in self.groups)
 
     def close(self) -> None:
-        """Finish the file and make its bytes durable (its name: when the directory is synced)."""
+        """Finish the file and make its bytes durable. Its name is durable once the
+        directory is synced."""
         self._writer.close()
         fd = os.open(self._path, os.O_RDONLY)
         try:
@@ -72,11 +73,11 @@ class SegmentWriter:
         faults.fault_point(faults.Point.LOG_SEGMENT_SYNCED)
 
     def discard(self) -> None:
-        """Give up: close quietly and remove the file."""
+        """Close the file without an error, and remove it."""
         try:
             self._writer.close()
         except (OSError, pa.ArrowException):
-            # The error that made us give up is the one to report; this file is removed anyway.
+            # The caller reports the error that led to the discard; this file is removed anyway.
             self._writer.is_open = False
         self._path.unlink(missing_ok=True)
 
@@ -86,13 +87,13 @@ def read_group(root: Path, group: RowGroup, shape: SchemaShape) -> pa.Table:
 
     Raises:
         FileNotFoundError: compaction or retention removed the file.
-        ChangefeedError: CF3001, it is not the file that was written.
+        ChangefeedError: CF3001, the file differs from what was written.
     """
     return _read(root, group, None).cast(shape.arrow)
 
 
 def read_stamps(root: Path, group: RowGroup) -> pa.Table:
-    """Only the timestamp and sequence columns of a row group."""
+    """The timestamp and sequence columns of a row group, without the others."""
     return _read(root, group, ["wall", "logical", "seq"])
 
 

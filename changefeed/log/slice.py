@@ -1,4 +1,4 @@
-"""What a feed gets: pieces of rows and marks, table by table in log order."""
+"""A slice, as a feed gets it: pieces of rows, and marks, table by table in log order."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Finder(Protocol):
 class LogPiece:
     """Rows of one table and schema version: at most 128k rows and 64 MB.
 
-    Rows in a Parquet segment have ``path`` and ``row_group``; any reader of Parquet finds them
-    with ``seq BETWEEN first_seq AND last_seq``, which is exact (sequence numbers rise through a
-    table's log). Rows inside the journal have no path. :meth:`load` works for both, also after
-    the file was merged into another.
+    Rows in a Parquet segment have ``path`` and ``row_group``; any reader of Parquet finds exactly
+    these rows with ``seq BETWEEN first_seq AND last_seq`` (sequence numbers rise through a table's
+    log). Rows inside the journal have no path. :meth:`load` works for both, even after the file
+    was merged into another one.
 
     Attributes:
-        schema: their schema version.
-        rows: how many.
-        bytes: size in memory, roughly.
+        schema: schema version of the rows.
+        rows: number of rows.
+        bytes: approximate size in memory.
         has_superseded: some row may have ``last`` false.
         has_unsent: some row may lack a value that the source did not send.
         clean: ``a*``/``b*`` columns of text form in which no value holds a character that JSON
-            escapes (``"``, ``\\``, below 0x20). Raw columns are never in it: they are JSON.
+            escapes (``"``, ``\\``, below 0x20). Raw columns are never listed: they are JSON.
         first, last: timestamps of the first and last row.
-        whole: all rows of the row group.
+        whole: the piece has all rows of the row group.
     """
 
     schema: TableSchema
@@ -70,7 +70,7 @@ class LogPiece:
         """The rows, in one chunk.
 
         Raises:
-            ChangefeedError: CF3001 the log is damaged; CF3002 retention removed the rows.
+            ChangefeedError: CF3001, the log is damaged; CF3002, retention removed the rows.
         """
         try:
             return load_parts(self._parts, self._store)
@@ -86,11 +86,11 @@ def load_parts(parts: Iterable[RunPart], store: JournalRows) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The part of the log a feed asked for, as far as the limits let it.
+    """The part of the log that a feed asked for, within the limits.
 
     Attributes:
-        upto: everything the feed wants at or below it is in this slice (or was before): the
-            feed's next progress. No transaction is cut by it.
+        upto: the feed's next progress: this slice and the ones before hold everything at or below
+            it that the feed wants. It divides no transaction.
         events: pieces and marks, table by table, in log order within a table.
     """
 
@@ -110,7 +110,7 @@ class Slice:
 
     @property
     def rows(self) -> int:
-        """How many rows there are in all pieces."""
+        """The number of rows in all pieces."""
         return sum(p.rows for p in self.pieces)
 
     @property
@@ -120,7 +120,7 @@ class Slice:
 
 
 class Assembly:
-    """Turns parts into pieces; small neighbours of one table and version become one."""
+    """Turns parts into pieces; joins small neighbouring parts of one table and version."""
 
     def __init__(self, store: JournalRows, finder: Finder) -> None:
         self._store = store
@@ -175,7 +175,7 @@ class Assembly:
         )
 
     def _edge(self, part: RunPart, row: int) -> tuple[Timestamp, int]:
-        """Timestamp and sequence number of one row; from the index where it has them."""
+        """The timestamp and sequence number of one row, from the index if it has them."""
         m = part.run.measure
         if row == 0:
             return Timestamp(*m.first), m.first_seq
@@ -187,14 +187,14 @@ class Assembly:
 
 
 def _seen_from(table: TableName, mark: Mark) -> Mark:
-    """The mark as it is for readers of a table: a rename is read under both names."""
+    """The mark as readers of a table see it: they read a rename under both names."""
     if isinstance(mark, Truncate) or table == mark.old.table:
         return mark
     return replace(mark, old=replace(mark.old, table=table), arrived=True)
 
 
 def _joins(held: list[RunPart], part: RunPart) -> bool:
-    """May this part be in one piece with those before it?"""
+    """Whether the part may be in one piece with those before it."""
     run = held[0].run
     if isinstance(run.where, RowGroup) or isinstance(part.run.where, RowGroup):
         return False

@@ -17,7 +17,7 @@ from changefeed.log.segment import read_group, read_stamps
 
 V = TypeVar("V")
 
-#: Journal files kept open. An open file can be read after compaction removed its name.
+#: How many journal files are kept open. An open file can be read after compaction removed its name.
 _OPEN_FILES: Final = 16
 
 
@@ -31,7 +31,7 @@ class Cache(Generic[V]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], V], weigh: Callable[[V], int]) -> V:
-        """The value of ``key``, made when it is not there (outside the lock)."""
+        """The value of ``key``; a missing one is made, outside the lock."""
         with self._lock:
             item = self._items.get(key)
             if item is not None:
@@ -55,12 +55,12 @@ class Cache(Generic[V]):
 
 
 class JournalRows:
-    """Rows, timestamps and commits by where they lie."""
+    """Reads rows, timestamps and commits by their place in the files."""
 
     def __init__(self, root: Path, cache_bytes: int) -> None:
         self.root = root
         self._files: Cache[JournalFile] = Cache(_OPEN_FILES)
-        # Feeds of one table read the same newest rows within milliseconds of each other.
+        # The feeds of one table read its newest rows within milliseconds of each other.
         self._batches: Cache[pa.RecordBatch] = Cache(cache_bytes)
         self._stamps: Cache[pa.Table] = Cache(cache_bytes // 4)
 
@@ -68,7 +68,7 @@ class JournalRows:
         """A journal file, opened at most once while it is in use.
 
         Raises:
-            FileNotFoundError: it is gone.
+            FileNotFoundError: compaction or retention removed the file.
         """
         return self._files.get(number, lambda: JournalFile(self.root, number), lambda _: 1)
 
@@ -84,7 +84,7 @@ class JournalRows:
 
         Raises:
             FileNotFoundError: compaction or retention removed the file.
-            ChangefeedError: CF3001.
+            ChangefeedError: CF3001, the log is damaged.
         """
         if isinstance(run.where, RowGroup):
             return read_group(self.root, run.where, run.shape)

@@ -1,14 +1,14 @@
-"""The writing side of a change log: one process, durable appends, upkeep.
+"""Writing a change log: by one process, with durable appends and upkeep.
 
-Steps of an append, and what a crash leaves between them:
+The steps of an append, and what a crash leaves at each of them:
 
-1. large batches become Parquet segments, synced, then the directory is synced
-   (crash: files no frame names; removed when the log is opened);
-2. the frame is written and synced (crash: a torn frame; cut off);
+1. large batches are written to Parquet segments and synced, then the directory is synced
+   (crash: files that no frame names; opening the log removes them);
+2. the frame is written and synced (crash: a torn frame; opening the log cuts it off);
 3. HEAD is overwritten (crash: readers see the flush when the log is opened again).
 
-A flush without a frontier does not reach step 3, so nobody sees it before the flush that
-completes it.
+A flush without a frontier does not reach step 3, so readers see it only together with the flush
+that completes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from changefeed.log.settings import LogSettings
 
 LOCK_NAME: Final = "LOCK"
 
-#: How old the log's time in the ledger may become, ns. After a crash the rest is measured again.
+#: How far the log's time in the ledger may be behind, ns. After a crash the rest is measured again.
 _SAVE_TIME: Final = 600 * 10**9
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -62,15 +62,15 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class LogWriter:
     """Appends flushes to the change log of one source.
 
-    ``append`` and ``maintain`` may be called from two threads; each takes no longer than it
-    must while the other waits (compaction works outside the lock).
+    ``append`` and ``maintain`` may be called from two threads. Neither holds the lock longer than
+    necessary (compaction merges outside the lock).
     """
 
     def __init__(self, root: Path, settings: LogSettings | None = None) -> None:
         """Open the log in ``root``, or begin one; recover it from a crash.
 
         What a crash left unfinished (a torn frame, part of a transaction, files that nothing
-        refers to) is removed; everything an ``append`` returned for is kept.
+        refers to) is removed. All other flushes whose ``append`` returned are kept.
 
         Raises:
             ChangefeedError: CF6003 another process writes this log; CF3001 it is damaged;
@@ -103,7 +103,7 @@ class LogWriter:
             raise
 
     def _begin(self) -> Ledger:
-        """A new log: the journal first, so that the ledger never names a missing file."""
+        """Begin a log. The journal is made first, so that the ledger never names a missing file."""
         for path in self.root.glob("journal-*"):
             if path.stat().st_size > FIRST_FRAME:
                 raise damaged(LEDGER_NAME, "gone, but there are journals")
@@ -125,7 +125,7 @@ class LogWriter:
             raise damaged(journal_name(self._ledger.live), "journal is gone") from None
 
     def _remove_orphans(self) -> None:
-        """Files of appends, rolls, compactions and sweeps that a crash cut short."""
+        """Remove files of appends, rolls, compactions and sweeps that a crash interrupted."""
         known = {journal_name(self._live.number)} | {name for name, _ in self._live.segments}
         for sealed in self._ledger.sealed:
             known.add(journal_name(sealed.number))
@@ -143,7 +143,7 @@ class LogWriter:
 
     @property
     def frontier(self) -> Frontier | None:
-        """Up to where the log is complete and durable; None when it is new."""
+        """The timestamp up to which the log is complete and durable, None when it is new."""
         return self._live.frontier or self._ledger.last
 
     def append(self, flush: Flush) -> None:
@@ -151,8 +151,9 @@ class LogWriter:
 
         Raises:
             ValueError: the flush does not follow what is in the log (a bug of the caller).
-            ChangefeedError: CF3003 no room: nothing was stored, the same flush may be appended
-                later; CF3004 the disk failed: open the log again, then go on from its frontier.
+            ChangefeedError: CF3003, there is no room; nothing was stored, and the same flush may
+                be appended later. CF3004, the disk failed: open the log again, then go on from its
+                frontier.
         """
         with self._lock, self._writing():
             self._check_usable()
@@ -201,7 +202,7 @@ class LogWriter:
             raise self._break(error) from error
 
     def _first_after(self, draft: FrameBuilder, frontier: Frontier | None) -> Stamp | None:
-        """For the first frame of a new log: above which timestamp the log has everything."""
+        """For the first frame of a new log: the timestamp above which the log has everything."""
         if self._live.after is not None:
             return None
         if draft.first is not None:
@@ -211,7 +212,7 @@ class LogWriter:
         return stamp_of(frontier.at)
 
     def _check_order(self, draft: FrameBuilder, flush: Flush) -> None:
-        """Log order is timestamp order: everything that cuts and merges relies on it."""
+        """Check that the flush keeps the log in timestamp order: slices and merges rely on it."""
         before = self.frontier
         if before is not None:
             if draft.first is not None and draft.first <= stamp_of(before.at):
@@ -252,7 +253,7 @@ class LogWriter:
         new = LiveJournal.create(self.root, number, stamp_of(frontier.at))
         sealed = (*self._ledger.sealed, old.seal(old.after, frontier))
         try:
-            # The merged form of the first journal forgets heartbeats: keep where the log began.
+            # Compaction removes heartbeats, so the ledger must keep where the log began.
             base = self._ledger.base or (None if self._ledger.sealed else old.origin)
             self._commit(live=number, sealed=sealed, base=base)
         except OSError:
@@ -276,7 +277,7 @@ class LogWriter:
         try:
             write_ledger(self.root, changed)
         except OSError as error:
-            # After the rename nobody knows which of the two a crash would leave.
+            # If the rename happened, it is unknown which of the two ledgers a crash would leave.
             disk = read_ledger(self.root)
             if disk is None or disk.generation != self._ledger.generation:
                 self._break(error)
@@ -286,7 +287,7 @@ class LogWriter:
         self._count()
 
     def _publish(self) -> None:
-        """Let readers see what is complete."""
+        """Overwrite HEAD, so that readers see what is complete."""
         head = Head(self._ledger.generation, self._live.number, self._live.complete.end)
         try:
             os.pwrite(self._head_fd, head.to_bytes(), 0)
@@ -295,7 +296,7 @@ class LogWriter:
             raise self._break(error) from error
 
     def _break(self, error: OSError) -> ChangefeedError:
-        """Refuse everything from now on: what is stored is safe, but not known to us."""
+        """Refuse every further call: what is stored is safe, but its extent is unknown here."""
         self._broken = str(error)
         return ChangefeedError(
             Code.LOG_NOT_WRITABLE,
@@ -313,7 +314,7 @@ class LogWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the operating system says into our errors."""
+        """Turn errors of the operating system into a ChangefeedError."""
         try:
             yield
         except OSError as error:
@@ -335,10 +336,10 @@ class LogWriter:
         return self._used
 
     def room(self) -> int:
-        """Bytes capture may append now; 0: stop reading from the source.
+        """How many bytes capture may append now; 0: stop reading from the source.
 
-        The least of the memory budget (the largest flush to build), what the disk budget has
-        left, and the free space of the file system above the reserve.
+        The least of the memory budget (the largest flush to build), the rest of the disk budget,
+        and the free space of the file system above the reserve.
         """
         return min(self.settings.memory_budget, self._disk_room())
 
@@ -372,7 +373,8 @@ class LogWriter:
         )
 
     def _measure(self) -> None:
-        """Find out what an earlier writer left: whole journals, for nobody noted more."""
+        """Mark the growth of a log that an earlier writer left: only the sizes of whole journals
+        are known."""
         for sealed in self._ledger.sealed:
             self._appended += sealed.bytes
             self._growth.reach(sealed.upto, self._appended)
@@ -381,7 +383,7 @@ class LogWriter:
             self._growth.reach(stamp_of(self._live.frontier.at), self._appended)
 
     def above(self, at: Timestamp) -> int:
-        """About how many bytes hold what is above ``at``, unfinished transactions left out."""
+        """About how many bytes the log has above ``at``, without unfinished transactions."""
         with self._lock:
             return self._growth.above(stamp_of(at))
 
@@ -406,7 +408,7 @@ class LogWriter:
                 ``max_age``.
 
         Raises:
-            ChangefeedError: CF3003, CF3004; the log is as before or has done part of the work.
+            ChangefeedError: CF3003, CF3004; none of the work was done, or a part of it.
         """
         with self._upkeep_lock, self._writing():
             self._check_usable()
@@ -416,7 +418,7 @@ class LogWriter:
             except ChangefeedError as error:
                 if error.code is not Code.LOG_FULL:
                     raise
-                rolled = False  # what is dropped below may make the room
+                rolled = False  # dropping history below may free enough room
             dropped = self._retain(now, keep_from)
             removed = self._sweep(now)
             merged = self._compact(now)
@@ -425,7 +427,8 @@ class LogWriter:
         return UpkeepResult(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
 
     def _tell_time(self, read: ClockSample) -> int:
-        """The log's time; what was sealed since the last upkeep gets its date."""
+        """The log's time. Journals sealed since the last upkeep get the time from which
+        their age counts."""
         with self._lock:
             before = self._ledger.time
             time = LogTime(read.wall, read) if before is None else before.on(read)
@@ -434,7 +437,7 @@ class LogWriter:
             return time.at
 
     def _save_time(self) -> None:
-        """Make the log's time durable where no other change of the ledger has done so for long."""
+        """Make the log's time durable if no other change of the ledger has done so recently."""
         with self._lock:
             saved, time = self._saved_time, self._ledger.time
             if time is not None and (saved is None or time.at - saved.at >= _SAVE_TIME):
@@ -442,7 +445,7 @@ class LogWriter:
                 self._publish()
 
     def roll(self) -> bool:
-        """Close the live journal now, if it holds a complete flush and no unfinished one."""
+        """Close the live journal now, if it has a complete flush and no unfinished one."""
         with self._lock, self._writing():
             self._check_usable()
             if self._live.pending or not self._live.complete.frames:
@@ -458,12 +461,12 @@ class LogWriter:
             if live.since is None:
                 live.since = now
             age = (now - live.since) / 1e9
-            # Without room the live journal must become something retention can drop.
+            # Retention drops sealed journals only, so without room the live one must be sealed.
             due = age >= self.settings.roll_age or not self.room()
             return self.roll() if due else False
 
     def _retain(self, now: int, keep_from: Timestamp | None) -> int:
-        """Drop the oldest journals; how many."""
+        """Drop the oldest journals; return how many."""
         with self._lock:
             count = expendable(
                 self._ledger.sealed,
@@ -486,21 +489,21 @@ class LogWriter:
             return count
 
     def _excess(self) -> int:
-        """Bytes of history that are too many, if no feed needs them."""
+        """How many bytes of history to drop, if no feed needs them, to meet the limits."""
         settings = self.settings
         used = self._used - sum(g.size for g in self._ledger.garbage)
         excess = used - settings.keep_bytes if settings.keep_bytes is not None else 0
         if not self.room():
-            # Appends wait: free enough for them to go on for a while, but not all history.
+            # Appends wait for room: free enough for a while, but do not drop all history.
             excess = max(excess, settings.roll_bytes, used // 10)
         return excess
 
     def _compact(self, now: int) -> int:
-        """Merge runs of neighbours until there are none to merge; how many went in."""
+        """Merge runs of neighbours until none is left; return how many journals were merged."""
         merged = 0
         while run := plan(self._ledger.sealed, self.settings):
             if self._disk_room() < 2 * sum(s.length for s in run):
-                break  # the merged files exist beside the old ones for a while
+                break  # for a while, a merge needs room for the old files and the merged ones
             self._merge(run, now)
             merged += len(run)
         return merged
@@ -525,7 +528,7 @@ class LogWriter:
         faults.fault_point(faults.Point.LOG_COMPACT_DONE)
 
     def _sweep(self, now: int) -> int:
-        """Remove files that nobody needs now; how many bytes."""
+        """Remove files that no reader needs any more; return their bytes."""
         with self._lock:
             garbage = self._ledger.garbage
             pressed = not self.room()
@@ -542,7 +545,7 @@ class LogWriter:
         return sum(g.size for g in gone)
 
     def close(self) -> None:
-        """Cut an unfinished transaction, sync, let go of the lock. May be called twice."""
+        """Cut off an unfinished transaction, sync, release the lock. May be called twice."""
         with self._upkeep_lock, self._lock:
             if self._lock_fd < 0:
                 return
