@@ -1,16 +1,17 @@
-"""What a sink is: the base class, and the types that cross it.
+"""The base class of sinks, and the types of its methods.
 
-A sink gets finished messages in Arrow batches and owns nothing else: no progress, no
-retries (the feed that uses it does them), no encoding. The order of calls is
+A sink gets finished messages in Arrow batches and delivers them. Progress, retries and encoding
+are the business of the feed that uses the sink. The order of calls is
 
     open -> (write* -> commit -> [resolved])* -> close
 
 * ``write`` may run on the driver or in a Spark executor, in several processes at once for
-  different batches; the same ``(feed, epoch, partition)`` may come again after a crash.
-* ``commit`` returns only when everything its receipts stand for is :attr:`Durability.DURABLE`
-  in the target, or raises.
-* ``resolved`` comes only after the progress it states is durable in the job table.
-* After an exception from ``write`` or ``commit`` the same rows come again, in the same order.
+  different batches; the same ``(feed, epoch, partition)`` may be written again after a crash.
+* ``commit`` returns only when everything that its receipts stand for is
+  :attr:`Durability.DURABLE` in the target; otherwise it raises.
+* ``resolved`` is called only after the progress that it states is durable in the job table.
+* After an exception from ``write`` or ``commit`` the same rows are written again, in the same
+  order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Accepts(StrEnum):
-    """What the batches of a sink hold."""
+    """The kind of rows in the batches of a sink."""
 
     MESSAGES = "messages"
     """Rows of :data:`changefeed.core.arrow.MESSAGE_SCHEMA`: key and value as finished bytes."""
@@ -49,10 +50,10 @@ class CommitPace:
     """How often a sink wants to commit.
 
     Attributes:
-        seconds: between two commits (files, merges): changes gather in the change log meanwhile. 0
-            is as soon as there is data.
-        rows: a backlog is committed in rounds of about so many rows; 0 is after every slice of the
-            log. For sinks whose commit costs much whatever it holds (merges).
+        seconds: time between two commits (files, merges), during which changes wait in the change
+            log; 0: commit as soon as there is data.
+        rows: a backlog is committed in rounds of about this many rows; 0: after every slice of the
+            log. For sinks whose commits are expensive whatever their size (merges).
     """
 
     seconds: float = 0.0
@@ -67,12 +68,12 @@ class Capabilities:
         accepts: messages or typed rows.
         formats: values of ``format`` it takes, the default first.
         envelopes: values of ``envelope`` it takes, the default first; empty means all.
-        executor: ``write`` may run in a Spark executor (the sink object pickles before ``open``).
-        lanes: several objects of it may write changes at the same time, each those of other keys,
-            as long as each key has one writer.
+        executor: ``write`` may run in a Spark executor (the object can be pickled before ``open``).
+        lanes: several objects of the sink may write changes at the same time, each those of its
+            own keys: each key has one writer.
         key_in_value: the value must hold the key, because there is no separate key.
-        topic_in_value: the value must hold the topic, where the envelope has a place for it.
-        exactly_once: it has a way to make a repeated batch harmless.
+        topic_in_value: the value must hold the topic, if the envelope has a place for it.
+        exactly_once: it can make a repeated batch harmless.
         keeps_progress: it commits the feed's progress together with the data.
         resolved: it can carry resolved timestamps.
         compressions: values of ``compression`` it takes.
@@ -80,21 +81,21 @@ class Capabilities:
         pacing: how often it wants to commit, unless the object says otherwise
             (:meth:`Sink.pacing`).
         spark_packs: what the Spark session must have loaded (``changefeed.spark.packs``).
-        resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` and
-            to nothing else. Without it a mark covers all tables, so it waits for one that failed.
+        resolved_by_topic: a resolved timestamp goes to the topics of ``SinkContext.targets`` only.
+            Otherwise it covers all tables, so a table that failed holds it back.
         shared_topics: several feeds may write to one topic (file label, ...), whose readers then
-            get the messages of all of them: worth a notice.
+            get the messages of all of them; the user gets a notice about it.
         owns_targets: it keeps one target per source table, which two tables cannot share.
         evolves: its targets follow changes of a table's shape.
-        ends_scans: it can tell rows which a scan did not find. Without it the sink only adds
-            messages.
+        ends_scans: it can find the rows of the target that a scan did not find. A sink without this
+            only adds messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
         compares: its target can be compared with the source.
-        features: what options are about; a sink takes the options of its features.
+        features: groups of options; a sink takes the options of its features.
         options: options of its own, made by :func:`changefeed.options.own_option`.
         state_database: it is told the URL of the state database, with its password
             (:attr:`SinkContext.state_database`).
-        pulled: its consumer reads the changes from the change log; the feed delivers scans only.
+        pulled: its consumer reads the changes from the change log; the feed delivers only scans.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -125,19 +126,19 @@ class Capabilities:
 
     @property
     def takes_rows(self) -> bool:
-        """The sink takes typed rows, not messages."""
+        """Whether the sink takes typed rows, not messages."""
         return self.accepts is Accepts.ROWS
 
 
 class Durability(StrEnum):
-    """How far a commit got. Progress moves on DURABLE only."""
+    """How durable committed rows are. Only DURABLE advances a feed's progress."""
 
     ACCEPTED = "accepted"
     DURABLE = "durable"
 
 
 def require_durable(got: Durability) -> None:
-    """Refuse a commit that promises less.
+    """Refuse a commit that is less than durable.
 
     Raises:
         ChangefeedError: CF5004.
@@ -148,8 +149,8 @@ def require_durable(got: Durability) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One table of a feed as the sink sees it. ``topic`` is the finished, escaped name.
-    ``schema`` is what the feed would deliver of it, for :meth:`Sink.check` alone."""
+    """One table of a feed as the sink sees it. ``topic`` is the final, escaped name.
+    ``schema`` is the shape that the feed would deliver; only :meth:`Sink.check` gets it."""
 
     table: TableName
     topic: str
@@ -162,16 +163,16 @@ class SparkAccess(Protocol):
     def use(
         self, group: str | None = None, *, packs: Sequence[str] = ()
     ) -> AbstractContextManager[SparkSession]:
-        """The session for one piece of work; failures come out as ChangefeedError.
+        """The session for one piece of work; failures are raised as ChangefeedError.
 
-        Name the packs that extend Spark SQL (``delta``, ``iceberg``) to get the session that
-        knows them: it has settings and temporary views of its own.
+        Name the packs that extend Spark SQL (``delta``, ``iceberg``) to get the session that has
+        loaded them, which has its own settings and temporary views.
         """
         ...
 
     def shared(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[str]]:
-        """Files of this machine by the names under which Spark's executors read them, in the same
-        order, while the block lasts: copies in the node's staging place, if it has one.
+        """The names under which Spark's executors can read files of this machine, in the same
+        order, during the block. They are copies in the node's staging place, if it has one.
 
         Raises:
             ChangefeedError: CF4002, the staging place cannot be written.
@@ -179,10 +180,10 @@ class SparkAccess(Protocol):
         ...
 
     def shared_folder(self, folder: Path) -> AbstractContextManager[str]:
-        """The name of a folder that executors may make, write and read; removed at the end.
+        """The name of a folder that executors may make, write and read; removed after the block.
 
         Args:
-            folder: what it is if the node has no staging place.
+            folder: the folder to use if the node has no staging place.
         """
         ...
 
@@ -194,24 +195,24 @@ class SinkContext:
     Attributes:
         feed: name of the feed, for the target's own logs and client ids.
         job_id: number of the feed's job.
-        targets: tables of the feed now; ``open`` is called again when they change.
+        targets: present tables of the feed; ``open`` is called again when they change.
         options: the feed's WITH options by name, validated and typed.
         node: a short unique id of this process run (part of file names).
         resolved: the feed emits resolved timestamps.
-        spark: Spark of the node, None in executors and where there is none. Not pickled.
-        scratch: a directory for staged files, of this sink object alone; emptied before the
-            object's first ``open``, removed when the feed ends. Empty text where there is none.
-        state: id of the state the job is in; with ``job_id`` it names the feed in the world.
+        spark: Spark of the node; None in executors and if the node has none. Not pickled.
+        scratch: a directory for staged files that only this sink object uses; emptied before the
+            object's first ``open``, removed when the feed ends. Empty text if there is none.
+        state: id of the state that has the job; with ``job_id`` it identifies the feed globally.
         scan: this sink object takes the rows of the feed's scan, while another one of the same
             feed takes its changes.
-        unfinished: with ``scan``, of each table whose scan is not the first try: from which
-            instant on scans of it do not count as whole for the feed, whether the sink ended
-            them or not. The run may have died, more than once, before it had saved that.
+        unfinished: with ``scan``, for each table whose scan was tried before: the instant from
+            which on the feed counts no scan of it as whole, even one that the sink ended. The run
+            may have died, more than once, before it could save the end of a scan.
         feeds: the state's jobs that were not dropped and have not ended, by number, each with
-            the name of a table that it has: the target of that table is theirs.
+            the name of a table of the job, which owns the target of that table.
         source: the source's own identity as the state has it (for PostgreSQL its system
-            identifier and the number of the database), so that a sink can tell that the
-            target is the source; empty where it is not known.
+            identifier and the number of the database), so that a sink can detect that the
+            target is the source; empty if unknown.
         state_database: URL of the state database, with its password, for a sink that declares
             ``Capabilities.state_database``; else empty.
     """
@@ -234,11 +235,11 @@ class SinkContext:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One delivery round of a feed: ``number`` rises by one; ``upto`` is where it ends.
+    """One delivery round of a feed: ``number`` rises by one; ``upto`` is where the round ends.
 
-    A ``write`` cannot know that yet: it has how far the round may come at most. In ``commit``
-    everything at or below ``upto`` of every table that has rows in the round is in it, or was
-    before; of some tables more may be.
+    In a ``write``, where the end is not known yet, ``upto`` is the farthest that the round may
+    reach. In ``commit``, this round and the earlier ones have everything at or below ``upto`` of
+    every table that has rows in the round; of some tables they may have more.
     """
 
     number: int
@@ -247,12 +248,12 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The unit a sink may see twice: rows of one table and one schema version, in order.
+    """The unit that a sink may get twice: rows of one table and one schema version, in order.
 
-    ``rows`` is a pyarrow Table or RecordBatch in the schema :class:`Accepts` names.
+    ``rows`` is a pyarrow Table or RecordBatch in the schema that :class:`Accepts` names.
     ``scan`` is true for rows of the initial scan (each key at most once, any order).
-    ``frontier`` is the timestamp at or below which the feed had everything delivered before
-    this batch: no row of this or a later epoch is at or below it (scan rows excepted).
+    ``frontier`` is the timestamp up to which the feed had delivered everything before this
+    batch: every row of this and later epochs is above it, except rows of scans.
     """
 
     feed: str
@@ -267,9 +268,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Small, picklable, and enough to commit or abort a written batch.
+    """What a sink needs to commit or abort a written batch; small and picklable.
 
-    ``staged`` is the sink's own: temporary file names, transaction ids.
+    Only the sink reads ``staged``: temporary file names, transaction ids.
     """
 
     partition: int
@@ -280,13 +281,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that source and target do not have alike.
+    """A row that differs between source and target.
 
     Attributes:
-        kind: ``missing`` (the target lacks it), ``extra`` (the source does), ``changed``.
+        kind: ``missing`` (the target lacks it), ``extra`` (the source lacks it), ``changed``.
         key: values of the key as a JSON array.
-        source, target: the row as a JSON object of texts, of a changed row the columns that
-            differ; None where there is no such row.
+        source, target: the row as a JSON object of texts; for a changed row only the columns that
+            differ; None if there is no such row.
     """
 
     kind: str
@@ -300,10 +301,10 @@ class ScanFiles:
     """A whole table as a scan read it, for a consumer that reads files.
 
     Attributes:
-        at: the instant the rows are of.
-        schema: their shape; the rows have ``schema.log_schema()``.
+        at: the instant of the scan's snapshot.
+        schema: shape of the table; the rows are in ``schema.log_schema()``.
         files: paths of Arrow IPC files; together they hold each row once.
-        rows: how many rows they hold.
+        rows: number of rows in all files.
     """
 
     at: Timestamp
@@ -314,12 +315,12 @@ class ScanFiles:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPlace:
-    """How far the consumer of a :class:`LogConsumer` sink is; nothing in it ever goes back.
+    """The progress of the consumer of a :class:`LogConsumer` sink; no attribute ever goes back.
 
     Attributes:
-        committed: it has done with everything at or below; None: with nothing yet.
-        idle: between ``committed`` and here the log has nothing for it.
-        planned: it may have begun to work on what is up to here.
+        committed: the consumer has finished with everything at or below; None: with nothing yet.
+        idle: the log has nothing for the consumer between ``committed`` and here.
+        planned: the consumer may have begun to work on changes up to here.
     """
 
     committed: Timestamp | None = None
@@ -328,7 +329,7 @@ class ConsumerPlace:
 
     @property
     def needs_above(self) -> Timestamp | None:
-        """What is at or below it need not be kept for the consumer."""
+        """The consumer no longer needs changes at or below this timestamp."""
         known = [at for at in (self.committed, self.idle) if at is not None]
         return max(known) if self.committed is not None else None
 
@@ -336,41 +337,41 @@ class ConsumerPlace:
 class LogConsumer(Protocol):
     """The consumer's side of a sink whose consumer reads the changes from the change log itself.
 
-    The feed hands over scans only. Its progress is what the consumer has committed, so the log
-    keeps what the consumer still needs. A consumer in another process makes a sink object of its
-    own from the same URI, which it does not open.
+    The feed hands over only scans. The feed's progress is what the consumer has committed, so the
+    log keeps what the consumer still needs. A consumer in another process makes its own sink object
+    from the same URI, and does not open it.
     """
 
     def belongs(self, state: str, job_id: int) -> bool:
-        """The feed of that number has opened it: what is there is not another feed's."""
+        """Whether the feed of this job has opened the sink before, so that the contents are its."""
         ...
 
     def consumer(self) -> ConsumerPlace:
-        """How far the consumer is."""
+        """The consumer's progress."""
         ...
 
     def move(self, place: ConsumerPlace) -> None:
-        """The consumer says how far it is. Durable on return."""
+        """Save the consumer's progress. Durable on return."""
         ...
 
     def occupy(self, seconds: float) -> None:
-        """Be the one consumer until :meth:`leave` or the end of the process.
+        """Become the only consumer until :meth:`leave` or the end of the process.
 
         Raises:
-            ChangefeedError: CF1301, there is another one, and it stays for ``seconds``.
+            ChangefeedError: CF1301, another consumer did not leave within ``seconds``.
         """
         ...
 
     def leave(self) -> None:
-        """Let another consumer in."""
+        """Stop being the only consumer, so that another one can start."""
         ...
 
     def scanned(self) -> ScanFiles | None:
-        """The table's last whole scan; None before there is one, and once it was consumed."""
+        """The table's last whole scan; None before the first one, and after it was consumed."""
         ...
 
 
-#: Methods that feeds call where :class:`Capabilities` declare them, and nowhere else.
+#: Methods that feeds call only if the :class:`Capabilities` declare them.
 DECLARED: dict[str, tuple[str, ...]] = {
     "owns_targets": ("claims", "reserved"),
     "evolves": ("evolve",),
@@ -383,17 +384,17 @@ DECLARED: dict[str, tuple[str, ...]] = {
 
 
 class Sink(ABC):
-    """A target of changefeeds; see the module's text for the order of calls.
+    """A sink of changefeeds; the module's docstring has the order of calls.
 
-    Seven methods are every sink's. What else a sink can do it declares in :attr:`capabilities`,
-    with the methods that belong to it; a class that declares what it has no method for, or has the
-    method and does not declare it, cannot be defined. A URI and the feed's options make an object.
+    Every sink has seven methods. A sink declares in :attr:`capabilities` what else it can do, and
+    has the methods that belong to each capability; a class that has only one of the two cannot be
+    defined. An object is made of a URI and the feed's options.
     """
 
     capabilities: ClassVar[Capabilities]
-    """What it can do."""
+    """What the sink can do."""
     parameters: ClassVar[tuple[Parameter, ...]] = ()
-    """What its URIs take."""
+    """The parameters that its URIs take."""
 
     def __init_subclass__(cls, **given: object) -> None:
         super().__init_subclass__(**given)
@@ -414,7 +415,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, context: SinkContext) -> None:
-        """Connect, check rights, make what is missing. Idempotent; may be called again."""
+        """Connect, check rights, create what is missing. Idempotent; may be called again."""
 
     @abstractmethod
     def write(self, batch: Batch) -> Receipt:
@@ -422,97 +423,98 @@ class Sink(ABC):
 
     @abstractmethod
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
-        """Return DURABLE once all written batches of the epoch are safe in the target."""
+        """Return DURABLE once all written batches of the epoch are durable in the target."""
 
     @abstractmethod
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Forget what was written since the last commit, where that is possible."""
+        """Discard what was written since the last commit, if that is possible."""
 
     @abstractmethod
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """Carry a resolved timestamp to every partition of every topic; durable on return.
+        """Deliver a resolved timestamp to every partition of every topic; durable on return.
 
-        ``payload`` is the finished message value, but for the topics of ``mark.payloads``.
+        ``payload`` is the finished message value, except for the topics in ``mark.payloads``.
         """
 
     @abstractmethod
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """Carry a TRUNCATE of one table, after everything before it is durable."""
+        """Deliver a TRUNCATE of one table, after everything before it is durable."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Promises nothing about what is in flight."""
+        """Release all resources. Rows that are not committed may be lost."""
 
     # ---------------------------------------------------------------- with a default
 
     def interrupt(self) -> None:  # noqa: B027  a sink whose waits are short needs none
-        """The feed is wanted to end: a call that waits for a server that does not answer gives up
-        soon, with a ChangefeedError. Called from another thread, at any time after the sink
-        was made; the object is closed then, and another one opened if the feed goes on.
+        """Make calls end soon, because the feed is to end: a call that waits for a server that does
+        not answer raises a ChangefeedError. Called from another thread, at any time after the
+        object was made. The object is then closed; if the feed goes on, it opens a new one.
         """
 
     def topic(self, name: str) -> str:
-        """How the target of a table (or topic alias) is called. Nothing is connected."""
+        """The name of the target of a table (or topic alias). Does not connect."""
         return name
 
     def pacing(self) -> CommitPace:
-        """How often the sink wants to commit now; asked between rounds, and in a backlog after each
-        slice of the log."""
+        """How often the sink wants to commit now. Called between rounds, and in a backlog after
+        each slice of the log."""
         return self.capabilities.pacing
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Connect, and say everything that would hinder a feed: reach, login, rights, targets
-        that cannot be made. For VALIDATE, on a sink that was not opened and is closed
-        afterwards. Nothing is made at the target. ``context.targets`` may be empty: the
-        tables are not known; where they are, each has its schema.
+        """Connect, and return every problem that would stop a feed: the connection, the login,
+        missing rights, targets that cannot be created. VALIDATE calls it on a sink that was not
+        opened, and closes the sink afterwards. Creates nothing at the target. ``context.targets``
+        is empty if the tables are not known; otherwise each has its schema.
         """
         return []
 
     def overlooked(self) -> str:
-        """What :meth:`check` does not look at, as a sentence for VALIDATE; empty when that is
-        nothing. Nothing is connected for this."""
+        """What :meth:`check` does not examine, as a sentence for VALIDATE; empty if it examines
+        everything. Does not connect."""
         return ""
 
     def dropped(self, target: Target) -> None:
-        """The table is gone at the source; everything of it was committed. Idempotent."""
+        """Called when a table was dropped at the source, after all its rows and changes were
+        committed. Idempotent."""
         return
 
     # ---------------------------------------------------------------- owns_targets
 
     def claims(self, topic: str) -> tuple[str, ...]:
-        """The names that the target of a topic takes, its own first, then those of what the sink
-        keeps beside it. Names that are one name in the target (by case, by length) are equal.
-        Nothing is connected."""
+        """The names that the target of a topic occupies: first its own, then the names of what the
+        sink keeps beside it. Names that the target does not distinguish (by case, by length) are
+        returned as equal texts. Does not connect."""
         raise _undeclared(self, "owns_targets")
 
     def reserved(self) -> tuple[str, ...]:
-        """Names, in the same form, that the sink keeps for itself at the place."""
+        """Names, in the form of :meth:`claims`, that the sink reserves for itself at the target."""
         raise _undeclared(self, "owns_targets")
 
     # ---------------------------------------------------------------- evolves
 
     def evolve(self, event: SchemaChange, target: Target) -> None:
-        """Give the target the new shape; everything before it was committed. Idempotent.
+        """Give the target the new shape, after everything before it was committed. Idempotent.
 
-        The rows that follow may have the very timestamp of ``event``, as after a truncation.
-        ``event`` has the columns the feed delivers. After a crash rows of the old shape may come
-        once more, followed by the same event.
+        The rows that follow may have the same timestamp as ``event``, as after a truncation.
+        ``event`` has the columns that the feed delivers. After a crash, rows of the old shape may
+        be written again, followed by the same event.
 
         Raises:
-            ChangefeedError: CF5006, this table cannot follow (said with the reason); the
-                others go on.
+            ChangefeedError: CF5006, this target cannot take the new shape (with the reason); the
+                other tables go on.
         """
         raise _undeclared(self, "evolves")
 
     # ---------------------------------------------------------------- ends_scans
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """The whole table as it was at ``at`` was written and committed (rows of the scan have
-        that timestamp): what the target has of an older version, from a scan that broke off,
-        no longer exists at the source and goes. Idempotent. Called by the sink object of the
-        scan, before the table counts as scanned. Where deletes are not delivered it is called
-        only for tables that keep every change (``history = 'append'``), and for tables without
-        a key in sinks of rows, which may gather a scan beside the target.
+        """Remove rows that a scan did not find. The whole table as of ``at``, the timestamp of the
+        scan's rows, was written and committed. Rows of an older version, from a scan that broke
+        off, no longer exist at the source. Idempotent. Called on the sink object of the scan,
+        before the table counts as scanned. If the feed delivers no deletes, it is called only
+        for tables that keep every change (``history = 'append'``), and for tables without a key
+        in sinks of typed rows, which may gather a scan beside the target.
         """
         raise _undeclared(self, "ends_scans")
 
@@ -523,10 +525,10 @@ class Sink(ABC):
     ) -> Receipt:
         """Write rows of a scan; durable on return. For sinks of :attr:`Accepts.ROWS`.
 
-        ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null),
-        each key once; it reads the source when an action runs, so run one action only. The
-        same rows may come again. Run the action in the calling thread: the feed cancels the
-        jobs of this thread when the scan is cancelled, and waits for their end.
+        ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null), with
+        each key once. Every action on it reads the source, so run only one. The same rows may be
+        given again. Run the action in the calling thread: when the scan is cancelled, the feed
+        cancels the jobs of this thread and waits for their end.
         """
         raise _undeclared(self, "scans_by_spark")
 
@@ -535,27 +537,27 @@ class Sink(ABC):
     def commit_with(
         self, epoch: Epoch, receipts: Sequence[Receipt], progress: Mapping[str, Timestamp]
     ) -> Durability:
-        """:meth:`commit`, and the places hold from now on, in one atomic step.
+        """:meth:`commit`, and save the feed's progress in the same atomic step.
 
-        With ``delivery = 'exactly_once'`` the feed goes on from what the sink says, so no row that
-        was committed comes again. Marks (resolved, truncate) may.
+        With ``delivery = 'exactly_once'`` the feed goes on from the progress that the sink returns,
+        so a committed row is never written again. Marks (resolved, truncate) may be repeated.
 
-        Progress is a set of named places. The names are the feed's own and mean nothing to the
-        sink; a name that a call does not have keeps its place. ``<table>`` is how far the table's
-        changes are delivered. ``<table>#scan`` is the instant of its last whole scan: with
-        exactly_once the rows of one table's scan are written by one sink object (that with
-        ``SinkContext.scan``) and committed by one call that says so, however many they are.
+        Progress is a set of named timestamps. Only the feed interprets the names; a name that a
+        call does not mention keeps its timestamp. ``<table>`` is how far the table's changes are
+        delivered. ``<table>#scan`` is the instant of its last whole scan: with exactly_once, one
+        sink object (that with ``SinkContext.scan``) writes all rows of one table's scan, and one
+        call with this name commits them, however many they are.
 
-        ``receipts`` may be empty. Without receipts and progress nothing is asked.
+        ``receipts`` may be empty. A call without receipts and progress does nothing.
         """
         raise _undeclared(self, "keeps_progress")
 
     def progress(self) -> Mapping[str, Timestamp]:
-        """What the ``commit_with`` of this feed (any process; of the sink objects for changes and
-        for scans together) stated, each name as of its last call. Asked after ``open``, before
-        anything is written.
+        """The progress that ``commit_with`` saved for this feed, each name as of its last call: by
+        any process, by the sink objects for changes and for scans together. Called after ``open``,
+        before anything is written.
 
-        Answers only when no ``commit_with`` of an earlier object can still become true.
+        Returns only when no ``commit_with`` of an earlier object can still take effect.
         """
         raise _undeclared(self, "keeps_progress")
 
@@ -569,24 +571,24 @@ class Sink(ABC):
         rows: Iterable[pa.Table],
         limit: int,
     ) -> list[Difference]:
-        """Compare the rows of a table, which has a key, with what the target holds of it.
+        """Compare the rows of a table with a key with the rows of its target.
 
         ``rows`` are those of the source, each key once: in the schema ``schema.log_schema()``, or
-        as messages where the sink takes those (without what tells when and why they were made).
-        The target is looked at only after the last of them: while they come, the feed may need it.
-        At most ``limit`` differences are returned, missing and changed rows before those too
-        many, by key. Called on a sink object that was not opened; it is closed afterwards.
-        Nothing of the feed is changed.
+        as messages if the sink takes messages (without the members that say when and why a message
+        was made). Read the target only after the last of them: until then the feed may need it.
+        At most ``limit`` differences are returned, ordered by key, missing and changed rows before
+        extra rows. Called on a sink object that was not opened; it is closed afterwards. Changes
+        nothing of the feed.
 
         Raises:
-            ChangefeedError: CF1303 a target that is kept so (with its history) cannot be compared.
+            ChangefeedError: CF1303, a target of this kind (with its history) cannot be compared.
         """
         raise _undeclared(self, "compares")
 
     # ---------------------------------------------------------------- pulled
 
     def pull(self) -> LogConsumer:
-        """The side of the consumer."""
+        """The consumer's side of this sink."""
         raise _undeclared(self, "pulled")
 
 
@@ -599,13 +601,13 @@ class ClientSink(Sink):
 
     @abstractmethod
     def take(self, timeout: float | None) -> ClientRow | None:
-        """The next row; None after ``timeout`` seconds or at the end."""
+        """The next row; None after ``timeout`` seconds or at the end of the feed."""
 
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """The feed is over and every row was taken."""
+        """Whether the feed has ended and every row was taken."""
 
     @abstractmethod
     def leave(self) -> None:
-        """The client goes away."""
+        """Called when the client needs no further rows."""

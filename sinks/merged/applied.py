@@ -1,4 +1,4 @@
-"""How far a table is: what its commits record."""
+"""How far changes are applied to a table, as its commits record it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AppliedVersion:
-    """Every change of an earlier transaction than that of ``version`` is in the table, and of
-    that one the changes up to ``seq``, or all of them where it is None.
+    """How far changes are applied to a table: every transaction before that of ``version``, and of
+    that transaction the changes up to ``seq``, or all of them if ``seq`` is None.
 
-    A transaction is cut where it alters or truncates the table in its middle.
+    A transaction that alters or truncates the table is divided at that statement.
     """
 
     version: int = 0
@@ -22,7 +22,7 @@ class AppliedVersion:
         return self.version if self.seq is None else self.version - 1
 
     def covers(self, place: AppliedVersion) -> bool:
-        """The change at ``place`` (with a sequence number) is in the table."""
+        """Whether the change at ``place`` (with a sequence number) is in the table."""
         if place.version <= self.whole:
             return True
         return place.version == self.version and (place.seq or 0) <= (self.seq or 0)

@@ -1,4 +1,4 @@
-"""How long a sink rests between two rounds: in proportion to what a round takes."""
+"""How long a sink waits between two rounds: in proportion to the duration of a round."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Protocol
 
 
 class Pace(Protocol):
-    """Seconds between two rounds, which follow what rounds take."""
+    """Adapts the seconds between two rounds to the duration of rounds."""
 
     @property
     def seconds(self) -> float:
-        """Between the last round and the next."""
+        """Seconds between the last round and the next one."""
         ...
 
     def after(self, took: float) -> None:
@@ -19,12 +19,12 @@ class Pace(Protocol):
 
 
 class ShorterPace:
-    """So many times what the shorter one of the last two rounds took, within bounds: one slow round
-    is taken for an exception. The first says nothing: it loads and compiles what the others run.
+    """Waits a multiple of the shorter of the last two rounds, within bounds, so that one slow round
+    changes nothing. The first round does not count: it loads and compiles what the others run.
 
     Args:
-        least, most: seconds.
-        times: so many times as long as a round.
+        least, most: bounds, in seconds.
+        times: the factor.
     """
 
     def __init__(self, least: float, most: float, times: float) -> None:
@@ -44,12 +44,12 @@ class ShorterPace:
 
 
 class SlowDecline:
-    """So many times what the last round took, within bounds: at once where that is longer, half of
-    the way where it is shorter.
+    """Waits a multiple of the last round, within bounds. The wait grows to that value at once, but
+    declines only half of the way to it after each round.
 
     Args:
-        least, most: seconds.
-        times: so many times as long as a round.
+        least, most: bounds, in seconds.
+        times: the factor.
     """
 
     def __init__(self, least: float, most: float, times: float) -> None:
@@ -63,7 +63,7 @@ class SlowDecline:
 
 
 class IntervalPace:
-    """At an interval; a round that takes longer makes it as long."""
+    """Waits a fixed interval, or as long as the last round if that took longer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = self._least = seconds

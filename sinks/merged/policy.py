@@ -1,4 +1,4 @@
-"""How a feed wants its tables kept: the options of merged tables, read once for every target."""
+"""The options of merged tables: how a feed wants its tables kept. Read here for every target."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from sinks.ownership import NOT_OURS, policy_of
 
 #: The column of a row's version, unless ``sequence_column`` names another one.
 SEQUENCE = "_sequence_num"
-#: The column that marks a row as deleted, where the target has no use of its own for the name.
+#: The column that marks a row as deleted, unless the target uses this name for something else.
 DELETED = "_deleted"
 
 
 class MergeMode(StrEnum):
-    """How changes become part of a table."""
+    """How changes are applied to a table."""
 
     APPEND = "append"
     """Each change is a row."""
     VERSIONS = "versions"
     """Each change ends the current version of its key and, unless it is a delete, begins one."""
     COUNT = "count"
-    """There is no key: as many equal rows come or go as the changes say in sum."""
+    """There is no key: the sum of the changes says how many equal rows to add or remove."""
     MERGE = "merge"
-    """Each key has one row, which its last change writes or removes."""
+    """Each key has one row, which the last change of the key writes or removes."""
 
 
 class Removal(StrEnum):
-    """What happens to rows of a table that the source has no more."""
+    """What happens to rows of a table that the source no longer has."""
 
     RECORD = "record"
     """Nothing: another row says what happened."""
@@ -57,7 +57,7 @@ class Removal(StrEnum):
     MARK = "mark"
     """They are marked as deleted."""
     DELETE = "delete"
-    """They go."""
+    """They are removed."""
 
 
 class ScanEnd(StrEnum):
@@ -66,9 +66,9 @@ class ScanEnd(StrEnum):
     NOTHING = "nothing"
     """Rows that the scan did not find stay."""
     OLDER = "older"
-    """Rows of an older version no longer exist at the source (:class:`Removal`)."""
+    """Rows of an older version, which no longer exist at the source (:class:`Removal`)."""
     REPLACED = "replaced"
-    """All rows that are not the scan's: nothing tells one that it found from one of before."""
+    """All rows that are not of the scan: a row that it found cannot be told from an older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class TablePolicy:
     """How a feed wants its tables kept.
 
     Attributes:
-        sequence: name of the target's column of the row's version; empty: it has none.
+        sequence: name of the target's column with the row's version; empty: there is none.
         soft: a deleted row stays, marked in the column ``deleted``.
-        history: old versions stay too.
-        deleted: name of that column.
-        drop: a table dropped at the source is dropped.
-        existing: what becomes of a target that holds rows which are not the feed's.
+        history: old versions stay, too.
+        deleted: name of the column that marks deleted rows.
+        drop: if a table is dropped at the source, its target is dropped, too.
+        existing: what happens to a target that has rows of others than the feed.
         retains: the feed delivers no deletes, so rows that a scan does not find stay.
     """
 
@@ -95,11 +95,11 @@ class TablePolicy:
 
     @classmethod
     def read(cls, options: Mapping[str, object], *, deleted: str = DELETED) -> TablePolicy:
-        """What the options of a feed say.
+        """The policy that the options of a feed describe.
 
         Args:
             options: by name, typed or as texts.
-            deleted: how the target calls the column that marks a row as deleted.
+            deleted: the target's name of the column that marks a row as deleted.
         """
         deletes = options.get(DELETES.name)
         sequence = str(options.get(SEQUENCE_COLUMN.name) or SEQUENCE_COLUMN.default)
@@ -115,12 +115,12 @@ class TablePolicy:
 
     @property
     def shared(self) -> bool:
-        """The target may hold rows that are not the feed's; they have no version."""
+        """Whether the target may hold rows of others than the feed; those have no version."""
         return self.existing is ExistingTarget.MERGE
 
     @property
     def removal(self) -> Removal:
-        """What happens to rows that the source has no more."""
+        """What happens to rows that the source no longer has."""
         if self.history is History.APPEND:
             return Removal.RECORD
         if self.history is History.SCD2:
@@ -128,7 +128,7 @@ class TablePolicy:
         return Removal.MARK if self.soft else Removal.DELETE
 
     def mode(self, schema: TableSchema) -> MergeMode:
-        """How changes of a table become part of its target."""
+        """How changes of a table are applied to its target."""
         if self.history is History.APPEND:
             return MergeMode.APPEND
         if self.history is History.SCD2:
@@ -144,14 +144,14 @@ class TablePolicy:
 
     @property
     def needs_key(self) -> bool:
-        """Only a table with a key can be kept so: a row has to be found again."""
+        """Whether the policy needs a table with a key, because it must find rows again."""
         return self.removal in (Removal.END, Removal.MARK)
 
     def require_key(self, schema: TableSchema) -> None:
-        """A table without a key can be kept so.
+        """Check that a table has a key if the policy needs one.
 
         Raises:
-            ChangefeedError: CF5006, it cannot.
+            ChangefeedError: CF5006, it has none.
         """
         if not (schema.keyless and self.needs_key):
             return
@@ -165,7 +165,7 @@ class TablePolicy:
         )
 
     def require_shareable(self, schema: TableSchema, what: str) -> None:
-        """Rows of the feed can be told from others in one target.
+        """Check that rows of the feed can be told from other rows in the same target.
 
         Args:
             what: the target, for the message.
@@ -193,10 +193,10 @@ class TablePolicy:
         return found | ({self.deleted: "bool"} if self.soft else {})
 
     def require_comparable(self, schema: TableSchema) -> None:
-        """A target that is kept so has rows as they are now.
+        """Check that the target has the present rows of the table.
 
         Raises:
-            ChangefeedError: CF1303, it has none.
+            ChangefeedError: CF1303, it does not have them.
         """
         if self.history is History.APPEND:
             raise ChangefeedError(

@@ -1,4 +1,4 @@
-"""Rows of the log as merged tables need them; whole Arrow columns, no row in Python."""
+"""Rows of the log as merged tables need them. Works on whole Arrow columns: no Python per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def table_of(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def versions_of(rows: pa.Table) -> pa.ChunkedArray:
-    """The version of each row in one number: nanoseconds and the logical part of its timestamp."""
+    """The version of each row: one number of the nanoseconds and logical part of its timestamp."""
     return pc.add(rows["wall"], rows["logical"].cast(pa.int64()))
 
 
@@ -31,11 +31,11 @@ def unapplied(rows: pa.Table, applied: AppliedVersion) -> pa.Table:
 
 
 def key_value(rows: pa.Table, place: int) -> pa.ChunkedArray:
-    """Values of a column of the key: of a deleted row those that it had."""
+    """The values of a key column; for a deleted row, the value before the delete."""
     gone = pc.equal(rows["op"], "d")
     return pc.if_else(gone, rows[f"b{place}"], rows[f"a{place}"])
 
 
 def last_of(versions: pa.ChunkedArray, numbers: pa.ChunkedArray) -> AppliedVersion:
-    """The last change of some: numbers rise through the whole log of a source, as versions do."""
+    """The last of some changes. Sequence numbers rise through a source's log, as versions do."""
     return AppliedVersion(pc.max(versions).as_py(), pc.max(numbers).as_py())

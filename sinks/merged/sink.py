@@ -1,6 +1,6 @@
-"""The sink of tables that are kept equal to the source's: which step is due, for every target.
+"""The sink of tables that are kept equal to the source's: decides which step is next.
 
-A target's sink is a :class:`TableSink` and fills in :class:`~sinks.merged.store.TableStore`.
+A target's sink is a :class:`TableSink` and implements :class:`~sinks.merged.store.TableStore`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from sinks.merged.store import TableStore
 
 
 class TableSink(Sink, TableStore):
-    """Decides what is due; the store does it. One thread at a time uses an object."""
+    """Decides which step is next; the store does it. Only one thread at a time uses an object."""
 
-    #: For how long rounds take, and rests between them.
+    #: Measures how long rounds take.
     clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, policy: TablePolicy, pace: Pace) -> None:
         self._policy = policy
         self._context: SinkContext | None = None
         self.pace = pace
-        #: A scan that broke off begins again with ``open``: of each topic the scan that has begun
-        #: since.
+        #: The scan of each topic that has begun since ``open``: after ``open``, a scan that broke
+        #: off begins again.
         self._begun: dict[str, _Scan] = {}
 
     def pacing(self) -> CommitPace:
-        """As the last rounds took."""
+        """The pace that follows from the duration of the last rounds."""
         return CommitPace(self.pace.seconds, self.capabilities.pacing.rows)
 
     def write(self, batch: Batch) -> Receipt:
-        """Stages the rows that the target does not have; a scan's come as often as they come."""
+        """Stage the changes that the target does not have, or the rows of a scan; no rows if the
+        target has the whole scan already."""
         self._policy.require_key(batch.schema)
         rows = table_of(batch.rows)
         if not batch.scan:
@@ -57,21 +58,21 @@ class TableSink(Sink, TableStore):
         return self.stage(batch, rows)
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
-        """Applies what was staged; how long that takes says when the next round is due."""
+        """Apply what was staged. The duration of that determines when the next round begins."""
         began = self.clock.monotonic()
         if self.apply(epoch, receipts):
             self.pace.after(self.clock.monotonic() - began)
         return Durability.DURABLE
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """All rows of the feed go, are marked, or end; replayed, it does nothing."""
+        """Remove all rows of the feed, mark them, or end their versions; a replay does nothing."""
         self._policy.require_key(event.schema)
         place = AppliedVersion(event.at.version, event.seq)
         if not self.applied(target, event.schema).covers(place):
             self.empty(event, target)
 
     def evolve(self, event: SchemaChange, target: Target) -> None:
-        """See :meth:`sinks.base.Sink.evolve`; replayed, it does nothing."""
+        """See :meth:`sinks.base.Sink.evolve`; a replay does nothing."""
         self._policy.require_key(event.new)
         place = AppliedVersion(event.at.version, event.seq)
         if not self.applied(target, event.old).covers(place):
@@ -83,7 +84,7 @@ class TableSink(Sink, TableStore):
         scanned = self.scanned(target, schema)
         if scanned is not None and scanned >= at.version:
             return
-        self._begin(target, schema, at)  # no row may have come
+        self._begin(target, schema, at)  # the scan may have had no row
         self.finish_scan(target, schema, at, self._policy.scan_end(schema))
 
     @property
@@ -93,11 +94,11 @@ class TableSink(Sink, TableStore):
         return self._context
 
     def _begin(self, target: Target, schema: TableSchema, at: Timestamp) -> bool:
-        """Once for each scan since ``open``. False: its rows are all in the target and would come
-        a second time.
+        """Begin a scan, once since ``open``. Return whether its rows are wanted; not if they are
+        all in the target already and would be added twice.
 
-        The run may die between the end of a scan and saving that. The scan then comes again, at a
-        later instant as a rule (``SinkContext.unfinished`` tells), else at the same one.
+        The run may die after the end of a scan, before it has saved that. The scan then begins
+        again, usually at a later instant (see ``SinkContext.unfinished``), else at the same one.
         """
         self._policy.require_key(schema)
         scan = self._begun.get(target.topic)
@@ -109,7 +110,7 @@ class TableSink(Sink, TableStore):
             if unfinished is not None and unfinished.version <= whole:
                 whole = unfinished.version - 1
             self.begin_scan(target, schema, at.version, after=whole if kept else None)
-            # Asked again: a target that was gone is new by now and holds nothing.
+            # ``scanned`` is called again: ``begin_scan`` creates a lost target, without rows.
             again = kept and min(whole, self.scanned(target, schema) or 0) >= at.version
             scan = self._begun[target.topic] = _Scan(at.version, wanted=not again)
         return scan.wanted

@@ -1,4 +1,4 @@
-"""What a target does with its tables, when :class:`~sinks.merged.sink.TableSink` says so."""
+"""The steps that a target does with its tables when :class:`~sinks.merged.sink.TableSink` asks."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from sinks.merged.policy import ScanEnd
 
 
 class TableStore(ABC):
-    """The tables of one feed at one place. It does what it is told and decides nothing.
+    """The target tables of one feed. It carries out steps and decides nothing.
 
-    Each step is atomic, or harmless when it comes again, and records with the rows what it makes
-    the table complete to. The first method that is called for a table refuses one that the feed
-    may not have (CF5008) or that cannot be kept as the feed wants it.
+    Each step is atomic or can be repeated without harm, and records with the rows how far the table
+    is complete. The first method that is called for a table refuses a target that the feed may not
+    use (CF5008) or that cannot be kept as the feed wants it.
     """
 
     @abstractmethod
     def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
-        """Up to where the target has every change."""
+        """How far the target has every change."""
 
     @abstractmethod
     def scanned(self, target: Target, schema: TableSchema) -> int | None:
-        """The version of the last whole scan; 0: there was none, None: nobody recorded it."""
+        """The version of the last whole scan; 0: there was none, None: it is not recorded."""
 
     @abstractmethod
     def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
-        """Rows of the batch become part of the target with the next commit.
+        """Stage rows, which the next commit applies to the target.
 
         Args:
-            batch: what they are of.
-            rows: those of its rows that the target does not have; there may be none.
+            batch: the batch of the rows.
+            rows: the rows of the batch that the target does not have; may be empty.
         """
 
     @abstractmethod
     def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
-        """What was staged becomes part of the targets, durably. False: there was nothing."""
+        """Apply what was staged to the targets, durably. Return False if nothing was staged."""
 
     @abstractmethod
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None
     ) -> None:
-        """A scan of that version begins. ``after``: what scans of later versions than that have
-        left goes, for nothing else will tell it from rows of this one; None: it can be told."""
+        """Begin a scan of that version. Remove what scans of versions later than ``after`` left,
+        which could not be told from rows of this scan later; None: remove nothing."""
 
     @abstractmethod
     def finish_scan(
         self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
     ) -> None:
-        """Everything of a scan was committed."""
+        """End a scan, all of whose rows were committed."""
 
     @abstractmethod
     def empty(self, event: Truncate, target: Target) -> None:
-        """All rows of the feed were removed at the source."""
+        """Apply a TRUNCATE at the source to all rows of the feed."""
 
     @abstractmethod
     def reshape(self, event: SchemaChange, target: Target) -> None:
-        """The target gets the columns of another shape. Raises CF5006, it cannot."""
+        """Give the target the columns of another shape. Raises CF5006 if it cannot take them."""

@@ -2,11 +2,11 @@
 
     changefeed_messages (job_id, "table", message_id, key, value)
 
-The RFC's table sink, for trying feeds out with nothing but a database. ``message_id`` is made of
-the message alone (timestamp, sequence number, key), sorts in time order, and is part of the
-primary key with the job: a message that comes again changes nothing. All rows of an epoch are
-one transaction, so a reader sees whole epochs. Each row is a Python object on its way: it is
-not meant for volume.
+The RFC's table sink, for trying out feeds with only a database. ``message_id`` depends on the
+message alone (timestamp, sequence number, key), sorts in time order, and with the job forms the
+primary key, so a repeated message changes nothing. All rows of an epoch are one transaction, so a
+reader sees whole epochs. The sink makes a Python object of each row, so it is not meant for high
+volume.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, Si
 PREFIX = "experimental-sql:///"
 TABLE = "changefeed_messages"
 
-#: Dialects whose default driver is not the one we install.
+#: The driver of each dialect whose default driver is not the installed one.
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
@@ -49,7 +49,7 @@ _Row = dict[str, Any]
 
 
 class MessageTableSink(Sink):
-    """Messages into a table, each once."""
+    """Writes messages into a table, each once."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         exactly_once=True, state_database=True, features=frozenset({Feature.TRANSACTIONS})
@@ -57,7 +57,7 @@ class MessageTableSink(Sink):
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self._uri = uri
-        #: None until the sink is told where the state is.
+        #: None if the URI has no database: the sink then uses the state database.
         self._given = database_url(uri)
         self._engine: sa.Engine | None = None
         self._job = 0
@@ -75,19 +75,19 @@ class MessageTableSink(Sink):
             _metadata.create_all(self._engine)
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
-        """Connect to the database; the table is made when the feed begins."""
+        """Connect to the database. The table is created when the feed begins."""
         url = self._database(context)
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
-            return []  # connecting would make it
+            return []  # a connection would create the database
         with _ErrorTranslator(url), sa.create_engine(url, hide_parameters=True).connect():
             return []
 
     def _database(self, context: SinkContext) -> sa.URL:
-        """The database of the URI, or that of the state.
+        """The database of the URI, or else the state database.
 
         Raises:
-            ChangefeedError: CF1201, there is neither.
+            ChangefeedError: CF1201, neither is known.
         """
         found = self._given or database_url(self._uri, context.state_database)
         if found is None:
@@ -99,7 +99,7 @@ class MessageTableSink(Sink):
         return found
 
     def write(self, batch: Batch) -> Receipt:
-        """Keeps the rows until ``commit``: the epoch is one transaction."""
+        """Keep the rows until ``commit``, because an epoch is one transaction."""
         columns = ("key", "value", "wall", "logical", "seq")
         rows = batch.rows.select(list(columns)).to_pylist()
         found = [self._message(batch.target.topic, row) for row in rows]
@@ -110,8 +110,8 @@ class MessageTableSink(Sink):
 
     def _message(self, topic: str, row: _Row) -> _Row:
         key, value = _text(row["key"]), _text(row["value"])
-        # A tombstone follows the delete it belongs to under the same sequence number; scan
-        # rows of one table differ in nothing but the key.
+        # A tombstone follows its delete with the same sequence number, and rows of one table's
+        # scan differ only in the key.
         digest = hashlib.sha256((key or "").encode()).hexdigest()[:16]
         stamp = Timestamp(row["wall"], row["logical"]).file_stamp()
         kind = "t" if value is None else "m"
@@ -137,7 +137,7 @@ class MessageTableSink(Sink):
             self._pending.pop(epoch.number, None)
 
     def resolved(self, mark: Resolved, payload: bytes) -> None:
-        # ``~`` sorts behind every message of the same instant.
+        # ``~`` sorts after every message of the same instant.
         number = f"{mark.at.file_stamp()}~resolved"
         self._insert([self._row(t, number, None, _text(payload)) for t in self._topics])
 
@@ -160,7 +160,7 @@ class MessageTableSink(Sink):
 
 
 def _insert_new(dialect: str) -> sa.Executable:
-    """INSERT that leaves a row alone whose key is there already."""
+    """An INSERT that skips rows whose key exists already."""
     if dialect == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgres_insert
 
@@ -183,11 +183,11 @@ def _text(data: bytes | None) -> str | None:
 
 
 def database_url(uri: str, state_url: str = "") -> sa.URL | None:
-    """The database of a sink URI; an empty path is the state database ``state_url``, and None where
-    that is not known either.
+    """The database of a sink URI. An empty path means the state database ``state_url``, or None if
+    that is unknown, too.
 
     Raises:
-        ChangefeedError: CF1201; the text of the URI is not repeated, it may hold a password.
+        ChangefeedError: CF1201; it does not repeat the URI, which may hold a password.
     """
     if not uri.lower().startswith(PREFIX):
         raise ChangefeedError(Code.INVALID_URI, f"the sink URI must start with {PREFIX}")
@@ -205,13 +205,14 @@ def database_url(uri: str, state_url: str = "") -> sa.URL | None:
         url = sa.make_url(f"{_DRIVERS.get(scheme.lower(), scheme)}://{rest}")
         url.get_dialect()
     except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ValueError):
-        # Not chained: SQLAlchemy repeats the URL.
+        # Not chained: SQLAlchemy's error repeats the URL.
         raise ChangefeedError(Code.INVALID_URI, "the sink URI is not a database URL") from None
     return url
 
 
 class _ErrorTranslator:
-    """Errors of the database as ours; never with the statement's parameters, which are rows."""
+    """Turns errors of the database into a ChangefeedError, without the parameters of the statement,
+    which are values of rows."""
 
     def __init__(self, url: sa.URL) -> None:
         self._where = f"{url.drivername.partition('+')[0]} database {url.database or ''}".strip()
@@ -222,7 +223,7 @@ class _ErrorTranslator:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         found = self._ours(error)
         if found is not None:
-            raise found from None  # the original names the rows
+            raise found from None  # the original error has values of rows
 
     def _ours(self, error: BaseException | None) -> ChangefeedError | None:
         if isinstance(error, ImportError):

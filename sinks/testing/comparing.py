@@ -28,7 +28,7 @@ def differences(
     limit: int = 100,
     options: Mapping[str, object] | None = None,
 ) -> list[Difference]:
-    """How the target of ``feed`` differs from the rows of ``truth``, as a new sink object says."""
+    """How the target of ``feed`` differs from the rows of ``truth``, found by a new sink object."""
     schema, sink = truth.schemas["t"], harness.sink(options)
     assert sink.capabilities.compares
     rows = [scanned_row(schema, row, truth.now()) for row in truth.rows("t")]
@@ -47,7 +47,7 @@ def _kinds(found: list[Difference]) -> list[tuple[str, str]]:
 
 
 def _apart(harness: MergeHarness, options: Mapping[str, object]) -> None:
-    """A feed writes one source, and its target is compared with another one."""
+    """Deliver one source by a feed, and compare its target with another source."""
     schema = table_of("t", key=("a",), a="int32", b="text", n="int64")
     written, truth = SourceDouble(schema), SourceDouble(schema)
     for source in (written, truth):
@@ -77,12 +77,12 @@ def _apart(harness: MergeHarness, options: Mapping[str, object]) -> None:
 
 
 def compares(harness: MergeHarness) -> None:
-    """Missing, extra and changed rows are named by key, texts compared by their bytes."""
+    """Missing, extra and changed rows are named by key; texts are compared by their bytes."""
     _apart(harness, {})
 
 
 def compares_soft_deletes(harness: MergeHarness) -> None:
-    """A row that is marked as deleted is no row."""
+    """A row that is marked as deleted does not count as a row."""
     _apart(harness, {"deletes": "soft"})
 
 

@@ -31,7 +31,7 @@ from sinks.testing.validators import (
     validate,
 )
 
-#: Five megabytes no part of which is like another.
+#: Five megabytes of text that never repeats.
 LARGE_TEXT = "".join(f"{i:07d} " for i in range(655_360))
 
 
@@ -39,8 +39,8 @@ class Harness(Protocol):
     """One target to test a sink against; a fresh one for each case.
 
     A target that holds the newest version of each row and no other (documents by key) has a true
-    attribute ``keeps_latest``. Its ``read`` gives the rows there are, then the newest mark of each
-    topic; a row that was deleted is not there.
+    attribute ``keeps_latest``. Its ``read`` returns the existing rows, without deleted ones, then
+    the newest mark of each topic.
     """
 
     never: Mapping[str, str]
@@ -50,7 +50,7 @@ class Harness(Protocol):
     """A password inside the URI of :meth:`sink`; empty when its URIs hold none."""
 
     max_message_bytes: int
-    """Size from which the target refuses a message; 0 when it takes all."""
+    """Size from which the target refuses a message; 0 if it takes any size."""
 
     def sink(self) -> Sink:
         """A new, unopened sink on the target, as after a restart of the process."""
@@ -65,15 +65,15 @@ class Harness(Protocol):
         ...
 
     def read(self) -> Sequence[Message]:
-        """All a reader can see now, each partition in its order."""
+        """All messages that a reader can see now, each partition in its order."""
         ...
 
     def raw(self) -> bytes:
-        """All bytes of the target a reader can see now, for searching."""
+        """All bytes of the target that a reader can see now, to search in."""
         ...
 
     def down(self) -> AbstractContextManager[None]:
-        """The target cannot be reached inside the block, and can after it."""
+        """Make the target unreachable during the block."""
         ...
 
 
@@ -117,7 +117,7 @@ def _feed(harness: Harness, *tables: str) -> FeedDouble:
 
 
 def _check(harness: Harness, feed: FeedDouble, *, repeats: bool = True) -> Sequence[Message]:
-    """Every guarantee holds for what a reader sees now, and the feed ended with a mark."""
+    """Check every guarantee on what a reader sees now, after the feed ended with a mark."""
     messages = harness.read()
     partitions = harness.partitions()
     validate(
@@ -240,7 +240,7 @@ def delivers_several_tables(harness: Harness) -> None:
 
 
 def resolves_everywhere(harness: Harness) -> None:
-    """Every partition of every topic gets every mark, also without rows in between."""
+    """Every partition of every topic gets every mark, even without rows in between."""
     feed = _feed(harness, "t", "u")
     sink = feed.open(harness.sink())
     feed.deliver(sink, [put(key, "x", 1) for key in range(20)])
@@ -299,7 +299,7 @@ def opens_again(harness: Harness) -> None:
 
 
 def replays_harmlessly(harness: Harness) -> None:
-    """The same epoch again, from another process run: repeats at most, never a wrong order."""
+    """An epoch is delivered again by another run of the process: rows may repeat, in order."""
     feed = _feed(harness)
     writes = [put(1, "a", 1), put(1, "b", 2), delete(1, 3), put(1, "c", 4)]
     first = feed.open(harness.sink())
@@ -308,7 +308,7 @@ def replays_harmlessly(harness: Harness) -> None:
     second = feed.open(harness.sink())  # the first run died before its progress was stored
     feed.deliver(second, writes)
     feed.resolve(second)
-    # A sink that keeps the feed's progress is exactly once for feeds that ask it for that.
+    # A sink that keeps the feed's progress delivers exactly once only to feeds that read it.
     harmless = second.capabilities.exactly_once and not second.capabilities.keeps_progress
     _check(harness, feed, repeats=not harmless)
     first.close()
@@ -316,7 +316,7 @@ def replays_harmlessly(harness: Harness) -> None:
 
 
 def survives_crash_before_commit(harness: Harness) -> None:
-    """Rows that were written and never committed come again from the start of the epoch."""
+    """Rows that were written and not committed are written again from the start of the epoch."""
     feed = _feed(harness)
     writes = [put(1, "a", 1), put(1, "b", 2), put(2, "c", 3)]
     first = feed.open(harness.sink())
@@ -330,7 +330,7 @@ def survives_crash_before_commit(harness: Harness) -> None:
 
 
 def commits_durably(harness: Harness) -> None:
-    """What ``commit`` said is durable is there although the sink is never closed."""
+    """What ``commit`` reported as durable can be read even if the sink is never closed."""
     feed = _feed(harness)
     sink = feed.open(harness.sink())
     feed.deliver(sink, [put(1, "x", 1), put(2, "y", 2)])
@@ -341,7 +341,7 @@ def commits_durably(harness: Harness) -> None:
 
 
 def aborts(harness: Harness) -> None:
-    """After ``abort`` the epoch comes again, longer, and the sink goes on."""
+    """After ``abort`` a longer epoch with the same rows is written to the same sink."""
     feed = _feed(harness)
     sink = feed.open(harness.sink())
     feed.deliver(sink, [put(1, "a", 1)])
@@ -355,7 +355,7 @@ def aborts(harness: Harness) -> None:
 
 
 def outlives_outage(harness: Harness) -> None:
-    """While the target is away delivery fails with an error to retry, then it goes on."""
+    """While the target is down delivery fails with an error to retry; afterwards it goes on."""
     feed = _feed(harness)
     sink = feed.open(harness.sink())
     feed.deliver(sink, [put(1, "a", 1)])
@@ -376,7 +376,7 @@ def outlives_outage(harness: Harness) -> None:
 
 
 def refuses_oversize(harness: Harness) -> None:
-    """A message the target cannot take stops the feed, naming table and limit, not the data."""
+    """A message that is too large stops the feed; the error names table and limit, not the data."""
     feed = _feed(harness)
     sink = feed.open(harness.sink())
     text = "secret-value-" * (harness.max_message_bytes // 13 + 1)
@@ -418,15 +418,15 @@ def writes_in_executors(harness: Harness) -> None:
 
 
 def connects_to_nothing(harness: Harness) -> None:
-    """The constructor asks nobody: it works while the target is away, and leaves nothing open."""
-    _feed(harness).open(harness.sink()).close()  # the target is there, to be taken away
+    """The constructor makes no connection: it works while the target is down, and leaves none."""
+    _feed(harness).open(harness.sink()).close()  # a target must exist to be made unreachable
     with harness.down() if "outlives_outage" not in harness.never else nullcontext():
         sink = assert_connects_to_nothing(harness.sink)
     sink.close()
 
 
 def prints_nothing(harness: Harness) -> None:
-    """Standard output and error are the user's: a sink writes nothing there, also when it fails."""
+    """A sink writes nothing to standard output or error, which are the user's, even if it fails."""
     feed = _feed(harness)
     with assert_prints_nothing():
         sink = feed.open(harness.sink())

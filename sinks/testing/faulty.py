@@ -1,4 +1,4 @@
-"""A sink that fails when told: faults are queued per call, an empty queue is transparent."""
+"""A sink that fails on demand: faults are queued per method; without any, calls pass through."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault(Protocol):
     """What happens to one call."""
 
     def around(self, call: Callable[[], T]) -> T:
-        """Do the call, or not."""
+        """Make the call, or fail in its place."""
         ...
 
 
@@ -50,7 +50,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class FailAfter:
-    """The call works, but its answer is lost."""
+    """The call works, but its result is lost."""
 
     error: ChangefeedError = field(default_factory=_down)
 
@@ -61,10 +61,10 @@ class FailAfter:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The call works, but returns only when the test says so.
+    """The call works, but returns only when the test releases it.
 
     Attributes:
-        entered: set when the call is in.
+        entered: set when the call has begun.
         release: set it to let the call return.
         limit: seconds after which a forgotten release fails the call.
     """
@@ -83,7 +83,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The call works after ``seconds`` of ``wait`` (give a fake one to take no time)."""
+    """The call works after ``seconds`` of ``wait`` (a test may pass one that takes no time)."""
 
     seconds: float
     wait: Callable[[float], object]
@@ -119,7 +119,7 @@ class FaultySink(Sink):
 
     @property
     def spent(self) -> bool:
-        """Every queued fault has happened."""
+        """Whether every queued fault has happened."""
         with self._lock:
             return not any(self._faults.values())
 
@@ -131,7 +131,7 @@ class FaultySink(Sink):
         return call() if fault is None else fault.around(call)
 
     def __getattr__(self, name: str) -> Any:
-        """What is no sink's (counters, settings) is the wrapped one's."""
+        """Any other attribute (counters, settings) is that of the wrapped sink."""
         return getattr(self.inner, name)
 
     def open(self, context: SinkContext) -> None:

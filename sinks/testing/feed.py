@@ -1,7 +1,7 @@
 """A feed without a node: makes batches of JSON messages and delivers epochs in the right order.
 
-What it does is what a feed does to a sink, and nothing else: write, commit, then the mark.
-It keeps the truth of what it delivered in a :class:`sinks.testing.history.RowHistory`.
+It calls a sink as a feed does: write, commit, then the mark. It records the rows of the source in a
+:class:`sinks.testing.history.RowHistory`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class FeedDouble:
     Attributes:
         history: what was committed at the source so far.
         frontier: everything up to it was delivered.
-        state_database: what a sink that declares it is told.
+        state_database: the URL given to a sink that declares ``Capabilities.state_database``.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FeedDouble:
         return found
 
     def record(self, writes: Iterable[Write]) -> None:
-        """The source committed these."""
+        """Record changes that the source committed."""
         for write in writes:
             topic = self.targets[write.table].topic
             self.history.put(topic, key_text(write.key), write.at, write.row)

@@ -1,4 +1,4 @@
-"""What the source really held at every instant: what the validators compare with."""
+"""The rows of the source at every instant, with which the validators compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sinks.testing.messages import Row
 class RowHistory:
     """Every version of every row of some tables, by topic and key (the key's JSON text).
 
-    ``since`` is the instant from which it is complete: nothing is known of earlier versions.
+    ``since`` is the instant from which on the history is complete; earlier versions are unknown.
     """
 
     def __init__(self, since: Timestamp = Timestamp.ZERO) -> None:

@@ -1,4 +1,4 @@
-"""What a sink that merges typed rows must keep of the past: cases of :mod:`.merging`."""
+"""Cases of :mod:`.merging` about the history that a sink of typed rows must keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sinks.testing.rows import (
 
 
 def deletes_softly(harness: MergeHarness) -> None:
-    """``deletes = 'soft'``: a deleted row stays, marked; it can come back."""
+    """``deletes = 'soft'``: a deleted row stays and is marked; its key may be inserted again."""
     options = {"deletes": "soft"}
     source = SourceDouble(keyed())
     feed = feed_of(harness, source, options)
@@ -36,7 +36,7 @@ def deletes_softly(harness: MergeHarness) -> None:
 
 
 def keeps_versions(harness: MergeHarness) -> None:
-    """``history = 'scd2'``: every version with its time; the current ones are the source's."""
+    """``history = 'scd2'``: every version has its times; the current ones equal the source."""
     options = {"history": "scd2"}
     source = SourceDouble(keyed())
     source.load("t", [{"a": 1, "b": "scanned"}, {"a": 2, "b": "scanned"}])
@@ -64,7 +64,7 @@ def keeps_versions(harness: MergeHarness) -> None:
 
 def marks_versions(harness: MergeHarness) -> None:
     """``history = 'scd2'`` with ``deletes = 'soft'``: a version that a delete, a TRUNCATE or a scan
-    has ended is marked, in however many rounds the changes come; one that another followed is not.
+    has ended is marked, whatever the number of rounds; one that another version followed is not.
     """
     options = {"history": "scd2", "deletes": "soft"}
     source = SourceDouble(keyed())
@@ -93,8 +93,8 @@ def marks_versions(harness: MergeHarness) -> None:
 
 
 def scans_versions(harness: MergeHarness) -> None:
-    """``history = 'scd2'``: a scan of a row that is as it was makes no version; of one that differs
-    it ends the current version and begins another; one that it does not find ends."""
+    """``history = 'scd2'``: a scan adds no version of an equal row. It ends the current version of
+    a row that differs and begins another, and ends versions of rows that it does not find."""
     options = {"history": "scd2"}
     source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": None if i == 4 else "old"} for i in range(5)])
@@ -128,9 +128,9 @@ def scans_versions(harness: MergeHarness) -> None:
 
 
 def carries_unsent_values(harness: MergeHarness) -> None:
-    """A value that the source did not send is in a history what it was in the version before,
-    wherever that is: in the transaction, the round, or the target. Where there is none it is
-    NULL. The columns of ``append`` do not depend on ``deletes``."""
+    """In a history, a value that the source did not send equals that of the version before, which
+    is in the transaction, the round, or the target. Without such a version it is NULL. The columns
+    of ``append`` do not depend on ``deletes``."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text", d="int32")
     for options in ({"history": "append", "deletes": "soft"}, {"history": "scd2"}):
         name = str(options["history"])
@@ -140,17 +140,17 @@ def carries_unsent_values(harness: MergeHarness) -> None:
         sink = feed.open(harness.sink(options))
         feed.scan(sink, name)
         source.commit(insert(name, a=2, b="x", c="first"), insert(name, a=3, b="x", c=None, d=3))
-        source.commit(update(name, {"a": 1}, ["c", "d"], b="y"))  # of the target
+        source.commit(update(name, {"a": 1}, ["c", "d"], b="y"))  # last version: in the target
         source.commit(update(name, {"a": 2}, ["c"], b="y", d=2), update(name, {"a": 2}, c="next"))
         feed.deliver(sink)
         source.commit(update(name, {"a": 2}, ["c", "d"], b="z"), delete(name, a=3))
         source.commit(insert(name, a=3, b="back", c="second", d=None))
         source.commit(update(name, {"a": 3}, ["c", "d"], b="y"), update(name, {"a": 1}, ["c"], d=8))
-        # The log calls the second one an insert, too: that is what the transaction did.
+        # The second row is an insert in the log, too, because the transaction inserted the row.
         source.commit(insert(name, a=4, b="x", c="own"), update(name, {"a": 4}, ["c"], b="y"))
         feed.deliver(sink)
         source.commit(update(name, {"a": 3}, ["d"], c="third"), update(name, {"a": 4}, ["c"], d=4))
-        source.commit(update(name, {"a": 2}, ["c"], a=5))  # nobody knows the value at this key
+        source.commit(update(name, {"a": 2}, ["c"], a=5))  # no earlier version has this key
         feed.deliver(sink)
         source.commit(insert(name, a=6, b="x", c="cut"), update(name, {"a": 6}, ["c"], b="y"))
         feed.deliver(sink, chunk=1)  # a large transaction comes in several batches
@@ -184,8 +184,8 @@ def carries_unsent_values(harness: MergeHarness) -> None:
 
 
 def appends_changes(harness: MergeHarness) -> None:
-    """``history = 'append'``: a row for each change, none twice, in the one form of all targets
-    (:mod:`sinks.merged.history`); what a scan that broke off left goes with the next whole one."""
+    """``history = 'append'``: each change has one row, in the form that all targets share
+    (:mod:`sinks.merged.history`). The next whole scan removes what a broken one left."""
     options = {"history": "append"}
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     source = SourceDouble(schema, table_of("v", key=("a",), a="int32", b="text"))
@@ -211,7 +211,7 @@ def appends_changes(harness: MergeHarness) -> None:
         ("READ", 7, "old", "large"),
         ("READ", 8, "old", "large"),
         ("INSERT", 1, "x", "large"),
-        ("UPDATE", 1, "y", "large"),  # the source did not send it: what it was before
+        ("UPDATE", 1, "y", "large"),  # not sent by the source: the value of the version before
         ("INSERT", 2, "x", "large"),
         ("DELETE", 1, None, None),
         ("INSERT", 3, "x", None),
@@ -235,9 +235,9 @@ def appends_changes(harness: MergeHarness) -> None:
 
 
 def appends_scans_once(harness: MergeHarness) -> None:
-    """``history = 'append'``: of scans that broke off nothing is left, whether the next whole one
-    is of the same instant or finds no row. Whole ones stay, and one that comes again, at the same
-    instant, adds nothing."""
+    """``history = 'append'``: nothing is left of scans that broke off, even if the next whole scan
+    has the same instant or finds no row. Whole scans stay; a repeated scan of the same instant adds
+    nothing."""
     options = {"history": "append"}
     source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": "old"} for i in range(3)])
@@ -264,8 +264,8 @@ def appends_scans_once(harness: MergeHarness) -> None:
 
 
 def appends_scans_whose_end_was_not_saved(harness: MergeHarness) -> None:
-    """``history = 'append'``: the run died before it had saved that a scan was whole, and the next
-    one before its first row, and another one after it. Of all of them nothing is left."""
+    """``history = 'append'``: one run died before it had saved that its scan was whole, the next
+    one before its first row, and another one after it. Nothing is left of these scans."""
     options = {"history": "append"}
     source = SourceDouble(keyed())
     source.load("t", [{"a": i, "b": "old"} for i in range(3)])

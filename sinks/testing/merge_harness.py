@@ -23,7 +23,7 @@ class MergeHarness:
         raise NotImplementedError
 
     def rows(self, topic: str) -> Sequence[Mapping[str, object]]:
-        """All rows a reader sees in a target table; none where there is no such table."""
+        """All rows that a reader sees in a target table; none if the table does not exist."""
         raise NotImplementedError
 
     def topic(self, table: str) -> str:
@@ -31,17 +31,17 @@ class MergeHarness:
         return table
 
     def context(self, context: SinkContext) -> SinkContext:
-        """What ``open`` is given: Spark, a scratch directory, where the sink needs them."""
+        """The context for ``open``, with Spark or a scratch directory if the sink needs them."""
         return context
 
     def write_scan(self, sink: Sink, batch: Batch) -> None:
-        """Hand over and commit rows of a scan; another way for sinks that have one."""
+        """Hand over and commit rows of a scan. Override it for sinks that take scans otherwise."""
         receipt = sink.write(batch)
         sink.commit(batch.epoch, [receipt])
 
     def make_foreign(self, name: str) -> None:
-        """Make a table that no feed made: ``a`` (the key, a 32-bit integer), ``b`` (a text), one
-        row, :data:`sinks.testing.owning.THEIRS`."""
+        """Create a table that belongs to no feed: ``a`` (the key, a 32-bit integer), ``b`` (a
+        text), with one row, :data:`sinks.testing.owning.THEIRS`."""
         raise NotImplementedError
 
     def foreign_rows(self, name: str) -> Sequence[Mapping[str, object]]:
@@ -50,5 +50,5 @@ class MergeHarness:
         return sorted(listed, key=lambda row: repr(row["a"]))
 
     def raw(self) -> bytes:
-        """All bytes of the target a reader can see, for searching."""
+        """All bytes of the target that a reader can see, to search in."""
         return b""

@@ -1,4 +1,4 @@
-"""What cases of merging sinks do again and again."""
+"""Steps that several cases of merging sinks share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keyless(name: str = "t") -> TableSchema:
 def feed_of(
     harness: MergeHarness, source: SourceDouble, options: Mapping[str, object] | None = None
 ) -> RowFeed:
-    """Delivers ``source`` to sinks of the harness."""
+    """A feed that delivers ``source`` to sinks of the harness."""
     return RowFeed(
         source,
         harness.topic,
@@ -37,7 +37,7 @@ def feed_of(
 
 
 def visible(rows: Sequence[Mapping[str, object]]) -> list[Row]:
-    """Rows without the columns a sink adds, in an order of their own."""
+    """Rows without the columns that a sink adds, sorted."""
     return ordered({n: v for n, v in row.items() if not n.startswith("_")} for row in rows)
 
 

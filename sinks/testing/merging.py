@@ -1,6 +1,6 @@
 """What every sink that merges typed rows must do, as a list of cases over a harness.
 
-As :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with tables of their own:
+Like :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with their own tables:
 
     class MyHarness(MergeHarness):
         def sink(self, options=None): return open_sink(uri, options)
@@ -11,8 +11,8 @@ As :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with tables o
         if reason := run_merge_case(case, my_harness):
             pytest.skip(reason)
 
-The truth is the table of a :class:`sinks.testing.rows.SourceDouble`. Columns that a sink adds
-begin with an underscore; all others must be the source's, with its values.
+A target is compared with the table of a :class:`sinks.testing.rows.SourceDouble`. Columns that a
+sink adds begin with an underscore; all other columns and their values must equal the source's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_merge_case(case: MergeCase, harness: MergeHarness) -> str:
 
 
 def merges(harness: MergeHarness) -> None:
-    """Inserts, updates and deletes over many rounds, several of a key in one round."""
+    """Inserts, updates and deletes in many rounds, with several changes of a key in one round."""
     source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -101,7 +101,7 @@ def merges_changed_keys(harness: MergeHarness) -> None:
 
 
 def merges_swapped_keys(harness: MergeHarness) -> None:
-    """Two rows change keys with each other in one transaction."""
+    """Two rows exchange their keys in one transaction."""
     source = SourceDouble(keyed())
     source.commit(insert("t", a=1, b="one"), insert("t", a=2, b="two"))
     feed = feed_of(harness, source)
@@ -117,7 +117,7 @@ def merges_swapped_keys(harness: MergeHarness) -> None:
 
 
 def merges_reused_keys(harness: MergeHarness) -> None:
-    """A row is deleted and its key inserted again: in one transaction, one round, over rounds."""
+    """A row is deleted and its key inserted again: in one transaction, one round, two rounds."""
     source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -216,7 +216,7 @@ def commits_nothing(harness: MergeHarness) -> None:
 
 
 def replays_a_round(harness: MergeHarness) -> None:
-    """Every round comes twice, the second time from another run: nothing changes."""
+    """Every round is delivered twice, the second time by another run: nothing changes."""
     source = SourceDouble(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     rounds: list[tuple[RowChange, ...]] = [
@@ -238,7 +238,7 @@ def replays_a_round(harness: MergeHarness) -> None:
 
 
 def replays_old_rounds(harness: MergeHarness) -> None:
-    """The whole log comes again after everything was applied, in one piece and in small ones."""
+    """After everything was applied, the whole log is delivered again, in large and small rounds."""
     source = SourceDouble(keyed(), keyless("v"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -259,7 +259,7 @@ def replays_old_rounds(harness: MergeHarness) -> None:
 
 
 def never_resurrects(harness: MergeHarness) -> None:
-    """The insert of a row that was deleted since comes again: it stays deleted."""
+    """The insert of a row that has since been deleted is repeated: the row stays deleted."""
     source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
@@ -293,7 +293,7 @@ def survives_crash_before_commit(harness: MergeHarness) -> None:
 
 
 def aborts(harness: MergeHarness) -> None:
-    """After ``abort`` the round comes again, longer, to the same sink object."""
+    """After ``abort`` a longer round with the same rows is written to the same sink object."""
     source = SourceDouble(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("v", a=1, b="x"))
     feed = feed_of(harness, source)
@@ -322,7 +322,7 @@ def opens_again(harness: MergeHarness) -> None:
 
 
 def checks(harness: MergeHarness) -> None:
-    """A look at the target finds nothing wrong and makes nothing; a feed can follow it."""
+    """``check`` finds no problem and creates nothing, and a feed can begin afterwards."""
     source = SourceDouble(keyed())
     for _ in range(2):
         looking = harness.sink()
@@ -364,7 +364,7 @@ def truncates(harness: MergeHarness) -> None:
 
 
 def scans(harness: MergeHarness) -> None:
-    """A scan, then changes; ``end_scan`` may come twice, and takes nothing that is there."""
+    """A scan, then changes. ``end_scan`` may be called twice, and removes no existing row."""
     source = SourceDouble(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(5)])
     source.load("v", [{"a": i // 2, "b": None} for i in range(5)])
@@ -383,7 +383,7 @@ def scans(harness: MergeHarness) -> None:
 
 
 def scans_anew(harness: MergeHarness) -> None:
-    """A scan breaks off. The changes since come, then a whole scan: rows that are gone go."""
+    """A scan breaks off. After the changes since then, a whole scan removes deleted rows."""
     source = SourceDouble(keyed(), keyless("v"))
     source.load("t", [{"a": i, "b": f"old {i}"} for i in range(6)])
     source.load("v", [{"a": 1, "b": "x"} for _ in range(3)] + [{"a": 2, "b": "y"}])
@@ -407,7 +407,7 @@ def scans_anew(harness: MergeHarness) -> None:
 
 
 def scans_over_leftovers(harness: MergeHarness) -> None:
-    """The target has rows of earlier, deleted at the source while nobody watched."""
+    """The target has older rows, which were deleted at the source while no feed was running."""
     source = SourceDouble(keyed(), keyless("v"))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="gone"), insert("v", a=1, b="gone"))
     feed = feed_of(harness, source)
@@ -464,8 +464,9 @@ def keeps_unsent_values(harness: MergeHarness) -> None:
 
 
 def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
-    """A row that got the key of a deleted one, with a value that the source did not send, does not
-    get that one's: in the round of the delete, in its transaction, and in a later round."""
+    """A row gets the key of a deleted row, with a value that the source did not send. It must not
+    get the deleted row's value: in the round of the delete, in its transaction, in a later round.
+    """
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     for name, options in (("hard", {}), ("soft", {"deletes": "soft"})):
         source = SourceDouble(replace(schema, table=replace(schema.table, name=name)))
@@ -500,7 +501,7 @@ def forgets_values_of_reused_keys(harness: MergeHarness) -> None:
 
 
 def evolves(harness: MergeHarness) -> None:
-    """Columns are added, renamed, widened and dropped in order with the rows; and all again."""
+    """Columns are added, renamed, widened and dropped between rows; then all is replayed."""
     source = SourceDouble(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
@@ -526,7 +527,7 @@ def evolves(harness: MergeHarness) -> None:
 
 
 def keeps_dropped_columns(harness: MergeHarness) -> None:
-    """A dropped column stays, new rows have no value in it; one of its name may come again."""
+    """A dropped column stays, and is NULL in new rows; a column of its name may be added again."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
     source = SourceDouble(schema)
     feed = feed_of(harness, source)
@@ -547,7 +548,7 @@ def keeps_dropped_columns(harness: MergeHarness) -> None:
 
 
 def refuses_other_shapes(harness: MergeHarness) -> None:
-    """A change of shape it cannot follow stops the table, with the reason; the rows stay."""
+    """A change of shape that the target cannot follow stops the table, with the reason."""
     source = SourceDouble(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
@@ -618,12 +619,12 @@ def hides_secrets(harness: MergeHarness) -> None:
 
 
 def connects_to_nothing(harness: MergeHarness) -> None:
-    """The constructor asks nobody, and leaves no connection open."""
+    """The constructor makes no connection and leaves none open."""
     assert_connects_to_nothing(harness.sink).close()
 
 
 def prints_nothing(harness: MergeHarness) -> None:
-    """Standard output and error are the user's: a sink writes nothing there."""
+    """A sink writes nothing to standard output or error, which are the user's."""
     source = SourceDouble(keyed())
     feed = feed_of(harness, source)
     with assert_prints_nothing():

@@ -23,9 +23,9 @@ class Message:
     Attributes:
         topic, partition: where it was read; files and tables have one partition, 0.
         key: JSON text of the key; None for marks.
-        at: commit timestamp of the change, None when the feed does not say (no ``updated``).
-        after, before: images of the row; None is no row. ``has_before`` tells an absent image
-            from an empty one.
+        at: commit timestamp of the change; None if the message has none (no ``updated``).
+        after, before: images of the row; None: no row. ``has_before`` distinguishes an absent
+            image from one without a row.
         resolved, truncated: the timestamp of a mark.
     """
 
@@ -43,15 +43,15 @@ class Message:
 
     @property
     def is_row(self) -> bool:
-        """A change of a row, not a mark."""
+        """Whether the message is a change of a row, not a mark."""
         return self.resolved is None and self.truncated is None
 
 
 def parse_message(topic: str, partition: int, key: bytes | None, value: bytes | None) -> Message:
     """Read a JSON message of any envelope; numbers keep their digits.
 
-    A null value is a row without an image: the delete of the ``row`` envelope, or the tombstone
-    behind another envelope's delete.
+    A null value is a row without an image: a delete in the ``row`` envelope, or the tombstone
+    after a delete in another envelope.
     """
     text = None if key is None else key.decode()
     if value is None:

@@ -1,6 +1,6 @@
-"""What a sink does beside its work: the connections it opens, and what it prints.
+"""The connections that a sink opens and the text that it prints, observed by the tests.
 
-Both are seen from outside, because client libraries in C connect and print past Python.
+Both are observed at the operating system, because client libraries in C bypass Python.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OPEN_FILES = Path("/proc/self/fd")
 
 
 def _sockets() -> frozenset[str]:
-    """The sockets that this process has; none where the system does not list them."""
+    """The sockets of this process; none if the operating system does not list them."""
     found = set()
     for name in os.listdir(_OPEN_FILES) if _OPEN_FILES.is_dir() else ():
-        with contextlib.suppress(OSError):  # the listing itself is over by now, for one
+        with contextlib.suppress(OSError):  # a file may be closed by now: the listing's, for one
             target = os.readlink(_OPEN_FILES / name)
             if target.startswith("socket:"):
                 found.add(target)
@@ -34,10 +34,10 @@ def _sockets() -> frozenset[str]:
 
 
 def assert_connects_to_nothing(make: Callable[[], Made]) -> Made:
-    """What ``make`` makes, which may neither ask for a connection nor leave one open.
+    """Call ``make`` and return its result; it may neither connect nor leave a connection open.
 
     Raises:
-        AssertionError: it did.
+        AssertionError: it did one of them.
     """
     asked: list[object] = []
     thread = threading.get_ident()
@@ -70,10 +70,10 @@ def assert_connects_to_nothing(make: Callable[[], Made]) -> Made:
 
 @contextmanager
 def assert_prints_nothing() -> Iterator[None]:
-    """Nothing in the block writes to standard output or error, be it Python or a library in C.
+    """Check that the block writes nothing to standard output or error, in Python or in C.
 
     Raises:
-        AssertionError: something did; the message has its beginning.
+        AssertionError: it did; the message has the beginning of the text.
     """
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryFile() as file:

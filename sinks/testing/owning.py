@@ -1,7 +1,7 @@
 """What a merging sink does with tables that it did not make: cases over a :class:`MergeHarness`.
 
-A :class:`~sinks.testing.merge_harness.MergeHarness` makes foreign content by ``make_foreign`` and
-reads it again by ``foreign_rows``.
+A :class:`~sinks.testing.merge_harness.MergeHarness` creates such tables by ``make_foreign`` and
+reads them by ``foreign_rows``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _feed(
     options: Mapping[str, object] | None = None,
     changed: Mapping[str, object] | None = None,
 ) -> RowFeed:
-    """A feed whose contexts have ``changed`` attributes: it is another feed then."""
+    """A feed whose contexts have the ``changed`` attributes, so that it counts as another feed."""
 
     def context(made: SinkContext) -> SinkContext:
         return harness.context(replace(made, **(changed or {})))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def _refused(feed: RowFeed, sink: Sink, what: str) -> ChangefeedError:
 
 
 def refuses_foreign_rows(harness: MergeHarness) -> None:
-    """A table that has rows and no mark stays as it is; VALIDATE says so before."""
+    """A table with rows and no ownership mark is refused and left unchanged; VALIDATE says so."""
     harness.make_foreign(harness.topic("t"))
     source = SourceDouble(_keyed())
     source.commit(insert("t", a=1, b="x"))
@@ -70,7 +70,7 @@ def refuses_foreign_rows(harness: MergeHarness) -> None:
 
 
 def keeps_foreign_rows(harness: MergeHarness) -> None:
-    """``existing_target = 'merge'``: rows of other keys outlive a scan and a TRUNCATE."""
+    """``existing_target = 'merge'``: rows of other keys survive a scan and a TRUNCATE."""
     options = {"existing_target": "merge"}
     harness.make_foreign(harness.topic("t"))
     source = SourceDouble(_keyed())
@@ -91,7 +91,7 @@ def keeps_foreign_rows(harness: MergeHarness) -> None:
 
 
 def replaces_foreign_rows(harness: MergeHarness) -> None:
-    """``existing_target = 'replace'``: they go once, and nothing of the feed's goes later."""
+    """``existing_target = 'replace'``: foreign rows are removed once; later, no row of the feed."""
     options = {"existing_target": "replace"}
     harness.make_foreign(harness.topic("t"))
     source = SourceDouble(_keyed())
@@ -108,7 +108,7 @@ def replaces_foreign_rows(harness: MergeHarness) -> None:
 
 
 def refuses_targets_of_other_feeds(harness: MergeHarness) -> None:
-    """The target of a feed that is there is refused; that of a dropped one is taken back."""
+    """The target of an existing feed is refused; that of a dropped feed may be used again."""
     source = SourceDouble(_keyed())
     source.commit(insert("t", a=1, b="x"))
     feed = _feed(harness, source)
@@ -136,7 +136,7 @@ def refuses_targets_of_other_feeds(harness: MergeHarness) -> None:
 
 
 def leaves_names_beside_alone(harness: MergeHarness) -> None:
-    """What has the name of a table that the sink keeps beside a target is not dropped."""
+    """A foreign table is not dropped if it has the name of one that a sink keeps for a target."""
     source = SourceDouble(_keyed(), table_of("v", a="int32", b="text"))
     sink = harness.sink()
     assert sink.capabilities.owns_targets

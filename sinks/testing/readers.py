@@ -1,4 +1,4 @@
-"""Reading targets back as a consumer would, for validators."""
+"""Reads targets as a consumer would, for validators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA_NAME = re.compile(
 
 
 def visible_files(directory: Path) -> list[Path]:
-    """What a reader sees: no hidden names, sorted by name."""
+    """The files that a reader sees: without hidden names, sorted by name."""
     found = (path for path in directory.rglob("*") if path.is_file())
     return sorted(
         p for p in found if not any(x.startswith(".") for x in p.relative_to(directory).parts)
@@ -28,7 +28,7 @@ def visible_files(directory: Path) -> list[Path]:
 
 
 def file_bytes(path: Path) -> bytes:
-    """Content of a file, unpacked."""
+    """The content of a file, decompressed."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         return gzip.decompress(data)
@@ -50,7 +50,7 @@ def read_files(directory: Path, topics: Iterable[str]) -> list[Message]:
     Manifests are left out: they repeat names.
 
     Raises:
-        ValueError: a file has a name no writer of ours gives.
+        ValueError: a file has a name that the files sink does not use.
     """
     names = tuple(topics)
     paths = [path for path in visible_files(directory) if path.suffix != ".manifest"]

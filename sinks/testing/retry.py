@@ -1,7 +1,7 @@
 """Trying again: how long to wait between attempts, and when to stop trying.
 
-A failed delivery is repeated from the start of its epoch, so what is retried is one function of
-the feed's choice, not one call of a sink. The clock and the wait are given, so tests take no
+A failed delivery is repeated from the start of its epoch, so the retried action is a function of
+the feed, not one call of a sink. The caller passes the clock and the wait, so that tests take no
 time and PAUSE interrupts a wait.
 """
 
@@ -19,7 +19,7 @@ from changefeed.core.errors import Action, ChangefeedError
 T = TypeVar("T")
 
 Wait = Callable[[float], bool]
-"""Wait so many seconds; true when the waiter was told to stop (``threading.Event.wait``)."""
+"""Wait that many seconds; true if the waiter was told to stop (``threading.Event.wait``)."""
 
 
 class WaitInterrupted(Exception):
@@ -31,9 +31,9 @@ class RetryPolicy:
     """Exponential back-off with full jitter on its upper half.
 
     Attributes:
-        retry_for: seconds from the first failure after which no attempt is made; 0 is none at
-            all, ``math.inf`` is forever.
-        first, longest: seconds before the second attempt, and at most between two.
+        retry_for: seconds after the first failure during which attempts are made; 0: no further
+            attempt, ``math.inf``: no limit.
+        first, longest: seconds before the second attempt, and the most between two attempts.
     """
 
     retry_for: float = 24 * 3600.0
@@ -42,7 +42,7 @@ class RetryPolicy:
 
     def pause(self, attempt: int, chance: float) -> float:
         """Seconds to wait after failed attempt ``attempt`` (from 1); ``chance`` is in [0, 1)."""
-        # Doubling 60 times is beyond any limit; more would overflow.
+        # 60 doublings exceed any limit; more would overflow.
         whole = min(self.longest, self.first * 2.0 ** min(attempt - 1, 60))
         return whole * (0.5 + chance / 2)
 
@@ -54,7 +54,7 @@ class Attempt:
     Attributes:
         number: counts from 1 since the last success.
         error: what went wrong.
-        again_in: seconds until the next attempt, None when there is none.
+        again_in: seconds until the next attempt, None if there is none.
         failing_for: seconds since the first failure.
     """
 
@@ -65,7 +65,7 @@ class Attempt:
 
 
 class RetryLoop:
-    """Runs an action until it succeeds, is hopeless, or the time is spent."""
+    """Runs an action until it succeeds, fails for good, or the time is over."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class RetryLoop:
         self._chance = chance
 
     def run(self, action: Callable[[], T]) -> T:
-        """The action's result.
+        """Run the action and return its result.
 
         Only errors with :attr:`Action.RETRY` are tried again. Progress inside the action does
-        not reset the budget: call ``run`` once per unit of progress.
+        not reset the time limit: call ``run`` once per unit of progress.
 
         Raises:
-            ChangefeedError: the last error, when there is no further attempt.
+            ChangefeedError: the last error, if there is no further attempt.
             Stopped: the wait was interrupted.
         """
         since: float | None = None
@@ -111,6 +111,6 @@ class RetryLoop:
         if error.action is not Action.RETRY or failing_for >= self._policy.retry_for:
             return None
         pause = self._policy.pause(number, self._chance())
-        # The last attempt falls on the end of the budget, not after it.
+        # The last attempt is made at the end of the time limit, not after it.
         left = self._policy.retry_for - failing_for
         return pause if math.isinf(left) else min(pause, left)

@@ -1,7 +1,7 @@
-"""Random rounds, cut, repeated and scanned again: whatever happened, the target is the source.
+"""Random rounds, broken off, repeated and scanned again: in the end the target equals the source.
 
-For sinks that merge rows into tables, beside the list of :mod:`sinks.testing.merging`. A seed
-makes the same rounds always.
+For sinks that merge rows into tables, in addition to the list of :mod:`sinks.testing.merging`. The
+same seed always makes the same rounds.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sinks.testing.rows import (
     update,
 )
 
-#: Deliver the log from a place to its end through a sink, and end the sink's process after some
-#: steps of its own; ends quietly, where there are fewer steps with the whole round committed.
+#: Deliver the log from a place to its end through a sink, and end the sink's process after a number
+#: of its steps. If the round has fewer steps, return without an error, the whole round committed.
 BreakOff = Callable[[RowFeed, Sink, int, int], object]
 #: More steps than most rounds have.
 MOST_STEPS = 8
 
 
 def written_only(feed: RowFeed, sink: Sink, begin: int, steps: int) -> None:
-    """A cut for sinks that commit a round at once: rows are written, not one is committed; or,
-    for an odd number of steps, all is, and the feed does not hear of it."""
+    """Break off a round of a sink that commits a round at once: all rows are written and none is
+    committed. For an odd number of steps all are committed, but the feed gets no result."""
     epoch, receipts = feed.write(sink, begin, len(feed.source.log))
     if steps % 2:
         feed.commit(sink, epoch, receipts)
@@ -48,11 +48,12 @@ def run_random_rounds(
 ) -> None:
     """Rounds of random changes of a table with a key and, without ``options``, of one without.
 
-    Before a round is delivered it may be cut some times, each time by a sink of its own; it may
-    begin earlier than the one before ended; after it tables may be scanned again, once broken off.
+    Before a round is delivered it may be broken off several times, each time with a new sink. It
+    may begin before the end of the last round. After it, tables may be scanned again, where one
+    scan is broken off first.
 
     Raises:
-        AssertionError: after a round the target was not as the source.
+        AssertionError: after a round the target differed from the source.
     """
     options = dict(options or {})
     rng = random.Random(seed)
@@ -86,7 +87,7 @@ def run_random_rounds(
 
 
 def live(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Rows that are not ended and not marked as deleted."""
+    """The current rows: versions that have not ended, without rows marked as deleted."""
     return [
         row
         for row in rows
@@ -94,7 +95,7 @@ def live(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     ]
 
 
-#: Columns that the source does not send, and those that change.
+#: For each kind of update: the columns that the source does not send, and the columns that change.
 _UPDATES: Sequence[tuple[Sequence[str], Mapping[str, object]]] = (
     ((), {"b": "up"}),
     ((), {"c": None}),
@@ -104,7 +105,7 @@ _UPDATES: Sequence[tuple[Sequence[str], Mapping[str, object]]] = (
 
 
 def keyed_changes(rng: random.Random, source: SourceDouble, *, sends_all: bool) -> list[RowChange]:
-    """Some changes of ``t`` in one transaction; with ``sends_all`` no value is left unsent, as
+    """Some changes of ``t`` in one transaction. With ``sends_all`` the source sends every value, as
     tables with history need."""
     keys = {row["a"] for row in source.rows("t")}
     found: list[RowChange] = []
@@ -132,7 +133,7 @@ def keyed_changes(rng: random.Random, source: SourceDouble, *, sends_all: bool) 
 
 
 def keyless_changes(rng: random.Random, source: SourceDouble) -> list[RowChange]:
-    """Some changes of ``v`` in one transaction: rows that are equal come and go one by one."""
+    """Some changes of ``v`` in one transaction: equal rows are inserted and deleted one by one."""
     rows, found = source.rows("v"), []
     for _ in range(rng.randint(0, 4)):
         new: dict[str, object] = {"a": rng.randrange(2), "b": rng.choice(["p", "q", None])}

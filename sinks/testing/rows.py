@@ -1,10 +1,10 @@
-"""A source without a database, for sinks of typed rows: transactions in, rows of the log out.
+"""A source without a database, for sinks of typed rows: it turns transactions into rows of the log.
 
 :class:`SourceDouble` keeps tables, takes transactions, and writes the log rows that capture would
-write (``changefeed/core/schema.py``): a changed key is a delete and an insert, ``last`` is false
-where a later change of the key in the transaction supersedes one. :class:`RowFeed` delivers its
-log to a sink in a feed's order of calls, from any place, as often as a test likes; the tables
-of the source are the truth to compare with.
+write (``changefeed/core/schema.py``): a changed key is a delete and an insert, and ``last`` is
+false for a change that a later change of the key in the transaction supersedes. :class:`RowFeed`
+delivers its log to a sink in a feed's order of calls, from any place, as often as a test needs;
+the target is compared with the tables of the source.
 
     source = Source(table_of("t", a="int32", b="text", key=("a",)))
     source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="y"))
@@ -50,7 +50,7 @@ _SQL = {"int16": "smallint", "int32": "integer", "int64": "bigint", "bool": "boo
 
 
 def column_of(name: str, logical: str, number: int, *, nullable: bool = True) -> Column:
-    """A column of a logical type, kept in the log as its source would."""
+    """A column of a logical type, with the log type that a source would give it."""
     physical = _PHYSICAL.get(logical, "string")
     form = Form.NATIVE if physical != "string" else Form.TEXT
     if logical.startswith(_RAW):
@@ -59,7 +59,7 @@ def column_of(name: str, logical: str, number: int, *, nullable: bool = True) ->
 
 
 def table_of(name: str, /, *, key: Sequence[str] = (), **columns: str) -> TableSchema:
-    """A table by its columns' logical types; without ``key`` it has none and sends full rows."""
+    """A table by the logical types of its columns. Without ``key`` it logs whole old rows."""
     made = [
         column_of(column, logical, number, nullable=column not in key)
         for number, (column, logical) in enumerate(columns.items(), start=1)
@@ -96,18 +96,18 @@ def insert(table: str, /, **row: object) -> RowChange:
 
 
 def update(table: str, where: Row, missing: Sequence[str] = (), /, **row: object) -> RowChange:
-    """The first row that has the values ``where`` gets those of ``row``. Of the columns
-    ``missing`` the source sends no value: they are unchanged."""
+    """Give the first row with the values ``where`` the values of ``row``. The source sends no
+    values of the columns ``missing``, which do not change."""
     return RowChange("u", table, where, row, tuple(missing))
 
 
 def delete(table: str, /, **where: object) -> RowChange:
-    """The first row that has these values goes."""
+    """Delete the first row that has these values."""
     return RowChange("d", table, where, {})
 
 
 def truncate(table: str) -> RowChange:
-    """All rows go."""
+    """Delete all rows."""
     return RowChange("t", table, {}, {})
 
 
@@ -126,7 +126,7 @@ class SourceDouble:
 
     Attributes:
         schemas: the present shape of each table.
-        log: everything that happened, in order; a transaction is a run of one timestamp.
+        log: all entries, in order; neighbours of one timestamp are a transaction.
     """
 
     def __init__(self, *tables: TableSchema) -> None:
@@ -145,11 +145,11 @@ class SourceDouble:
         return ordered(self._rows[table])
 
     def load(self, table: str, rows: Iterable[Row]) -> None:
-        """Rows from before the log began: only a scan tells them."""
+        """Add rows from before the log began, which only a scan delivers."""
         self._rows[table] += [dict(row) for row in rows]
 
     def commit(self, *changes: RowChange) -> Timestamp:
-        """One transaction."""
+        """Commit one transaction."""
         self._step += 1
         began = len(self.log)
         for change in changes:
@@ -158,7 +158,7 @@ class SourceDouble:
         return self.now()
 
     def alter(self, table: str, new: TableSchema, *, rewritten: bool = False) -> Timestamp:
-        """The table gets another shape: columns are matched by number, new ones are NULL."""
+        """Give the table another shape. Columns are matched by number; new ones are NULL."""
         self._step += 1
         old = self.schemas[table]
         new = replace(new, version=old.version + 1, table_id=old.table_id, table=old.table)
@@ -254,18 +254,18 @@ def _key(schema: TableSchema, row: Row) -> list[object]:
 
 
 def ordered(rows: Iterable[Mapping[str, object]]) -> list[Row]:
-    """Rows in an order of their own, for comparing."""
+    """Rows sorted, so that they can be compared."""
     return sorted((dict(row) for row in rows), key=lambda row: repr(sorted(row.items())))
 
 
 # ------------------------------------------------------------------------------- delivery
 
 WriteScan = Callable[[Sink, Batch], None]
-"""Hands a batch of a scan to a sink: for sinks that take scans in a way of their own."""
+"""Hands a batch of a scan to a sink, for sinks that take scans otherwise than by ``write``."""
 
 
 class RowFeed:
-    """Delivers a source's log to one sink object after another, as a job does over restarts."""
+    """Delivers a source's log to one sink object after another, as a job does across restarts."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class RowFeed:
         self._nodes = 0
 
     def context(self, unfinished: Mapping[str, Timestamp] | None = None) -> SinkContext:
-        """For a sink opened by a new run of the job; ``unfinished`` by the names of tables."""
+        """The context for a sink that a new run of the job opens; ``unfinished`` is by table."""
         self._nodes += 1
         places = {self.targets[name].table: at for name, at in (unfinished or {}).items()}
         made = SinkContext(
@@ -305,7 +305,7 @@ class RowFeed:
         return self._made_context(made)
 
     def open(self, sink: Sink, unfinished: Mapping[str, Timestamp] | None = None) -> Sink:
-        """Open a sink as a new run; ``unfinished``: the place of each scan that comes again."""
+        """Open a sink as a new run; ``unfinished``: the timestamp of each scan to be repeated."""
         sink.open(self.context(unfinished))
         return sink
 
@@ -319,10 +319,11 @@ class RowFeed:
         *,
         chunk: int | None = None,
     ) -> None:
-        """The log from ``start`` (where delivery stands) up to ``stop`` (the end), committed.
+        """Deliver and commit the log from ``start`` (default: the current place) up to ``stop``
+        (default: the end).
 
-        Places are those of ``source.log``; going back is a replay. ``chunk``: most rows of a batch,
-        also where that cuts a transaction.
+        Both are indexes into ``source.log``; an earlier ``start`` is a replay. ``chunk`` is the
+        most rows of a batch, even if that divides a transaction.
         """
         begin = self.place if start is None else start
         end = len(self.source.log) if stop is None else stop
@@ -333,7 +334,7 @@ class RowFeed:
     def write(
         self, sink: Sink, start: int, stop: int, *, chunk: int | None = None
     ) -> tuple[Epoch, list[Receipt]]:
-        """Hand rows over without committing the last of them; marks commit what is before."""
+        """Hand over rows without a final commit; a mark commits the rows before it."""
         log = self.source.log[start:stop]
         epoch = self._next(log[-1].at if log else self.source.now())
         receipts: list[Receipt] = []
@@ -355,7 +356,7 @@ class RowFeed:
         return epoch, receipts
 
     def commit(self, sink: Sink, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """All of the receipts is durable."""
+        """Commit the receipts, and check that the sink reports them as durable."""
         if sink.commit(epoch, receipts) is not Durability.DURABLE:
             raise AssertionError("commit returned before the rows were durable")
 
@@ -388,9 +389,10 @@ class RowFeed:
     def scan(
         self, sink: Sink, table: str, *, upto: int | None = None, end: bool = True
     ) -> Timestamp:
-        """The table as it is now, as rows of a scan; only the first ``upto`` where it breaks off.
+        """Deliver the present table as rows of a scan; only the first ``upto`` rows if it breaks
+        off.
 
-        The log counts as delivered up to here for that table: deliver what comes after.
+        The scan covers the log of the table up to now: deliver only later changes.
         """
         schema, target = self.source.schemas[table], self.targets[table]
         at = self.source.now()

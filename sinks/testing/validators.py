@@ -1,9 +1,9 @@
-"""The guarantees as code. Each validator watches the messages of a feed in the order a consumer
-reads them, partition by partition, and keeps what it finds wrong.
+"""The guarantees as code. Each validator watches the messages of a feed in the order in which a
+consumer reads them, partition by partition, and records violations.
 
-Repeats are legal everywhere: a message whose (key, timestamp) was seen before proves nothing.
-Truncations are marks of a table, not of a row: the fingerprint applies them, the others only
-let them pass.
+Repeats are allowed everywhere: a message whose (key, timestamp) was seen before is no violation.
+Truncations are marks of a table, not of a row: the fingerprint validator applies them, the others
+ignore them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Validator(Protocol):
         ...
 
     def finish(self) -> None:
-        """No message follows: check what can only be checked now."""
+        """Check what can be checked only after the last message."""
         ...
 
 
@@ -85,8 +85,8 @@ class OrderValidator:
 class ResolvedValidator:
     """After ``resolved: R`` no unseen row at or below R follows on that partition.
 
-    Marks never go back on a partition. With ``partitions`` (count by topic), every partition
-    must have got the same newest mark in the end.
+    The timestamps of marks never decrease on a partition. With ``partitions`` (count by topic),
+    every partition must end with the same newest mark.
     """
 
     def __init__(self, partitions: Mapping[str, int] | None = None) -> None:
@@ -126,7 +126,7 @@ class ResolvedValidator:
 class BeforeAfterValidator:
     """``after`` is the row as of the message's timestamp, ``before`` the row just before it.
 
-    ``diff`` says whether the feed promised before images; a feed that did not must send none.
+    ``diff`` says whether the feed sends before images; without it, a message must have none.
     Rows of an initial scan (at or below ``history.since``) have no before image.
     """
 
@@ -161,13 +161,13 @@ class FingerprintValidator:
     """The table rebuilt from the messages equals the source at each resolved timestamp.
 
     Rows are applied in timestamp order once every partition of the topic has passed them.
-    With a :class:`RowHistory` it also finds versions that were never delivered, even where a
-    later one covers them up.
+    With a :class:`RowHistory` it also finds versions that were never delivered, even if a later
+    version was.
 
     Args:
-        truth: the source's table at an instant.
+        truth: returns the source's table at an instant.
         partitions: count by topic; a topic that is not named has the partitions seen so far.
-        history: every version there was.
+        history: every version of every row.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class FingerprintValidator:
     def _keep(self, message: Message) -> None:
         if message.key is None or message.at is None:
             return
-        # A row that was applied already is a repeat; keeping it would undo newer ones.
+        # A row that was applied already is a repeat; to apply it again would undo newer rows.
         if message.at > self._upto.get(message.topic, Timestamp.ZERO):
             self._pending[message.topic][message.at, message.key] = message
 
@@ -221,7 +221,7 @@ class FingerprintValidator:
         self._compare(topic, upto)
 
     def _apply(self, topic: str, rows: list[Message], last: Timestamp, upto: Timestamp) -> None:
-        """Rows and truncations in order; at one instant the truncation comes first."""
+        """Apply rows and truncations in order; at one instant, the truncation first."""
         table = self.tables[topic]
         steps: list[tuple[Timestamp, Message | None]] = [
             (at, None) for at in sorted(self._truncations[topic]) if last < at <= upto
