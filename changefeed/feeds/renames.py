@@ -1,9 +1,9 @@
-"""Feeds go on with a table that was renamed: its rows come under another name from there on.
+"""Feeds follow a table that was renamed, whose rows then come under another name.
 
-A feed that names a table follows it, without a scan, and its target stays what it was. Capture
-tells every reader of the log where rows begin to come under another name
-(:attr:`changefeed.sources.base.StreamRequest.names`); of a table without rows since then, the look
-at the source does (:mod:`.lost_tables`).
+A feed that names a table follows it, without a scan, and keeps its target. Capture tells every
+reader of the log where rows begin to come under another name
+(:attr:`changefeed.sources.base.StreamRequest.names`). If the table has had no rows since then, the
+periodic look-up at the source finds the rename (:mod:`.lost_tables`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TableRenames:
         """
         Args:
             source_runtime: the feed's source.
-            pulled: the feed's reader takes the rows from the log by itself.
-            renamed: hears the job's new generation: the feed has what that brought.
+            pulled: the feed's consumer reads the rows from the log itself.
+            renamed: called with the job's new generation, whose changes the feed already has.
         """
         self._source_runtime = source_runtime
         self._pulled = pulled
@@ -42,17 +42,17 @@ class TableRenames:
     def follow(
         self, feed: Feed, table: TableName, now: TableName, at: Timestamp | None = None
     ) -> bool:
-        """Go on with a table, all of whose rows under its old name are delivered.
+        """Continue with a renamed table after all rows under its old name were delivered.
 
         Args:
-            at: where the rows under the new name begin; None when there were none yet.
+            at: where the rows under the new name begin; None if there are none yet.
 
         Returns:
-            Whether it has the new name: not where it has its old one back.
+            Whether the table has the new name; false if it has its old name again.
 
         Raises:
-            TableError: the feed cannot go on with it.
-            ChangefeedError: the source cannot be asked.
+            TableError: the feed cannot continue with the table.
+            ChangefeedError: the source cannot be queried.
         """
         known = feed.tables[table]
         seen = self._source_runtime.source.locate([table], [known.table_id])
@@ -77,7 +77,7 @@ class TableRenames:
         return True
 
     def _hindrance(self, feed: Feed, now: TableName) -> str:
-        """Why this feed cannot go on with a table of its under another name; empty: it can."""
+        """Why this feed cannot continue with its table under another name; empty: it can."""
         if feed.query is not None:
             return "a CDC query does not follow"
         if self._pulled():

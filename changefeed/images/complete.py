@@ -1,11 +1,11 @@
-"""Changes of one table made whole by the store of its images, and the store by the changes.
+"""Completes changes of one table from the store of its images, and updates the store.
 
     rows of the log, as the source sent them
-        the row before each  <- the change of its key before it, or the store
-        values not sent      <- the row before (of a changed key: the row under the old key)
-    -> rows of the log with whole rows before and after, and the last rows of all keys in the store
+        the row before each  <- the previous change of its key, or the store
+        values not sent      <- the row before (if the key changed: the row under the old key)
+    -> rows of the log with whole rows before and after, and the last row of each key in the store
 
-Everything is done on whole batches: no Python runs per row.
+All work is done on whole batches: no Python runs per row.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ def complete(
     *,
     in_part: Timestamp | None = None,
 ) -> pa.RecordBatch:
-    """Rows of the log in order, made whole; afterwards the store has the table as of the last.
+    """Complete rows of the log, which are in order. Afterwards the store has the table as of the
+    last row.
 
     Args:
-        schema: of the rows, which is the store's.
-        in_part: the timestamp of a transaction of which earlier parts came.
+        schema: shape of the rows; the store has the same.
+        in_part: the timestamp of a transaction whose earlier parts were completed before.
 
     Returns:
-        The rows with nothing missing. Where the schema promises whole old rows, they are there.
+        The rows with every value. If the schema promises whole old rows, they have those, too.
 
     Raises:
-        ChangefeedError: CF3005 the store does not have a row that changed. The store is no use
-            any more.
+        ChangefeedError: CF3005, the store lacks a row that changed. The store can no longer be
+            used.
     """
     if not rows.num_rows:
         return rows
@@ -60,10 +61,10 @@ def complete(
 
 
 def follow(store: ImageStore, schema: TableSchema, rows: pa.RecordBatch) -> None:
-    """Bring the store up to rows that the log has already, however their transactions are cut.
+    """Apply to the store rows that are in the log already, however their transactions are divided.
 
     Raises:
-        ChangefeedError: CF3005 as :func:`complete`.
+        ChangefeedError: CF3005, as in :func:`complete`.
     """
     if rows.num_rows:
         work = _KeyedRows.of(store, schema, rows)
@@ -72,14 +73,14 @@ def follow(store: ImageStore, schema: TableSchema, rows: pa.RecordBatch) -> None
 
 @dataclass(frozen=True, slots=True)
 class _KeyedRows:
-    """Rows and which of them are of one key.
+    """Rows grouped by key.
 
     Attributes:
         keys: the distinct keys.
-        code: for each row the place of its key there.
-        previous: for each row the one before it of the same key, -1 for none.
-        first: for each row the first one of its key in its transaction.
-        final: for each key its last row.
+        code: for each row, the index of its key in ``keys``.
+        previous: for each row, the previous row of the same key, -1 for none.
+        first: for each row, the first row of the same key in its transaction.
+        final: for each key, its last row.
     """
 
     schema: TableSchema
@@ -119,7 +120,7 @@ class _KeyedRows:
             first = np.empty(count, np.int64)
             first[order] = order[begin][group]
             final = np.empty(len(encoded.dictionary), np.int64)
-            final[code] = np.arange(count)  # of several writes to one place the last one stays
+            final[code] = np.arange(count)  # the last of several writes to one index stays
         return cls(
             schema,
             rows,
@@ -143,8 +144,9 @@ class _KeyedRows:
 
 
 class _Completion:
-    """One batch. A *place* is a row of the pool: images of the store, images from before the
-    transaction of which earlier parts came, rows after the changes of this batch."""
+    """Completes one batch. A *place* is an index into the pool: the images of the store, then the
+    images from before a transaction whose earlier parts were completed, then the rows after the
+    changes of this batch."""
 
     def __init__(
         self,
@@ -159,13 +161,13 @@ class _Completion:
         self._in_part = in_part
         self._images = images
         self._base = base
-        #: How many rows of the pool are of the store.
+        #: How many rows of the pool come from the store.
         self._known = len(images.columns[0]) + (len(base.columns[0]) if base else 0)
-        #: For each row the place of the row before it, -1 where there was none.
+        #: For each change, the place of the row before it, -1 if there was none.
         self._prior = self._prior_rows()
 
     def run(self) -> pa.RecordBatch:
-        """The rows made whole, and the store brought up to them."""
+        """Complete the rows, and apply them to the store."""
         rows, schema = self._work.rows, self._work.schema
         before = self._before_rows()
         after = self._after_rows()
@@ -179,7 +181,7 @@ class _Completion:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
 
     def follow(self) -> None:
-        """The store brought up to the rows."""
+        """Apply the rows to the store."""
         self._put(self._after_rows())
 
     def _put(self, after: Sequence[pa.Array]) -> None:
@@ -192,7 +194,7 @@ class _Completion:
         )
 
     def _after_rows(self) -> list[pa.Array]:
-        """The rows after the changes, column by column, with nothing missing."""
+        """The rows after the changes, by column, with every value."""
         rows, schema = self._work.rows, self._work.schema
         after = [rows[f"a{i}"] for i in range(len(schema.columns))]
         missing = rows["missing"]
@@ -204,7 +206,7 @@ class _Completion:
         return after
 
     def _prior_rows(self) -> Places:
-        """The row before each change, whichever change of its transaction it is."""
+        """The place of the row just before each change, even inside a transaction."""
         work, own = self._work, self._work.previous
         prior: Places = np.where(own >= 0, own + self._known, self._images.at[work.code])
         gone = own >= 0
@@ -213,8 +215,8 @@ class _Completion:
         return prior
 
     def _before_rows(self) -> Places:
-        """Places of the rows before, as the log has them: of the change that stays of several in
-        a transaction, the row before the transaction. -1 of a row that is new."""
+        """The places of the rows before, as the log has them. For the last of several changes of a
+        key in a transaction, this is the row before the transaction. -1 for a new row."""
         work = self._work
         before = self._prior.copy()
         if not _all_rows(work):
@@ -234,8 +236,8 @@ class _Completion:
         return before
 
     def _moved(self) -> Mask:
-        """Rows that came under their key by a change of it: the second half of such a change, a
-        delete of the old key before them, where the new key was free by then."""
+        """Rows that got their key by a change of the key. The log has such a change as a delete of
+        the old key, directly followed by this row, whose key no row had before."""
         work = self._work
         moved = np.zeros(len(work.seq), np.bool_)
         moved[1:] = work.deleted[:-1] & (np.diff(work.seq) == 1)
@@ -243,7 +245,7 @@ class _Completion:
         return moved
 
     def _sources(self, holes: dict[int, Mask]) -> Places:
-        """For each row the place that has what it did not send."""
+        """For each row, the place of the row that has the values that were not sent."""
         work = self._work
         source = self._prior.copy()
         wanted = np.logical_or.reduce(list(holes.values()))
@@ -258,8 +260,8 @@ class _Completion:
         return source
 
     def _filled(self, i: int, own: pa.Array, hole: Mask, source: Places) -> pa.Array:
-        """A column after the changes, each hole filled from the nearest row before that has the
-        value."""
+        """A column after the changes. Each value that was not sent is taken from the nearest
+        earlier row that has it."""
         at = source[hole]
         while True:
             inside = at >= self._known
@@ -281,12 +283,12 @@ class _Completion:
 
 
 def _all_rows(work: _KeyedRows) -> bool:
-    """No key comes twice."""
+    """Whether no two rows have the same key."""
     return len(work.final) == len(work.code)
 
 
 def _holes(schema: TableSchema, missing: pa.Array) -> dict[int, Mask]:
-    """By column, the rows whose value was not sent."""
+    """For each column, the rows whose value was not sent."""
     encoded = missing.dictionary_encode()
     named = [frozenset(json.loads(text)) for text in encoded.dictionary.to_pylist()]
     of = encoded.indices.fill_null(-1).to_numpy()
@@ -304,7 +306,7 @@ def _is(op: pa.Array, letter: str) -> Mask:
 
 
 def _key(rows: pa.RecordBatch, i: int, deleted: Mask) -> pa.Array:
-    """The key column that each row is about: a delete has it in the row before."""
+    """A key column of each row; a delete has it in the row before."""
     if not deleted.any():
         return rows[f"a{i}"]
     return pc.if_else(pa.array(deleted), rows[f"b{i}"], rows[f"a{i}"])

@@ -1,9 +1,9 @@
-"""Rows as bytes, and back: columns in, one text of bytes for each row out. No Python per row.
+"""Packs rows into bytes and back: whole columns to one record for each row. No Python per row.
 
     record = | per column: a byte for NULL, then a number or a length | texts, one after the other |
 
-Numbers lie in the fixed head, texts behind it. Two records of one :class:`RecordLayout` are equal
-bytes where their values are equal, so that a packed key tells rows apart.
+Numbers are in the fixed head, texts after it. Two records of one :class:`RecordLayout` with equal
+values have equal bytes, so packed keys can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.arrow import PHYSICAL
 
-#: How a value of each physical type lies in the head; of a text it is the length.
+#: The form of a value in the head, by physical type. The head has the length of a text.
 _HEADS = {"bool": "<u1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "string": "<u4"}
 
 Places = npt.NDArray[np.int64]
@@ -27,11 +27,11 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Which columns a record has.
+    """The columns of a record.
 
     Attributes:
-        refs: what tells each column from the others in all versions of its table.
-        types: the physical type of each.
+        refs: for each column, an identifier that is unique in all versions of its table.
+        types: the physical type of each column.
     """
 
     refs: tuple[int | str, ...]
@@ -47,7 +47,7 @@ class RecordLayout:
 
     @cached_property
     def texts(self) -> tuple[int, ...]:
-        """Positions of the columns whose values lie behind the head."""
+        """Indexes of the columns whose values follow the head."""
         return tuple(i for i, name in enumerate(self.types) if name == "string")
 
     def pack(self, columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
@@ -117,7 +117,7 @@ class RecordLayout:
         return columns
 
     def convert(self, records: pa.LargeBinaryArray, layout: RecordLayout) -> pa.LargeBinaryArray:
-        """Records of this layout (or null) in another one: a column that is not here is NULL."""
+        """Convert records of this layout (or null) to another one; missing columns are NULL."""
         known = records.drop_null() if records.null_count else records
         columns = layout.choose(self, self.unpack(known))
         packed = layout.pack(columns) if len(known) else known
@@ -128,7 +128,7 @@ class RecordLayout:
         return packed.take(pa.array(at, mask=~there))
 
     def choose(self, given: RecordLayout, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The columns of this layout out of those of another one, by their refs."""
+        """The columns of this layout, chosen by their refs from those of another one."""
         known = dict(zip(given.refs, columns, strict=True))
         count = len(columns[0])
         chosen = []
@@ -141,8 +141,9 @@ class RecordLayout:
         return chosen
 
 
-#: Weights of the bytes of a key, by place, and the last step, which spreads neighbours (from the
-#: golden ratio, as in Knuth's multiplicative hashing, The Art of Computer Programming 6.4).
+#: The last factor of the hash, which spreads neighbouring keys, and the weights of the bytes of a
+#: key by index (both from the golden ratio, as in Knuth's multiplicative hashing, The Art of
+#: Computer Programming 6.4).
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.array(
     [pow(0x9E3779B97F4A7C15, n, 1 << 64) | 1 for n in range(1, 257)], dtype=np.uint64
@@ -151,7 +152,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hashes_of(keys: pa.LargeBinaryArray) -> Hashes:
-    """A number for each key, the same for equal ones. Different keys may share one."""
+    """The hash of each key. Different keys may have the same hash."""
     count = len(keys)
     hashed = np.zeros(count, np.uint64)
     if not count:

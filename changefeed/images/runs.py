@@ -1,8 +1,8 @@
 """Runs: immutable files of images, sorted by the hash of their key.
 
 A run is one Arrow file, uncompressed and read through a memory map, in batches of a few dozen
-megabytes: ``hash``, ``key`` (packed), ``record`` (packed; null: the key is gone). Each batch is
-held against its checksum when it is first touched. Nothing here is changed after it was written.
+megabytes: ``hash``, ``key`` (packed), ``record`` (packed; null: the row was deleted). The checksum
+of each batch is verified when the batch is first read. A file never changes after it was written.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SCHEMA = pa.schema(
 #: A batch of a run has about this many bytes.
 BATCH_BYTES = 16 << 20
 
-#: Whether work that may take long is to end early.
+#: Returns whether long work should end early.
 Stopping = Callable[[], bool]
 Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
-    """Distinct keys that are looked for: packed, and their hashes."""
+    """Distinct keys to look up: packed, with their hashes."""
 
     packed: pa.LargeBinaryArray
     hashes: Hashes
@@ -50,7 +50,7 @@ class KeyBatch:
         return cls(packed, hashes_of(packed))
 
     def take(self, at: Places) -> KeyBatch:
-        """Some of them."""
+        """The keys at these indexes."""
         return KeyBatch(self.packed.take(pa.array(at)), self.hashes[at])
 
     def __len__(self) -> int:
@@ -59,11 +59,11 @@ class KeyBatch:
 
 @dataclass(frozen=True, slots=True)
 class LayerHits:
-    """What a layer knows of keys that were asked for.
+    """The result of a look-up of keys in one layer.
 
     Attributes:
-        at: places of the keys that it knows, among those asked for.
-        records: their records in the layer's layout, null where the key is gone.
+        at: indexes, in the requested keys, of the keys that the layer has.
+        records: their records in the layer's layout; null: the row was deleted.
     """
 
     at: Places
@@ -79,7 +79,7 @@ class _BatchMark:
 
 
 class ImageRun:
-    """A run that was written. Thread-safe."""
+    """A complete run. Thread-safe."""
 
     def __init__(
         self, path: Path, layout: RecordLayout, pieces: Sequence[_BatchMark], size: int, rows: int
@@ -96,7 +96,7 @@ class ImageRun:
 
     @property
     def memo(self) -> dict[str, Any]:
-        """What a manifest keeps of it."""
+        """The entry of this run in a manifest."""
         pieces = [[p.rows, p.first, p.last, p.crc] for p in self._pieces]
         layout = [list(pair) for pair in zip(self.layout.refs, self.layout.types, strict=True)]
         return {"file": self.path.name, "bytes": self.bytes, "pieces": pieces, "layout": layout}
@@ -106,7 +106,7 @@ class ImageRun:
         """The inverse of :attr:`memo`.
 
         Raises:
-            ChangefeedError: CF3005 the file is gone, or is not as long as it was.
+            ChangefeedError: CF3005, the file is missing or has another length.
         """
         path = folder / str(memo["file"])
         try:
@@ -120,7 +120,7 @@ class ImageRun:
         return cls(path, RecordLayout(refs, types), pieces, size, sum(p.rows for p in pieces))
 
     def find(self, keys: KeyBatch) -> LayerHits:
-        """What it knows of ``keys``."""
+        """Look up ``keys``."""
         order = np.argsort(keys.hashes)
         hashes = keys.hashes[order]
         hits, records = [], []
@@ -138,7 +138,7 @@ class ImageRun:
         return LayerHits(np.concatenate(hits), pa.concat_arrays(records))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of it, in order of the hash."""
+        """All rows, in hash order."""
         for number in range(len(self._pieces)):
             yield self._batch(number)
 
@@ -160,7 +160,7 @@ class ImageRun:
 
 
 def _match(batch: pa.RecordBatch, keys: KeyBatch, asked: Places) -> tuple[Places, Places]:
-    """Places in the batch and, for each, which of ``asked`` (in order of the hash) lies there."""
+    """The indexes of matches in the batch, with the matching ``asked`` (which is in hash order)."""
     theirs = batch["hash"].to_numpy()
     hashes = keys.hashes[asked]
     left = np.searchsorted(theirs, hashes, "left")
@@ -170,7 +170,7 @@ def _match(batch: pa.RecordBatch, keys: KeyBatch, asked: Places) -> tuple[Places
     places, hits = [], []
     place = left[at]
     while len(at):
-        # Nearly always one step: only another key of the same hash asks for the next place.
+        # Nearly always one step: only another key with the same hash needs a further one.
         same = np.asarray(
             pc.equal(batch["key"].take(pa.array(place)), keys.packed.take(pa.array(asked[at])))
         ).astype(np.bool_)
@@ -187,7 +187,7 @@ def _match(batch: pa.RecordBatch, keys: KeyBatch, asked: Places) -> tuple[Places
 
 
 class RunWriter:
-    """Writes a run; what is added comes in order of the hash, each key once."""
+    """Writes a run. Rows must be added in hash order, each key once."""
 
     def __init__(self, path: Path, layout: RecordLayout) -> None:
         self._path = path
@@ -197,7 +197,7 @@ class RunWriter:
         self._writer = pa.ipc.new_file(self._file, _SCHEMA)
 
     def add(self, hashes: Hashes, keys: pa.LargeBinaryArray, records: pa.LargeBinaryArray) -> None:
-        """The next rows."""
+        """Add the next rows."""
         if not len(hashes):
             return
         batch = pa.record_batch([pa.array(hashes), keys, records], schema=_SCHEMA)
@@ -212,7 +212,7 @@ class RunWriter:
             )
 
     def close(self) -> ImageRun:
-        """The run, durable."""
+        """Complete the run. Durable on return."""
         self._writer.close()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -222,7 +222,7 @@ class RunWriter:
         return ImageRun(self._path, self._layout, self._pieces, size, rows)
 
     def abandon(self) -> None:
-        """Leave no file behind."""
+        """Close and remove the file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -230,7 +230,7 @@ class RunWriter:
 def write_run(
     path: Path, layout: RecordLayout, keys: KeyBatch, records: pa.LargeBinaryArray
 ) -> ImageRun:
-    """A run of distinct keys in any order."""
+    """Write a run of distinct keys, which may be in any order."""
     writer = RunWriter(path, layout)
     try:
         order = np.argsort(keys.hashes, kind="stable")
@@ -245,9 +245,9 @@ def write_run(
 def merge_runs(
     path: Path, layout: RecordLayout, runs: Sequence[ImageRun], *, last: bool, stopping: Stopping
 ) -> ImageRun | None:
-    """Several runs (oldest first) as one of this layout; None when told to stop.
+    """Merge several runs (oldest first) into one of this layout; None if told to stop.
 
-    ``last``: nothing older lies below them, so that keys that are gone need not be kept.
+    ``last``: there is no older run below them, so deleted keys need not be kept.
     """
     writer = RunWriter(path, layout)
     try:
@@ -268,7 +268,7 @@ def merge_runs(
 
 
 class _Cursor:
-    """A run that is read from its begin to its end."""
+    """Reads a run from beginning to end."""
 
     def __init__(self, run: ImageRun, layout: RecordLayout) -> None:
         self._batches = run.batches()
@@ -279,7 +279,7 @@ class _Cursor:
         self.forward()
 
     def forward(self) -> None:
-        """To the next batch, when this one is used up."""
+        """Go to the next batch if all rows of this one were read."""
         while self.batch is None or self.place >= len(self.hashes):
             self.batch = next(self._batches, None)
             if self.batch is None:
@@ -303,13 +303,13 @@ class _Cursor:
 def _merged(
     runs: Sequence[ImageRun], layout: RecordLayout
 ) -> Iterator[tuple[Hashes, pa.LargeBinaryArray, pa.LargeBinaryArray]]:
-    """Stretches of all runs in order of the hash; of one key the newest record."""
+    """The rows of all runs in hash order, in batches, with only the newest record of each key."""
     cursors = [_Cursor(run, layout) for run in runs]
     while True:
         live = [c for c in cursors if c.batch is not None]
         if not live:
             return
-        # Up to there every run has been seen. Of one hash all rows are in one stretch.
+        # Every run has been read up to the bound, so all rows of one hash are in one batch.
         bound = min(int(c.hashes[-1]) for c in live)
         parts: list[pa.RecordBatch] = []
         for cursor in live:  # oldest first
@@ -319,7 +319,7 @@ def _merged(
         hashes = np.concatenate([part["hash"].to_numpy() for part in parts])
         keys = pa.concat_arrays([part["key"] for part in parts])
         records = pa.concat_arrays([part["record"] for part in parts])
-        order = np.argsort(hashes, kind="stable")  # within a hash, the newest comes last
+        order = np.argsort(hashes, kind="stable")  # for equal hashes, the newest comes last
         hashes = hashes[order]
         twice = np.flatnonzero(hashes[1:] == hashes[:-1])
         if len(twice):
@@ -329,7 +329,7 @@ def _merged(
 
 
 def _newest(order: Places, hashes: Hashes, keys: pa.LargeBinaryArray) -> tuple[Places, Hashes]:
-    """Of each key the last one alone."""
+    """Keep only the last row of each key."""
     codes = keys.take(pa.array(order)).dictionary_encode().indices.to_numpy()
     final = np.empty(int(codes.max()) + 1, np.int64)
     final[codes] = np.arange(len(codes))
@@ -338,7 +338,7 @@ def _newest(order: Places, hashes: Hashes, keys: pa.LargeBinaryArray) -> tuple[P
 
 
 def _checksum(batch: pa.RecordBatch) -> int:
-    """Of the values of a batch, wherever they lie in memory."""
+    """The checksum of the values of a batch, independent of their places in memory."""
     crc = zlib.crc32(_bytes(batch["hash"].to_numpy()))
     for name in ("key", "record"):
         column = batch[name]

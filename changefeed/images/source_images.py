@@ -1,11 +1,11 @@
-"""The stores of one source: made, completed with, merged, given up. In its capture process.
+"""The stores of one source, in its capture process: creates, uses, merges and removes them.
 
     wanted by a feed -> filled (a thread scans the table) -> live (from a start of the stream on)
 
-The thread that captures calls all but :meth:`SourceImages.look`, which another thread runs. A
-stream begins with the stores as they are at the end of the change log: those that are live by then
-promise whole old rows, and no shape changes its promise while the stream runs. So the thread that
-has filled a store asks for another stream (:attr:`SourceImages.news`).
+The capture thread calls everything but :meth:`SourceImages.look`, which another thread runs. A
+stream begins with the stores as they are at the end of the change log. Tables whose store is live
+by then have whole old rows, and this does not change while the stream runs. Therefore the thread
+that has filled a store requests a new stream (:attr:`SourceImages.news`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from changefeed.sources.base import Source, StreamFallback
 
 _logger = logging.getLogger(__name__)
 
-#: Rows and bytes of the log that are read at once.
+#: The most rows and bytes of the log that are read at once.
 _SLICE_ROWS, _SLICE_BYTES = 100_000, 32 << 20
-#: A store that could not be filled, or was given up, is tried again after so many seconds.
+#: A store that could not be filled, or was given up, is filled again after this many seconds.
 TRY_AGAIN_SECONDS = 10.0
-#: Between two looks after the stores. What is wanted is known from the state, which is read only
-#: where it has changed.
+#: Seconds between two calls of ``look``. The state says what is wanted; it is read only after a
+#: change.
 LOOK_SECONDS = 0.5
 
 
@@ -86,7 +86,7 @@ class SourceImages:
             log: the folder of its change log.
             wanted: the tables that feeds want images of now.
             frontier: the end of the change log.
-            captured: the tables whose changes all reach the log, and from when on.
+            captured: the tables whose changes all reach the log, and the timestamp from which on.
         """
         self._root = root
         self._log = log
@@ -97,25 +97,25 @@ class SourceImages:
         self._sizes = sizes or StoreSizes()
         self._clock = clock or SystemClock()
         self._stores: dict[TableName, ImageStore] = {}
-        #: The transaction of which parts came.
+        #: The transaction of which some parts were completed.
         self._in_part: Timestamp | None = None
         self._stopping = threading.Event()
-        #: Held while runs are merged; who wants it first says so.
+        #: Held while runs are merged; ``_hurry`` makes a merge release it soon.
         self._merging = threading.Lock()
         self._hurry = False
         self._filling_from: Timestamp | None = None
         self._try_again: dict[TableName, float] = {}
-        #: Tables whose store grew beyond its limit, and that limit.
+        #: Tables whose store exceeded its limit, with that limit.
         self._too_large: dict[TableName, int] = {}
-        #: What was wanted when that was asked last.
+        #: The wanted tables at the last call of ``look``.
         self._wishes: Wanted = {}
-        #: Another stream is to begin: a store was filled, or is wanted no more.
+        #: A new stream must begin: a store was filled, or is no longer wanted.
         self.news = False
 
-    # -- the thread that captures ---------------------------------------------------------------
+    # -- the capture thread ---------------------------------------------------------------------
 
     def start(self, frontier: Frontier) -> None:
-        """A stream is to begin at the end of the log: bring the stores there."""
+        """Prepare for a stream from the end of the log: bring the stores up to there."""
         self._hurry = True
         with self._merging:
             self._hurry = False
@@ -128,7 +128,7 @@ class SourceImages:
                         self._stores[table] = store
 
     def _opened(self, table: TableName, log: LogReader, upto: Timestamp) -> ImageStore | None:
-        """A store at the end of the log; None where there is none that is any use."""
+        """A store at the end of the log; None if there is no usable one."""
         folder = store_folder(self._root, table)
         state = store_status(self._root, table).state
         if state not in (StoreState.FILLED, StoreState.LIVE):
@@ -151,11 +151,11 @@ class SourceImages:
         return replace(schema, before_image=BeforeImage.FULL)
 
     def complete(self, flush: Flush) -> Flush:
-        """The same changes with whole rows, where there is a store.
+        """The same changes, with whole rows of tables that have a store.
 
         Raises:
-            StreamFallback: a store is no use any more. It was given up; another stream, from the
-                end of the log on, promises less.
+            StreamFallback: a store can no longer be used and was given up. A new stream, from the
+                end of the log on, goes on without it.
         """
         if not self._stores:
             return flush
@@ -192,7 +192,7 @@ class SourceImages:
         return ChangeBatch(event.schema, complete(store, event.schema, event.rows, in_part=in_part))
 
     def committed(self, frontier: Frontier) -> None:
-        """The log has everything up to there durably.
+        """Note that the log has everything up to the frontier durably.
 
         Raises:
             StreamFallback: as :meth:`complete`.
@@ -217,7 +217,7 @@ class SourceImages:
         return StreamFallback(lost.code, lost.message)
 
     def _lost(self, table: TableName, error: Exception) -> ChangefeedError:
-        """Give a store up; it is filled again where a feed still wants it."""
+        """Give up a store; it is filled again if a feed still wants it."""
         lost = _as_lost(table, error)
         self._stores.pop(table, None)
         give_up(store_folder(self._root, table), lost, final=table in self._too_large)
@@ -225,7 +225,7 @@ class SourceImages:
 
     @property
     def needed_from(self) -> Timestamp | None:
-        """The change log must keep everything above it; None: nothing is needed."""
+        """The change log must keep everything above this timestamp; None: nothing is needed."""
         places = [store.checkpoint_at for store in list(self._stores.values())]
         filling = self._filling_from
         if filling is not None:
@@ -239,12 +239,12 @@ class SourceImages:
         self._stopping.set()
 
     def wait(self) -> bool:
-        """Until it is time for :meth:`look` again; true: it was stopped."""
+        """Wait until it is time for :meth:`look` again; true if :meth:`stop` was called."""
         return self._clock.wait(self._stopping, LOOK_SECONDS)
 
     def look(self) -> None:
-        """Do what is due: merge runs, fill stores that are wanted, remove those that are not. May
-        take as long as the scan of a table."""
+        """Do the present work: merge runs, fill wanted stores, remove unwanted ones. This may take
+        as long as the scan of a table."""
         self._wishes = wanted = self._wanted()
         self._remove_unwanted(wanted)
         self._merge()
@@ -259,7 +259,7 @@ class SourceImages:
         if not self._root.exists():
             return
         if self._stores.keys() - wanted.keys():
-            self.news = True  # their rows come as the source sends them, from the next stream on
+            self.news = True  # from the next stream on, rows are logged as the source sends them
             return
         kept = {store_folder(self._root, table).name for table in wanted}
         for folder in self._root.iterdir():
@@ -273,23 +273,23 @@ class SourceImages:
                     while store.merge(self._told_to_end):
                         pass
                 except OSError as error:
-                    # Reading goes on with more runs; a checkpoint meets the same disk.
+                    # Stores work with unmerged runs; a checkpoint reports a failing disk.
                     _logger.warning("row images: cannot merge: %s", error.strerror)
                 except ChangefeedError as error:
-                    # The thread that captures meets the damage where it needs the file.
+                    # The capture thread reports the damage when it needs the file.
                     _logger.warning("row images: %s", error.message)
 
     def _told_to_end(self) -> bool:
         return self._hurry or self._stopping.is_set()
 
     def _due(self, table: TableName, wish: WantedImages) -> bool:
-        """A store is to be filled now."""
+        """Whether a store is to be filled now."""
         if table in self._stores or self._clock.monotonic() < self._try_again.get(table, 0.0):
             return False
         status = store_status(self._root, table)
         if status.final and table in self._too_large:
             return self._too_large[table] != wish.limit
-        # One of another life of the process that was too large is tried once more.
+        # A store that was too large in an earlier run of the process is tried once more.
         return status.state is None or status.state is StoreState.BROKEN
 
     def _try(self, table: TableName, wish: WantedImages) -> None:
@@ -310,10 +310,10 @@ class SourceImages:
             self._filling_from = None
 
     def _fill(self, table: TableName, wish: WantedImages) -> None:
-        """Scan a table into a store, and bring that near the end of the log.
+        """Scan a table into a store, and bring the store near the end of the log.
 
         Raises:
-            ChangefeedError: of the source; the store is larger than it may be.
+            ChangefeedError: the source failed, or the store exceeds its limit.
         """
         folder = store_folder(self._root, table)
         self._too_large.pop(table, None)
@@ -351,7 +351,7 @@ class SourceImages:
         self.news = True
 
     def _place_of(self, log: LogReader, position: Position) -> Timestamp | None:
-        """Where in the log the image lies, once the log has come there; None when stopped."""
+        """The timestamp of the snapshot, once the log has reached its position; None if stopped."""
         while True:
             frontier = log.refresh()
             if frontier is not None and frontier.position >= position:
@@ -361,10 +361,11 @@ class SourceImages:
 
 
 def catch_up(store: ImageStore, log: LogReader, upto: Timestamp) -> None:
-    """Bring a store from its place in the log to another.
+    """Apply the log to a store, from the store's timestamp to ``upto``.
 
     Raises:
-        ChangefeedError: CF3002 the log does not go back so far; CF3005 the table is another now.
+        ChangefeedError: CF3002, the log no longer goes back so far; CF3005, the table has other
+            values, another key or another name now.
     """
     table = store.schema.table
     if store.at > upto:
@@ -397,7 +398,7 @@ def _follow_piece(store: ImageStore, piece: LogPiece) -> None:
 
 
 def _take_in(store: ImageStore, batch: pa.RecordBatch) -> None:
-    """Rows of a scan."""
+    """Add rows of a scan to a store."""
     if not batch.num_rows:
         return
     schema = store.schema
@@ -420,13 +421,13 @@ def _change_shape(store: ImageStore, event: SchemaChange) -> None:
 
 
 def _fits(store: ImageStore, schema: TableSchema) -> bool:
-    """A store of the table is a store of this version of it."""
+    """Whether a store of the table can be used for this version of the table."""
     same = schema.table == store.schema.table and schema.table_id == store.schema.table_id
     return same and not schema.keyless and key_layout(schema) == store.key
 
 
 def not_needed(folder: Path) -> None:
-    """Keep in mind that the source sends all values by itself."""
+    """Record that the source itself sends all values."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
     write_manifest(folder, {"format": FORMAT, "state": StoreState.NOT_NEEDED.value})
@@ -447,7 +448,7 @@ def _too_large(table: TableName, limit: int) -> ChangefeedError:
 
 
 def _as_lost(table: TableName, error: Exception) -> ChangefeedError:
-    """Why a store is no use, without any value of a row."""
+    """The error that a store cannot be used, without any value of a row."""
     if isinstance(error, ChangefeedError):
         why = error.message
         if error.code is Code.ROW_IMAGES_LOST:

@@ -1,7 +1,7 @@
-"""What a store of row images is good for, as its folder says. Loads no Arrow: statements ask, too.
+"""The state of a store of row images, from its folder. Statements use it, so it loads no Arrow.
 
-The manifest of a store is JSON, replaced by rename. It names the state, and of a store that is any
-use its runs (:mod:`.store`); of one that was given up it has the reason.
+The manifest of a store is JSON, replaced by rename. It has the state of the store, and its runs
+(:mod:`.store`) if it can be used, or the reason if it was given up.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FORMAT: Final = 1
 
 
 class StoreState(StrEnum):
-    """What a store is good for."""
+    """The state of a store."""
 
-    #: It has the rows of a scan and must read the log from there on.
+    #: It has the rows of a scan and must read the log from the scan on.
     FILLED = "filled"
     #: It completes changes.
     LIVE = "live"
     #: The source itself sends all values: there is no store.
     NOT_NEEDED = "not needed"
-    #: It was given up; the manifest says why.
+    #: It was given up; the manifest has the reason.
     BROKEN = "broken"
 
 
@@ -41,8 +41,8 @@ class WantedImages:
     """A table that a feed wants images of.
 
     Attributes:
-        table_id: as the feed knows it.
-        limit: the most bytes its store may take on disk; None: any number.
+        table_id: the table id that the feed has.
+        limit: the most bytes that its store may take on disk; None: no limit.
     """
 
     table_id: int
@@ -53,19 +53,19 @@ Wanted = Mapping[TableName, WantedImages]
 
 
 def store_folder(root: Path, table: TableName) -> Path:
-    """Where the store of a table lies under the folder of its source."""
+    """The folder of a table's store, under the folder of its source."""
     name = f"{table.schema}\0{table.name}"
     return root / hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What the store of a table is good for.
+    """The status of a table's store.
 
     Attributes:
         state: None: it is not filled yet.
         reason: why it was given up, or empty.
-        final: it was given up, and is not made again by itself.
+        final: it was given up, and is not filled again automatically.
     """
 
     state: StoreState | None
@@ -74,17 +74,17 @@ class StoreStatus:
 
     @property
     def comes(self) -> bool:
-        """It is being filled, or will be soon."""
+        """Whether it is being filled, or will be soon."""
         return self.state in (None, StoreState.FILLED)
 
     @property
     def awaited(self) -> bool:
-        """It is not live, and may become so by itself."""
+        """Whether it is not live, but may become live without an action of the user."""
         return self.comes or (self.state is StoreState.BROKEN and not self.final)
 
 
 def store_status(root: Path, table: TableName) -> StoreStatus:
-    """As the folder of the table's store says."""
+    """The status from the folder of the table's store."""
     try:
         memo = read_manifest(store_folder(root, table))
     except ChangefeedError as error:
@@ -97,15 +97,15 @@ def store_status(root: Path, table: TableName) -> StoreStatus:
 
 
 def damaged_images(what: str, why: str) -> ChangefeedError:
-    """CF3005: a file of a store is not as it was written."""
+    """CF3005: a file of a store differs from what was written."""
     return ChangefeedError(Code.ROW_IMAGES_LOST, f"row images are damaged: {what}: {why}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What the manifest of a store says; None where there is none.
+    """The content of a store's manifest; None if there is no manifest.
 
     Raises:
-        ChangefeedError: CF3005 it cannot be read.
+        ChangefeedError: CF3005, it cannot be read.
     """
     try:
         memo = json.loads((folder / MANIFEST).read_text())
@@ -134,7 +134,7 @@ def write_manifest(folder: Path, memo: dict[str, Any]) -> None:
 
 
 def give_up(folder: Path, error: ChangefeedError, *, final: bool = False) -> None:
-    """Keep of a store nothing but why it is no use; ``final``: it is not to be made again."""
+    """Remove a store, but record the reason; ``final``: it is not filled again automatically."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
     memo = {"format": FORMAT, "state": StoreState.BROKEN.value, "reason": error.message}

@@ -1,13 +1,13 @@
 """The images of one table: layers of records by key, the newest on top.
 
-    memory (a dict of what changed last)     lost in a crash; comes again from the change log
+    memory (a dict of recent changes)        lost in a crash; read again from the change log
     run, run, run                            files, each older and usually larger than the one above
-    MANIFEST                                 which runs there are, and up to where in the log
+    MANIFEST                                 which runs there are, and how far in the log they reach
 
-Only a checkpoint writes the manifest (by rename), and only up to a place that the change log has
-durably. Files that it does not name are rubbish.
+Only a checkpoint writes the manifest (by rename), and only up to a timestamp up to which the change
+log is durable. Files that the manifest does not name can be removed.
 
-One thread writes; another one may merge runs meanwhile.
+One thread writes; another thread may merge runs at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from changefeed.images.states import (
     write_manifest,
 )
 
-#: What a key and a record cost in memory beside their bytes.
+#: The memory that a key and a record take besides their bytes.
 _ENTRY_BYTES = 200
 
 
@@ -54,11 +54,11 @@ class StoreSizes:
     """Limits of a store.
 
     Attributes:
-        memory: what changed last may take about this many bytes of memory before it becomes a run.
-        age: a checkpoint is made when the last one is this many nanoseconds of the log old: so much
-            log has to be kept, and is read again after a crash.
-        tier: a run is merged with those above it when they are together at least its size divided
-            by this.
+        memory: about how many bytes of recent changes are kept in memory before they become a run.
+        age: a checkpoint is made when the last one is this many nanoseconds of the log behind. That
+            much of the log must be kept, and is read again after a crash.
+        tier: a run is merged with those above it when their total size is at least the size of the
+            run divided by this.
     """
 
     memory: int = 48 << 20
@@ -68,11 +68,11 @@ class StoreSizes:
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """The rows of keys that were asked for.
+    """The rows of requested keys.
 
     Attributes:
-        columns: the rows that are there, in the columns of the table.
-        at: for each key the place of its row in ``columns``, -1 where there is no such row.
+        columns: the rows that exist, in the columns of the table.
+        at: for each key, the index of its row in ``columns``, -1 if there is no row.
     """
 
     columns: list[pa.Array]
@@ -81,7 +81,7 @@ class ImageRows:
 
 @dataclass(slots=True)
 class _Memory:
-    """What changed last; an empty record: the key is gone."""
+    """The recent changes. An empty record: the row was deleted."""
 
     layout: RecordLayout
     records: dict[bytes, bytes] = field(default_factory=dict)
@@ -98,13 +98,13 @@ class _Memory:
         return LayerHits(at, pc.if_else(gone, pa.scalar(None, pa.large_binary()), known))
 
     def put(self, keys: KeyBatch, records: pa.LargeBinaryArray) -> None:
-        """Set the records of distinct keys; null: the key is gone."""
+        """Set the records of distinct keys; null: the row was deleted."""
         filled = records.fill_null(b"") if records.null_count else records
         self.records.update(zip(_listed(keys.packed), _listed(filled), strict=True))
         self.bytes += keys.packed.nbytes + filled.nbytes + _ENTRY_BYTES * len(keys)
 
     def write(self, path: Path) -> ImageRun:
-        """The same as a run."""
+        """Write the recent changes as a run."""
         keys = KeyBatch.of(pa.array(list(self.records), pa.large_binary()))
         known = pa.array(list(self.records.values()), pa.large_binary())
         gone = pc.equal(pc.binary_length(known), 0)
@@ -116,7 +116,7 @@ _Layer = _Memory | ImageRun
 
 
 class ImageStore:
-    """The rows of one table by key, as of a place in the change log."""
+    """The rows of one table by key, as of a timestamp of the change log."""
 
     def __init__(
         self,
@@ -132,10 +132,10 @@ class ImageStore:
     ) -> None:
         """
         Args:
-            folder: for its files; it is there.
+            folder: folder for the files, which exists.
             schema: the table's shape.
-            at: everything up to there is in ``runs`` (oldest first).
-            layout: of the newest records, where they are not in the shape of ``schema``.
+            at: ``runs`` (oldest first) have everything up to this timestamp.
+            layout: layout of the newest records, if it is not that of ``schema``.
         """
         self.folder = folder
         self.schema = schema
@@ -148,10 +148,10 @@ class ImageStore:
         self._lock = threading.Lock()
         self._saved: list[ImageRun] = list(runs)
         self._layers: list[_Layer] = [*runs, _Memory(layout or layout_of(schema))]
-        #: The layers as they were before the transaction of which a part came.
+        #: The layers as they were before a transaction of which only a part has been applied.
         self._base: list[_Layer] | None = None
         self._truncated = False
-        #: The file that the other thread writes.
+        #: The file that the merging thread writes.
         self._merging: Path | None = None
 
     # -- life ---------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ImageStore:
     def create(
         cls, folder: Path, schema: TableSchema, at: Timestamp, sizes: StoreSizes | None = None
     ) -> ImageStore:
-        """An empty store in an empty folder; nothing names it before its first checkpoint."""
+        """An empty store in an empty folder. There is no manifest before the first checkpoint."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         return cls(folder, schema, at, sizes=sizes)
@@ -170,7 +170,7 @@ class ImageStore:
         """The store as of its last checkpoint.
 
         Raises:
-            ChangefeedError: CF3005 it is damaged, or was given up.
+            ChangefeedError: CF3005, it is damaged or was given up.
         """
         memo = read_manifest(folder)
         if memo is None:
@@ -196,22 +196,22 @@ class ImageStore:
 
     @property
     def bytes(self) -> int:
-        """What its runs take on disk, those that no manifest names yet among them."""
+        """The size of its runs on disk, including those that the manifest does not name yet."""
         return sum(layer.bytes for layer in self._layers if isinstance(layer, ImageRun))
 
     @property
     def checkpoint_at(self) -> Timestamp:
-        """The log is needed from there on."""
+        """The timestamp of the last checkpoint: the store needs the log above it."""
         return self._saved_at
 
     # -- what is in it --------------------------------------------------------------------------
 
     def find(self, keys: KeyBatch, *, before_transaction: bool = False) -> ImageRows:
-        """The rows of ``keys``; ``before_transaction``: without what came of the transaction that
-        :meth:`begin_part` was told of.
+        """The rows of ``keys``. With ``before_transaction``, as they were before the transaction
+        that :meth:`begin_part` began.
 
         Raises:
-            ChangefeedError: CF3005 a file is damaged.
+            ChangefeedError: CF3005, a file is damaged.
         """
         layers = self._layers
         if before_transaction and self._base is not None:
@@ -258,8 +258,8 @@ class ImageStore:
     # -- changes ------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], there: pa.BooleanArray) -> None:
-        """Set the rows of distinct keys, as they are from now on; ``there``: false where the key
-        is gone (its columns do not count)."""
+        """Set the present rows of distinct keys. ``there`` is false for a deleted row, whose
+        columns are ignored."""
         top = self._top()
         records = top.layout.pack(columns)
         if not pc.all(there).as_py():
@@ -269,14 +269,14 @@ class ImageStore:
             self._settle(top)
 
     def truncate(self) -> None:
-        """No row is left."""
+        """Remove all rows."""
         with self._lock:
-            # What a part of a transaction removed must still be found as it was before it.
+            # The rows from before the transaction must still be found.
             self._layers = [_Memory(layout_of(self.schema))]
             self._truncated = True
 
     def adopt(self, schema: TableSchema) -> None:
-        """From now on rows come in this shape, and are given in it."""
+        """Change to another shape: later calls take and return rows in it."""
         self.schema = schema
         layout = layout_of(schema)
         with self._lock:
@@ -284,25 +284,25 @@ class ImageStore:
                 self._layers = [*self._layers, _Memory(layout)]
 
     def begin_part(self) -> None:
-        """A part of a transaction follows of which more will come."""
+        """Called before a part of a transaction that is not its last part."""
         if self._base is None:
             with self._lock:
                 self._base = self._layers
                 self._layers = [*self._layers, _Memory(self._top().layout)]
 
     def end_parts(self) -> None:
-        """The transaction came to its end."""
+        """Called at the end of a transaction."""
         self._base = None
 
     @property
     def in_parts(self) -> bool:
-        """Parts of a transaction came, and not its end."""
+        """Whether parts of a transaction were applied, but not its end."""
         return self._base is not None
 
     # -- durable --------------------------------------------------------------------------------
 
     def committed(self, at: Timestamp) -> None:
-        """Everything up to ``at`` came, and the change log has it durably."""
+        """Note that everything up to ``at`` was applied and is durable in the change log."""
         self.at = at
         loose = any(
             isinstance(layer, ImageRun) and layer not in self._saved for layer in self._layers
@@ -311,7 +311,7 @@ class ImageStore:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Make everything up to :attr:`at` durable here."""
+        """Make everything up to :attr:`at` durable in the store."""
         for layer in list(self._layers):
             if isinstance(layer, _Memory):
                 self._settle(layer)
@@ -324,7 +324,7 @@ class ImageStore:
         self._sweep()
 
     def _settle(self, memory: _Memory) -> None:
-        """Make a layer of memory a run; what comes next has a new one."""
+        """Write a memory layer as a run. If it is the top layer, later changes get a new one."""
         fresh: list[_Layer] = [_Memory(layout_of(self.schema))] if memory is self._top() else []
         written: list[_Layer] = []
         if memory.records:
@@ -334,7 +334,7 @@ class ImageStore:
             self._layers = [*self._layers[:at], *written, *self._layers[at + 1 :], *fresh]
 
     def _save(self, runs: Sequence[ImageRun], at: Timestamp) -> None:
-        """Write the manifest; the lock is held."""
+        """Write the manifest; call with the lock held."""
         write_manifest(
             self.folder,
             {
@@ -352,11 +352,11 @@ class ImageStore:
     # -- merging --------------------------------------------------------------------------------
 
     def merge(self, stopping: Stopping, *, whole: bool = False) -> bool:
-        """Make some runs one where that is due (``whole``: all of them); whether it was done. For
-        another thread than the one that writes.
+        """Merge runs into one if their sizes call for it (``whole``: all runs). Return whether runs
+        were merged. Called from another thread than the one that writes.
 
         Raises:
-            ChangefeedError: CF3005 a file is damaged.
+            ChangefeedError: CF3005, a file is damaged.
         """
         with self._lock:
             runs = self._saved
@@ -372,7 +372,7 @@ class ImageStore:
             fault_point(Point.IMAGES_MERGED)
             with self._lock:
                 if self._saved[first : first + len(chosen)] != chosen:
-                    merged.path.unlink()  # a TRUNCATE came
+                    merged.path.unlink()  # a TRUNCATE has removed the merged runs
                     return False
                 before, after = self._saved[:first], self._saved[first + len(chosen) :]
                 self._layers = _replaced(self._layers, chosen, merged)
@@ -397,13 +397,13 @@ class ImageStore:
         return self.folder / f"run-{number:09d}.arrow"
 
     def _sweep(self) -> None:
-        """Remove files that nothing names any more."""
+        """Remove files that are no longer used."""
         with self._lock:
             used = {run.path.name for run in self._saved}
             used |= {layer.path.name for layer in self._layers if isinstance(layer, ImageRun)}
             if self._merging is not None:
                 used.add(self._merging.name)
-            # Whatever gets a file from now on has it under a number above those listed here.
+            # Files made from now on have higher numbers than those listed here.
             rubbish = [p for p in self.folder.glob("run-*.arrow") if p.name not in used]
         for path in rubbish:
             path.unlink(missing_ok=True)
@@ -412,7 +412,7 @@ class ImageStore:
 def _replaced(
     layers: Sequence[_Layer], chosen: Sequence[ImageRun], merged: ImageRun
 ) -> list[_Layer]:
-    """The layers with a merged run in the place of those that it was made of."""
+    """The layers, with the merged run in the place of the runs that were merged."""
     kept: list[_Layer] = []
     for layer in layers:
         if layer is chosen[0]:
@@ -423,7 +423,7 @@ def _replaced(
 
 
 def _due(runs: Sequence[ImageRun], tier: int) -> int:
-    """From which run on all are to be merged; their number where none are."""
+    """The index of the run from which on all are to be merged; the number of runs if none are."""
     above = 0
     first = len(runs)
     for at in range(len(runs) - 1, -1, -1):
@@ -445,7 +445,7 @@ def layout_of(schema: TableSchema) -> RecordLayout:
 
 
 def key_layout(schema: TableSchema) -> RecordLayout:
-    """How the keys of a shape are packed: a wider integer makes no other key."""
+    """How the keys of a shape are packed. An integer key is equal in any width."""
     types = [column.physical for column in schema.key_columns]
     return RecordLayout(
         tuple(column.ref for column in schema.key_columns),

@@ -1,4 +1,4 @@
-"""Which tables of a source its feeds want row images of: ``row_images = 'store'``."""
+"""The tables of a source whose row images its feeds want: ``row_images = 'store'``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from changefeed.options import ROW_IMAGES_MAX_DISK, Options
 
 
 class ImageDemand:
-    """What the state says; read again when the state has changed."""
+    """The wanted tables, from the state, which is read again after each change."""
 
     def __init__(self, catalog: Catalog, source: str) -> None:
         self._catalog = catalog
@@ -19,7 +19,7 @@ class ImageDemand:
         self._known: dict[TableName, WantedImages] = {}
 
     def __call__(self) -> dict[TableName, WantedImages]:
-        """The tables. Of several limits the highest counts, and one without a limit is higher."""
+        """The tables. The highest of several limits applies; no limit is the highest."""
         version = self._catalog.version()
         if version != self._version:
             self._known = self._read()

@@ -1,11 +1,11 @@
-"""What a source is: the protocol between feeds and a kind of database.
+"""The base classes of sources: the protocol between feeds and a kind of database.
 
-Two classes. A :class:`Source` is the database: it names and describes tables, finds problems, and
-gives a consistent image of tables (:class:`Snapshot`). An :class:`Attachment` is what one state
-holds at that database so that no change is lost (PostgreSQL: a replication slot and a publication;
-MySQL: a start position and a list of tables), and reads the database's log (:class:`Stream`). What
-it holds is its own business: the state stores the attachment's *memo*, some JSON, and never looks
-inside.
+There are two classes. A :class:`Source` is the database: it names and describes tables, finds
+problems, and gives a consistent image of tables (:class:`Snapshot`). An :class:`Attachment` is what
+one state holds at that database so that no change is lost, and reads the database's log
+(:class:`Stream`). For PostgreSQL it is a replication slot and a publication, for MySQL a start
+position and a list of tables. Only the attachment interprets it: the state stores the attachment's
+*memo*, which is JSON, and does not read it.
 
 The order of calls for a feed is
 
@@ -16,8 +16,8 @@ The order of calls for a feed is
 * A snapshot that is opened after ``capture`` shows exactly what committed at or below its
   ``position``; the stream carries the rest.
 
-A source owns no progress: the change log does. Methods with a body are optional: the body is what
-a source does that has nothing better.
+The change log keeps the progress, not the source. Methods with a body are optional: the body is the
+default for sources that do not override them.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from changefeed.core.schema import TableName, TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: How many bytes of table one scan part should hold.
+#: How many bytes of a table one scan part should hold.
 DEFAULT_PART_BYTES = 64 << 20
 
-#: What an attachment must know again after a restart: JSON, a few kilobytes at most, no secrets.
+#: What an attachment needs after a restart: JSON, a few kilobytes at most, without secrets.
 Memo = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A table somebody asks for, before it is known to exist.
+    """A table that a statement names; it may not exist.
 
     Attributes:
         name: as written.
-        schema: as written, or None: the source's own search rule applies.
-        diff: before images of all columns are wanted.
-        span: where in the statement, for errors.
+        schema: as written; None: the source's own search rule applies.
+        diff: the feed needs before images of all columns.
+        span: the place in the statement, for errors.
     """
 
     name: str
@@ -71,12 +71,12 @@ class TableInfo:
     Attributes:
         name: the table.
         key: names of the key columns; empty when the table has no key.
-        identity: what old rows carry, in the source's own words.
-        rows_estimate: rows by the source's statistics, never counted.
+        identity: the columns that the source logs of old rows, in the source's own terms.
+        rows_estimate: number of rows by the source's statistics, never counted.
         bytes: size on disk with large values, without indexes.
         kind: ``table`` or ``partitioned table``.
-        note: what CREATE CHANGEFEED would refuse, and the statement that changes that; empty
-            where nothing is wrong.
+        note: why CREATE CHANGEFEED would refuse the table, and the statement that mends it; empty
+            if there is no problem.
     """
 
     name: TableName
@@ -90,13 +90,13 @@ class TableInfo:
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """What :meth:`Attachment.capture` did.
+    """The result of :meth:`Attachment.capture`.
 
     Attributes:
         problems: the tables that could not be captured, each with its reason; the others are
-            captured all the same.
-        altered: tables of which changes may be missing, because somebody else had changed what
-            makes the source send them, and what was changed.
+            captured.
+        altered: tables whose changes may be missing, because somebody else had changed what makes
+            the source send them, and what was changed.
     """
 
     problems: Mapping[TableName, ChangefeedError] = field(default_factory=dict)
@@ -108,10 +108,10 @@ class Handover:
     """Where another reader of the source's log stopped.
 
     Attributes:
-        position: every change that commits at or below it was delivered by that reader; some of
-            those above may have been.
-        memo: of an attachment whose log begins there, where nothing is held yet.
-        notices: sentences for the person who takes over, of what stays behind.
+        position: the other reader delivered every change that commits at or below it, and possibly
+            some changes above it.
+        memo: of an attachment whose log begins at the position, if nothing is held yet.
+        notices: sentences for the user about what remains of the other reader.
     """
 
     position: Position
@@ -121,12 +121,12 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class TableLocations:
-    """Where tables are at one moment.
+    """The names and ids of tables at one moment.
 
     Attributes:
-        ids: the present table id of each name asked for; a name that stands for nothing is absent.
-        names: the present name of each table id asked for; a table that is gone is absent.
-        unsafe: ids of tables whose users could not change rows while they are captured.
+        ids: the present table id of each requested name; a name without a table is absent.
+        names: the present name of each requested table id; a dropped table is absent.
+        unsafe: ids of tables whose users could not change rows while the tables are captured.
     """
 
     ids: Mapping[TableName, int]
@@ -141,26 +141,29 @@ def _as_sent(schema: TableSchema) -> TableSchema:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What a stream is given.
+    """The arguments of a stream.
 
     Attributes:
         start: the stream carries every change after ``start.position``. ``start.history`` is what
-            the source wrote into the frontier of the flush before (empty at the begin of a log).
-            Sequence numbers go on from ``start.seq``, log timestamps are above ``start.at``.
-        identity: what :meth:`Source.identity` said when the log began; empty: not known.
-        memo: gives the memo as it is saved now; cheap. A source that filters tables by itself
-            keeps them in its memo, and asks *after* it received what it is about to decode:
-            capture() may have returned between.
+            the source wrote into the frontier of the flush before (empty at the beginning of a
+            log). Sequence numbers continue from ``start.seq``; log timestamps are above
+            ``start.at``.
+        identity: what :meth:`Source.identity` returned when the log began; empty: not known.
+        memo: returns the memo as it is saved now; cheap. A source that filters tables itself
+            keeps them in its memo. It calls this *after* it received the bytes that it is about to
+            decode, because ``capture`` may have returned in the meantime.
         intern: gives a schema its version number.
-        latest: the last shape of a table that all its feeds know; None when it was never seen.
-        names: the names by which readers of the log may know a table, by its id: where rows come
-            under another name, each of these is told of it.
+        latest: the last shape of a table that all its feeds know; None if it was never seen.
+        names: the names by which readers of the log may know a table, by its id. If rows begin to
+            come under another name, readers of each of these names are told.
         logged: the shape in which rows of a table go into the change log, given the one that the
-            source has for them. It may promise whole old rows where the source sends only their
-            key: whoever made the request fills them in. The same for the life of the stream.
-        spool: a folder for large transactions; what an earlier process left there is rubbish.
-        folder: a folder that lives as long as the change log, for what must outlive a restart
-            (a history of schemas). Its writes must be durable before the flush that needs them.
+            source has for them. It may promise whole old rows although the source sends only their
+            key: the caller of the stream then adds the rest. It does not change while the stream
+            runs.
+        spool: a folder for large transactions; the stream may remove what an earlier process left.
+        folder: a folder that is kept as long as the change log, for data that must survive a
+            restart (a history of schemas). Its writes must be durable before the flush that needs
+            them.
     """
 
     start: Frontier
@@ -176,7 +179,7 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition and how large it is: rows by the source's statistics, bytes on its disk."""
+    """A partition and its size: rows by the source's statistics, bytes on the source's disk."""
 
     partition: Partition
     rows_estimate: int
@@ -185,10 +188,11 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows whose key is in ``[low, high)``; a prefix of the key columns; None is open.
+    """Rows whose key is in ``[low, high)``. A bound has values of a prefix of the key columns; None
+    is no bound.
 
-    Values are written as in the statement and read by the source as the column's type. Text
-    compares by code point, whatever collation the source would use.
+    Values are texts as in the statement; the source parses them as the column's type. Text is
+    compared by code point, whatever collation the source would use.
     """
 
     low: tuple[str, ...] | None = None
@@ -201,26 +205,25 @@ class ScanPart(Protocol):
 
     @property
     def table(self) -> TableSchema:
-        """Which table, and the schema its rows come in."""
+        """The table, as the schema of the rows."""
         ...
 
     @property
     def rows_estimate(self) -> int:
-        """About how many rows."""
+        """The approximate number of rows."""
         ...
 
     @property
     def bytes_estimate(self) -> int:
-        """About how many bytes on the source's disk."""
+        """The approximate number of bytes on the source's disk."""
         ...
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The rows as batches of columns ``a0..an`` in log form, in bounded memory.
 
         Raises:
-            ChangefeedError: CF2201 when the snapshot is gone or the table was rewritten (the
-                table's scan must start again under a new snapshot), CF2202 when it can never
-                be read.
+            ChangefeedError: CF2201, the snapshot has ended or the table was rewritten (the table's
+                scan must start again under a new snapshot); CF2202, the rows can never be read.
         """
         ...
 
@@ -242,15 +245,15 @@ class Snapshot(Protocol):
         keys: KeyRange | None = None,
         partition: Partition | None = None,
     ) -> Sequence[ScanPart]:
-        """Pieces that together are the table, each row in exactly one.
+        """Parts that together are the table, each row in exactly one.
 
-        ``columns`` (positions) leaves the others null; the key is always read. Of a
-        ``partition`` only its rows are read; one that has other bounds now is CF1303.
+        With ``columns`` (positions) all others are null; the key is always read. With a
+        ``partition`` only its rows are read; CF1303 if its bounds have changed.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the image at the source. Idempotent."""
+        """Release the image at the source. Idempotent."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -266,20 +269,21 @@ class Snapshot(Protocol):
 class Stream(Protocol):
     """The source's log from a frontier on, decoded.
 
-    An idle source gives an empty flush with a rising frontier about every second. A flush that
+    An idle source sends an empty flush with a rising frontier about every second. A flush that
     completes a transaction has a frontier; a transaction too large for memory comes in several
-    flushes of which the last alone has one.
+    flushes, of which only the last has one.
     """
 
     def __iter__(self) -> Iterator[Flush]: ...
 
     def acknowledge(self, position: Position) -> None:
-        """Everything up to ``position`` is durable with us: the source may forget it."""
+        """Tell the source that everything up to ``position`` is durable in the change log, so that
+        the source may discard it."""
         ...
 
     def hasten(self) -> None:
-        """Somebody waits for the frontier of an idle source: give it now instead of with the next
-        heartbeat. Safe from any thread, at any time."""
+        """Send the frontier of an idle source now instead of with the next heartbeat, because a
+        caller waits for it. Safe from any thread, at any time."""
         ...
 
     def close(self) -> None:
@@ -288,9 +292,9 @@ class Stream(Protocol):
 
 
 class StreamFallback(ChangefeedError):
-    """A stream broke, but its source knows another way to read the same changes.
+    """A stream failed, but the source can read the same changes in another way.
 
-    A stream of the same attachment from the last durable frontier takes that way.
+    A new stream of the same attachment, from the last durable frontier, reads them in that way.
     """
 
 
@@ -300,52 +304,53 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def memo(self) -> Memo:
-        """What :meth:`Source.attach` needs to find again what is held. It is saved after
+        """What :meth:`Source.attach` needs after a restart to find what is held. It is saved after
         each :meth:`capture`, before anything relies on it."""
 
     @property
     @abstractmethod
     def holds(self) -> str:
-        """What is (or will be) held, for people: ``slot X, publication X``. No secrets."""
+        """What is (or will be) held, as text for users: ``slot X, publication X``. No secrets."""
 
     @abstractmethod
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
-        """Every problem of the server and of these tables at once, nothing changed; an empty list
-        means that :meth:`capture` would work."""
+        """All problems of the server and of these tables. Changes nothing. An empty list means that
+        :meth:`capture` would succeed."""
 
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
-        """The problems of each table that :meth:`check` would find, in order, without those of
-        the server. A source that does not tell them apart finds none: ``capture`` will."""
+        """The problems of each table that :meth:`check` would find, in the order of ``watches``,
+        without those of the server. A source that cannot separate the two returns none;
+        :meth:`capture` then finds them."""
         return [[] for _ in watches]
 
     @abstractmethod
     def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
-        """Make the source keep its log for us, for exactly ``tables``. Idempotent.
+        """Make the source keep its log for this state, for exactly ``tables``. Idempotent.
 
         Args:
             tables: all tables of all feeds of the state at this source.
-            resume: a change log exists: what we hold must be there already.
+            resume: a change log exists, so the source must hold the attachment already.
 
         Raises:
-            ChangefeedError: CF2102 on ``resume`` the source no longer keeps the log for us.
+            ChangefeedError: CF2102, on ``resume``: the source no longer keeps the log.
         """
 
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
-        """Which of ``tables`` (by table id) may have missed changes because somebody else changed
-        what makes the source send them, and why. Cheap: asked every few seconds.
+        """Which of ``tables`` (by table id) may lack changes because somebody else changed what
+        makes the source send them, and why. Cheap: called every few seconds.
 
         Raises:
-            ChangefeedError: CF2102 nothing makes the source send them any longer.
+            ChangefeedError: CF2102, nothing makes the source send them any longer.
         """
         return {}
 
     @abstractmethod
     def start(self) -> tuple[Position, str]:
-        """Where a new change log begins, and its :attr:`Frontier.history`: at or before what was
-        committed when the first :meth:`capture` returned.
+        """The position where a new change log begins, and its :attr:`Frontier.history`: at or
+        before what had committed when the first :meth:`capture` returned.
 
         Raises:
-            ChangefeedError: CF2102 nothing is held.
+            ChangefeedError: CF2102, nothing is held.
         """
 
     @abstractmethod
@@ -353,7 +358,7 @@ class Attachment(ABC):
         """The changes after ``request.start``.
 
         Raises:
-            ChangefeedError: CF2104 this is another database than ``request.identity``.
+            ChangefeedError: CF2104, this is another database than ``request.identity``.
         """
 
     @abstractmethod
@@ -369,28 +374,28 @@ class Source(ABC):
 
     name: str
 
-    #: Parts of a snapshot can be read in any process while it is open. Else a scan never uses
-    #: Spark's workers: they read nothing.
+    #: Parts of a snapshot can be read in any process while it is open. Otherwise a scan does not
+    #: use Spark's workers, which could not read them.
     parts_travel: bool = True
 
     #: Changes can be completed from row images beside the change log (``row_images = 'store'``):
-    #: the source's streams heed :attr:`StreamRequest.logged`.
+    #: the source's streams use :attr:`StreamRequest.logged`.
     takes_row_images: bool = False
 
     # -- what every source has ------------------------------------------------------------
 
     @abstractmethod
     def identity(self) -> str:
-        """Which database this is: another value later means that it was replaced. A copy that is
-        promoted in its place and goes on with its log has the same."""
+        """An identifier of the database; another value later means that the database was replaced.
+        A replica that is promoted and continues the same log has the same identifier."""
 
     @abstractmethod
     def attach(self, owner: str, memo: Memo | None) -> Attachment:
-        """What a state holds here, or will hold. Does not connect, changes nothing.
+        """What a state holds at this source, or will hold. Does not connect, changes nothing.
 
         Args:
-            owner: six letters and digits of the state: part of the names of what we make.
-            memo: as saved; None when nothing is held yet.
+            owner: six letters and digits of the state, for names of what the attachment creates.
+            memo: as saved; None if nothing is held yet.
         """
 
     @abstractmethod
@@ -402,44 +407,44 @@ class Source(ABC):
         """The present shape of one table, version 0.
 
         Raises:
-            ChangefeedError: CF1101 no such table (with a suggestion), CF1302 not watchable.
+            ChangefeedError: CF1101, no such table (with a suggestion); CF1302, not watchable.
         """
 
     @abstractmethod
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
-        """The watchable tables of a schema (None: of the database), narrowed by globs.
+        """The tables of a schema (None: of the database) that can be watched and match the globs.
 
         Raises:
-            ChangefeedError: CF1101 no such schema.
+            ChangefeedError: CF1101, no such schema.
         """
 
     @abstractmethod
     def current_position(self) -> Position:
-        """A place in the log above everything that had committed when this was called, and that
-        the stream's frontier reaches soon, on an idle source too."""
+        """A position above everything that had committed before the call. The stream's frontier
+        reaches it soon, even on an idle source."""
 
     @abstractmethod
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
-        """A consistent image. ``tables``: what will be read, where a source must know before.
+        """A consistent image. ``tables``: what will be read, for sources that must know beforehand.
 
         Raises:
-            ChangefeedError: CF2005 when the source could not give one now.
+            ChangefeedError: CF2005, the source could not give one now.
         """
 
     # -- what a source may have -----------------------------------------------------------
 
     @property
     def database(self) -> str:
-        """What ``full_table_name`` calls the database, whatever the connection is called."""
+        """The name of the database in ``full_table_name``, independent of the connection's name."""
         return self.name
 
     def locate(self, tables: Sequence[TableName], ids: Sequence[int]) -> TableLocations | None:
-        """Where tables are now, by name and by :attr:`TableSchema.table_id`. Cheap: asked every
-        few seconds. None: the tables of this source have no ids that outlive a rename."""
+        """The present ids and names of tables, by name and by :attr:`TableSchema.table_id`. Cheap:
+        called every few seconds. None: tables of this source have no ids that survive a rename."""
         return None
 
     def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
-        """The present shapes; a table that is gone or cannot be watched is left out."""
+        """The present shapes, without tables that are dropped or cannot be watched."""
         found = {}
         for table in tables:
             try:
@@ -450,7 +455,7 @@ class Source(ABC):
         return found
 
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
-        """Sentences for the person who makes a feed: what does not hinder it, but matters."""
+        """Sentences for the user who creates a feed, about problems that do not prevent it."""
         return []
 
     def handover(
@@ -460,23 +465,23 @@ class Source(ABC):
 
         Args:
             offset: as Kafka Connect stores it.
-            tables: what the connector captured.
-            fresh: nothing is held yet, so the change log is to begin at the offset.
+            tables: the tables that the connector captured.
+            fresh: nothing is held yet, so the change log begins at the offset.
 
         Raises:
-            ChangefeedError: CF1303 the offset is none of this kind of source, or the log cannot
-                be taken over from there.
+            ChangefeedError: CF1303, the offset is not of this kind of source, or the log cannot be
+                read from there.
         """
         raise ChangefeedError(Code.NOT_SUPPORTED, f"source {self.name} takes over no connector")
 
     def messages(self) -> TableSchema:
-        """What its logical messages look like as rows of a table, version 0: with the columns of
-        :mod:`changefeed.core.logical_messages`, numbered, each message a row that is inserted. The
-        table's name is one that no table can have; :meth:`Attachment.capture` is given it among the
-        tables where a feed wants messages.
+        """The shape of logical messages as rows of a table, version 0. It has the columns of
+        :mod:`changefeed.core.logical_messages`, numbered; each message is an inserted row. No real
+        table can have its name. If a feed wants messages, :meth:`Attachment.capture` gets this name
+        among the tables.
 
         Raises:
-            ChangefeedError: CF1303 this source has none.
+            ChangefeedError: CF1303, this source has no logical messages.
         """
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
@@ -485,19 +490,19 @@ class Source(ABC):
         )
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
-        """Why no row can be in the range: a bound that is no value of its column, or bounds in
-        the wrong order."""
+        """Why the range cannot have a row: a bound is not a value of its column, or the bounds are
+        in the wrong order. None if it can."""
         return None
 
     def partitions(self, table: TableSchema) -> list[str]:
-        """The names of a table's partitions, at every level; none of a plain table."""
+        """The names of a table's partitions at every level; empty for an ordinary table."""
         return []
 
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
         """One partition of a table, at any level.
 
         Raises:
-            ChangefeedError: CF1101 there is none of that name, CF1303 its rows cannot be told
-                from those of others, or no partition can be watched at this source.
+            ChangefeedError: CF1101, there is none of that name; CF1303, its rows cannot be told
+                from those of others, or partitions cannot be watched at this source.
         """
         raise ChangefeedError(Code.NOT_SUPPORTED, f"source {self.name} has no partitions to watch")

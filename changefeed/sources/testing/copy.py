@@ -1,4 +1,4 @@
-"""A copy of tables, kept by what a source gives: rows of a scan, then changes of the log."""
+"""A copy of tables, made of what a source delivers: rows of a scan, then changes of the log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scan(
 
 
 class Copy:
-    """One table: rows by key, or counted where the table has none."""
+    """One table: rows by key, or the number of equal rows if the table has no key."""
 
     def __init__(self, schema: TableSchema, rows: Iterable[Row] = ()) -> None:
         self._key = [column.name for column in schema.key_columns]
@@ -49,7 +49,7 @@ class Copy:
             self._put(row)
 
     def apply(self, state: State, after: Timestamp) -> None:
-        """Apply what the log has of the table above ``after``."""
+        """Apply the changes of the table above ``after``."""
         changes = iter(state.changes(self._table.name))
         truncated = [
             event
@@ -71,7 +71,7 @@ class Copy:
                 self._put(step.after)
 
     def rows(self) -> list[Row]:
-        """All rows, each as often as the table has it, in an order of their own."""
+        """All rows, each as often as the table has it, sorted."""
         found = [self._values[key] for key, count in self._rows.items() for _ in range(count)]
         return sorted(found, key=repr)
 

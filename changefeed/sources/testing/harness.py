@@ -1,4 +1,4 @@
-"""What the author of a source writes for the conformance list: one database to test against."""
+"""The class that the author of a source implements for the list: one database to test against."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UserSession(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...
 
 
@@ -39,7 +39,7 @@ class Type:
     Attributes:
         sql: the type as CREATE TABLE takes it.
         logical: what :attr:`changefeed.core.schema.Column.logical` must be.
-        values: SQL of each value and what the log must hold for it.
+        values: SQL of each value, and the value that the log must hold.
     """
 
     sql: str
@@ -48,9 +48,9 @@ class Type:
 
 
 class SourceHarness(ABC):
-    """An empty database that a case may do anything in; a fresh one for each case.
+    """An empty database in which a case may do anything; each case gets a new one.
 
-    The cases speak SQL that PostgreSQL and MySQL share. What differs is a method here.
+    The cases use SQL that PostgreSQL and MySQL share. Methods of this class cover the differences.
     """
 
     #: Cases the source cannot pass by its nature, with the reason.
@@ -59,16 +59,16 @@ class SourceHarness(ABC):
     #: How long a case waits for the stream, seconds.
     deadline: float = 60.0
 
-    #: A folder of the case's own.
+    #: A folder that only this case uses.
     folder: Path
 
     @abstractmethod
     def source(self) -> Source:
-        """A new object for the database under the name ``shop``, as after a restart."""
+        """A new object for the database, with the name ``shop``, as after a restart."""
 
     @abstractmethod
     def other(self) -> Source:
-        """Another database under the name ``shop``, which has other changes in its log."""
+        """Another database, with the name ``shop`` and other changes in its log."""
 
     @abstractmethod
     def connect(self) -> UserSession:
@@ -80,18 +80,18 @@ class SourceHarness(ABC):
 
     @abstractmethod
     def lose_log(self, memo: Mapping[str, object]) -> None:
-        """Let the source throw away log that what ``memo`` describes still needs."""
+        """Make the source discard a part of its log that the attachment of ``memo`` still needs."""
 
     def quote(self, name: str) -> str:
-        """An identifier as SQL wants it."""
+        """A name as a quoted SQL identifier."""
         return '"' + name.replace('"', '""') + '"'
 
     def full_images(self, table: str) -> str:
-        """SQL that makes the database log whole old rows of a table; empty: it does anyway."""
+        """SQL that makes the database log whole old rows of a table; empty: it always does."""
         return ""
 
     def hostile_names(self) -> Sequence[str]:
-        """Names of tables and columns that a careless source trips over."""
+        """Names of tables and columns that fail in a source without correct quoting."""
         return ('O"Hara', "two words", "dot.ted", "per%cent", "Größe", "select", "a'b", "{x}", "\\")
 
     # -- for the cases ----------------------------------------------------------------
@@ -106,7 +106,7 @@ class SourceHarness(ABC):
 
     @contextmanager
     def session(self) -> Iterator[UserSession]:
-        """A session that ends with the block; what was not committed is undone."""
+        """A session that ends with the block; changes that were not committed are undone."""
         session = self.connect()
         try:
             yield session

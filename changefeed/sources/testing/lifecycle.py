@@ -13,7 +13,7 @@ from changefeed.sources.testing.scans import TABLE, fill, refused
 
 
 def attaching_changes_nothing(harness: SourceHarness) -> None:
-    """attach() needs no server, and its memo is JSON that finds the same again."""
+    """attach() needs no server, and its memo is JSON by which it finds the same attachment."""
     source = harness.source()
     held = source.attach(OWNER, None)
     memo = json.loads(json.dumps(dict(held.memo)))
@@ -25,7 +25,7 @@ def attaching_changes_nothing(harness: SourceHarness) -> None:
 
 
 def capturing_twice_is_capturing(harness: SourceHarness) -> None:
-    """capture() may be repeated, by another object too, and release() leaves nothing."""
+    """capture() may be repeated, even by another object, and release() leaves nothing behind."""
     harness.execute(TABLE)
     state = State.of(harness)
     assert state.capture(harness.source(), "t").problems == {}
@@ -55,7 +55,7 @@ def a_bad_table_keeps_no_other_out(harness: SourceHarness) -> None:
 
 
 def a_table_joins_while_others_stream(harness: SourceHarness) -> None:
-    """Every commit after capture() returned reaches the stream that runs already."""
+    """Every commit after capture() returned reaches a stream that was running before."""
     harness.execute(TABLE, "CREATE TABLE late (id INT NOT NULL PRIMARY KEY, v VARCHAR(200))")
     with capturing(harness, "t") as (state, reader):
         fill(harness, 20)
@@ -69,7 +69,7 @@ def a_table_joins_while_others_stream(harness: SourceHarness) -> None:
 
 
 def an_idle_source_moves_on(harness: SourceHarness) -> None:
-    """The frontier rises without writes, and current_position() is reached."""
+    """The frontier rises without writes, and reaches current_position()."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         reader.catch_up()
@@ -97,7 +97,7 @@ def positions_lie_above_what_committed(harness: SourceHarness) -> None:
 
 
 def a_restart_anywhere_loses_nothing(harness: SourceHarness) -> None:
-    """A new process goes on from each frontier with the same rows and sequence numbers."""
+    """From each frontier, a new process continues with the same rows and sequence numbers."""
     harness.execute(TABLE)
     source, state = harness.source(), State.of(harness, "first")
     state.capture(source, "t")
@@ -116,7 +116,7 @@ def a_restart_anywhere_loses_nothing(harness: SourceHarness) -> None:
 
 
 def _again(harness: SourceHarness, first: State, place: int) -> list[tuple[object, ...]]:
-    """The rows of the log up to a flush, and those of a stream from there on."""
+    """The rows of the log up to a flush, followed by those of a new stream from there on."""
     state = State.of(harness, f"again-{place}", first)
     state.flushes = list(first.flushes[: place + 1])
     state.frontier = state.flushes[-1].frontier
@@ -130,7 +130,7 @@ def _seen(change: Change) -> tuple[object, ...]:
 
 
 def a_restart_in_a_large_transaction(harness: SourceHarness) -> None:
-    """A transaction of which only a part was read comes again, whole."""
+    """A transaction that was read in part is sent again as a whole."""
     harness.execute(TABLE)
     source, state = harness.source(), State.of(harness, "first")
     state.capture(source, "t")
@@ -147,7 +147,7 @@ def a_restart_in_a_large_transaction(harness: SourceHarness) -> None:
 
 
 def closing_ends_the_stream(harness: SourceHarness) -> None:
-    """close() ends an idle stream, and the next one may begin at once."""
+    """close() ends an idle stream, and the next stream may begin at once."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         reader.catch_up()
@@ -159,7 +159,7 @@ def closing_ends_the_stream(harness: SourceHarness) -> None:
 
 
 def a_lost_log_is_an_error(harness: SourceHarness) -> None:
-    """Log that the source no longer has is never skipped in silence."""
+    """If the source no longer has a part of its log, there is an error."""
     harness.execute(TABLE)
     source, state = harness.source(), State.of(harness)
     state.capture(source, "t")
@@ -176,7 +176,7 @@ def a_lost_log_is_an_error(harness: SourceHarness) -> None:
 
 
 def _resume(harness: SourceHarness, state: State) -> ChangefeedError | None:
-    """The error that a node meets that goes on."""
+    """The error that a node gets when it resumes, if there is one."""
     try:
         state.capture(harness.source(), "t")
         with reading(state, harness.source()) as reader:
@@ -187,7 +187,7 @@ def _resume(harness: SourceHarness, state: State) -> ChangefeedError | None:
 
 
 def a_new_log_after_a_lost_one(harness: SourceHarness) -> None:
-    """After release() a capture begins afresh, whatever the memo said."""
+    """After release() a capture begins anew, whatever the memo has."""
     harness.execute(TABLE)
     state = State.of(harness)
     state.capture(harness.source(), "t")
@@ -206,7 +206,7 @@ def a_new_log_after_a_lost_one(harness: SourceHarness) -> None:
 
 
 def another_database_is_refused(harness: SourceHarness) -> None:
-    """A database that took the place of ours has another identity, and its log is not read."""
+    """A database that replaced the captured one has another identity, and its log is not read."""
     harness.execute(TABLE)
     source, other = harness.source(), harness.other()
     assert source.identity() == harness.source().identity() != other.identity()

@@ -1,4 +1,4 @@
-"""Reads a source as capture does: a memo that is saved, a log that is durable, one stream."""
+"""Reads a source as capture does: with a saved memo, a durable log, and one stream."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from changefeed.sources.base import (
 )
 from changefeed.sources.testing.harness import SourceHarness
 
-#: The owner of what cases make; as long as a state's id.
+#: The owner of what the cases create at a source; as long as a state's id.
 OWNER = "testme"
 
 
 class SchemaVersions:
-    """Versions of schemas, as the state gives them."""
+    """Gives schemas their versions, as the state does."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -38,7 +38,7 @@ class SchemaVersions:
         self._lock = threading.Lock()
 
     def intern(self, schema: TableSchema) -> TableSchema:
-        """The shape with its version: a new one when it differs from the table's last."""
+        """The shape with its version: a new version if it differs from the table's last shape."""
         with self._lock:
             latest = self._latest.get(schema.table)
             if latest is None or latest.fingerprint() != schema.fingerprint():
@@ -58,7 +58,7 @@ class SchemaVersions:
 
 @dataclass
 class State:
-    """What outlives a restart: memo, schemas, and the change log.
+    """What survives a restart: the memo, the schemas, and the change log.
 
     ``deadline`` is how long its readers wait for the stream, in seconds.
     """
@@ -74,22 +74,22 @@ class State:
 
     @classmethod
     def of(cls, harness: SourceHarness, name: str = "", before: State | None = None) -> State:
-        """A state in the harness's folder, or in the folder ``name`` of it; with what a state
-        ``before`` holds at the source."""
+        """A state in the harness's folder, or in its subfolder ``name``, with the attachment of a
+        state ``before``."""
         made = cls(harness.folder / name, deadline=harness.deadline)
         if before is not None:
             made.memo, made.identity, made.schemas = before.memo, before.identity, before.schemas
         return made
 
     def attach(self, source: Source) -> Attachment:
-        """What is held at the source, by the saved memo."""
+        """The attachment of the saved memo."""
         return source.attach(OWNER, self.memo)
 
     def capture(self, source: Source, *tables: str, schema: str | None = None) -> CaptureResult:
         """Capture exactly these tables, and save what is held.
 
         Raises:
-            AssertionError: the memo is no JSON.
+            AssertionError: the memo is not JSON.
         """
         names = [source.describe(schema, table).table for table in tables]
         held = self.attach(source)
@@ -99,7 +99,7 @@ class State:
         return captured
 
     def begin(self, held: Attachment) -> Frontier:
-        """Where the stream goes on; the log's first entry where there is none."""
+        """The frontier from which the stream continues; a new log gets its first entry."""
         if self.frontier is None:
             position, history = held.start()
             self.frontier = Frontier(self.clock.now(), position, history=history)
@@ -108,7 +108,7 @@ class State:
 
     @property
     def events(self) -> list[Event]:
-        """Everything in the log, in its order."""
+        """All events of the log, in order."""
         return [event for flush in self.flushes for event in flush.events]
 
     def changes(self, table: str | None = None) -> list[Change]:
@@ -122,7 +122,7 @@ class State:
         return sorted(found, key=lambda change: change.seq)
 
     def positions(self) -> dict[Timestamp, Position]:
-        """The place of each transaction in the source's log."""
+        """The position of each transaction in the source's log."""
         return {
             Timestamp(wall, logical): position
             for flush in self.flushes
@@ -177,7 +177,8 @@ class CaptureDouble:
                 self._changed.notify_all()
 
     def _read(self) -> bool:
-        """Whether the stream ended for good; else another way is to be taken."""
+        """Read one stream. Return whether reading has ended; otherwise the source has another way
+        to read the changes."""
         open_flushes: list[Flush] = []
         try:
             for flush in self._stream:
@@ -196,11 +197,11 @@ class CaptureDouble:
         return True
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Wait until it holds.
+        """Wait until the condition is true.
 
         Raises:
             ChangefeedError: what the stream raised.
-            AssertionError: it does not hold in time.
+            AssertionError: the condition was not true in time.
         """
         with self._changed:
             done = self._changed.wait_for(lambda: condition() or self._ended, self._state.deadline)
@@ -209,7 +210,7 @@ class CaptureDouble:
         assert done and condition(), "the stream did not get there in time"
 
     def catch_up(self, position: Position | None = None) -> None:
-        """Wait until all that had committed before the call is in the log."""
+        """Wait until everything that had committed before the call is in the log."""
         upto = position or self.source.current_position()
         self.wait(lambda: self._state.frontier and self._state.frontier.position >= upto)
 
@@ -233,7 +234,7 @@ class CaptureDouble:
 
 @contextmanager
 def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterator[CaptureDouble]:
-    """A reader that ends with the block."""
+    """A reader of the source, which ends with the block."""
     reader = CaptureDouble(state, source, acknowledge=acknowledge)
     try:
         yield reader
@@ -243,7 +244,8 @@ def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterat
 
 @contextmanager
 def capturing(harness: SourceHarness, *tables: str) -> Iterator[tuple[State, CaptureDouble]]:
-    """A new state that captures these tables and reads; nothing of it is left afterwards."""
+    """A new state that captures these tables, and its reader. Nothing is left at the source after
+    the block."""
     state, source = State.of(harness), harness.source()
     captured = state.capture(source, *tables)
     try:

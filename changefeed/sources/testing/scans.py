@@ -17,10 +17,10 @@ TABLE = "CREATE TABLE t (id INT NOT NULL PRIMARY KEY, v VARCHAR(200))"
 
 
 def refused(code: Code, call: Callable[[], object]) -> ChangefeedError:
-    """The error that a call ends with.
+    """The error that a call raises.
 
     Raises:
-        AssertionError: it works, or has another error.
+        AssertionError: the call returned, or raised another error.
     """
     try:
         call()
@@ -59,7 +59,7 @@ def describes_tables(harness: SourceHarness) -> None:
 
 
 def ids_are_of_all_columns_or_of_none(harness: SourceHarness) -> None:
-    """A column without an id among others that have one would be taken for another column."""
+    """All columns have an id or none has: with a mix, a column could be taken for another one."""
     harness.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, a INT, b INT)")
     schema = harness.source().describe(None, "t")
     ids = [column.column_id for column in schema.columns]
@@ -71,7 +71,7 @@ def ids_are_of_all_columns_or_of_none(harness: SourceHarness) -> None:
 
 
 def a_scan_in_parts_is_the_table(harness: SourceHarness) -> None:
-    """Many parts hold each row once; they are pickled, and read by several threads at once."""
+    """The parts together hold each row once; they are pickled, and several threads read them."""
     harness.execute(TABLE)
     fill(harness, 3_000)
     source = harness.source()
@@ -94,7 +94,7 @@ def a_scan_in_parts_is_the_table(harness: SourceHarness) -> None:
 
 
 def a_snapshot_stands_still(harness: SourceHarness) -> None:
-    """What commits after the snapshot was opened is not in it, however late a part is read."""
+    """A snapshot does not show later commits, however late a part is read."""
     harness.execute(TABLE)
     fill(harness, 50)
     source = harness.source()
@@ -107,7 +107,7 @@ def a_snapshot_stands_still(harness: SourceHarness) -> None:
 
 
 def a_scan_takes_a_range_of_keys(harness: SourceHarness) -> None:
-    """Rows whose key is in the half-open range, and no others."""
+    """A scan reads only the rows whose key is in the half-open range."""
     harness.execute(TABLE)
     fill(harness, 100)
     source = harness.source()
@@ -120,7 +120,7 @@ def a_scan_takes_a_range_of_keys(harness: SourceHarness) -> None:
 
 
 def a_scan_takes_chosen_columns(harness: SourceHarness) -> None:
-    """Columns that nobody wants are null; the key is always read."""
+    """Columns that were not chosen are null; the key is always read."""
     harness.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, a INT, b INT)")
     harness.execute("INSERT INTO t VALUES (1, 2, 3)")
     source = harness.source()
@@ -195,7 +195,7 @@ def hostile_names_are_only_names(harness: SourceHarness) -> None:
 
 
 def scan_and_stream_are_the_table(harness: SourceHarness) -> None:
-    """Rows of a snapshot and the changes above its position are the table, under writes."""
+    """During writes, the rows of a snapshot and the changes above its position make the table."""
     harness.execute(TABLE)
     fill(harness, 200)
     stop = threading.Event()
@@ -222,7 +222,7 @@ def scan_and_stream_are_the_table(harness: SourceHarness) -> None:
 
 
 def _write(harness: SourceHarness, stop: threading.Event) -> None:
-    """Transactions of several rows: inserts, updates, changes of the key, deletes."""
+    """Commit transactions of several rows: inserts, updates, changes of the key, deletes."""
     with harness.session() as session:
         number = 1_000
         while not stop.is_set():
@@ -235,7 +235,7 @@ def _write(harness: SourceHarness, stop: threading.Event) -> None:
 
 
 def fill(harness: SourceHarness, count: int, table: str = "t", first: int = 0) -> None:
-    """Rows with the keys from ``first`` on, in one transaction."""
+    """Insert ``count`` rows with keys from ``first`` on, in one transaction."""
     with harness.session() as session:
         for start in range(first, first + count, 500):
             keys = range(start, min(start + 500, first + count))

@@ -12,12 +12,12 @@ from changefeed.sources.testing.harness import SourceHarness
 from changefeed.sources.testing.reader import CaptureDouble, State, capturing
 from changefeed.sources.testing.scans import TABLE, fill
 
-#: Rows of a transaction that no source keeps in memory as a matter of course.
+#: Rows of a transaction that is too large for a source to keep in memory.
 LARGE = 60_000
 
 
 def _ops(state: State, table: str = "t") -> list[tuple[str, Any]]:
-    """What happened to which key."""
+    """The operation and the key of each change."""
     return [
         (change.op, (change.before if change.op == "d" else change.after or {})["id"])  # type: ignore[index]
         for change in state.changes(table)
@@ -25,7 +25,7 @@ def _ops(state: State, table: str = "t") -> list[tuple[str, Any]]:
 
 
 def every_kind_of_change(harness: SourceHarness) -> None:
-    """Inserts, updates and deletes in the order of their commits, with their values."""
+    """Inserts, updates and deletes come in commit order, with their values."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute("INSERT INTO t VALUES (1, 'a'), (2, NULL)")
@@ -42,7 +42,7 @@ def every_kind_of_change(harness: SourceHarness) -> None:
 
 
 def a_transaction_has_one_timestamp(harness: SourceHarness) -> None:
-    """Its rows share it, sequence numbers and timestamps rise, and so do positions."""
+    """Rows of a transaction share one timestamp. Sequence numbers, timestamps, positions rise."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         for start in range(0, 40, 4):
@@ -64,7 +64,7 @@ def a_transaction_has_one_timestamp(harness: SourceHarness) -> None:
 
 
 def a_change_of_the_key(harness: SourceHarness) -> None:
-    """It is a delete of the old key and an insert of the new one, in that order."""
+    """A change of the key is a delete of the old key, then an insert of the new one."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute("INSERT INTO t VALUES (1, 'a')")
@@ -76,7 +76,7 @@ def a_change_of_the_key(harness: SourceHarness) -> None:
 
 
 def a_row_that_changes_twice_at_once(harness: SourceHarness) -> None:
-    """Of the changes of one key in one transaction, the last alone is marked as such."""
+    """Only the last change of a key in a transaction is marked as the last."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute(
@@ -91,7 +91,7 @@ def a_row_that_changes_twice_at_once(harness: SourceHarness) -> None:
 
 
 def a_table_without_a_key(harness: SourceHarness) -> None:
-    """Rows that are equal are counted, and updates and deletes name the whole old row."""
+    """Equal rows are counted, and updates and deletes have the whole old row."""
     harness.execute("CREATE TABLE t (a INT, b VARCHAR(20))", harness.full_images("t"))
     with capturing(harness, "t") as (state, reader):
         schema = reader.source.describe(None, "t")
@@ -123,7 +123,7 @@ def old_rows_are_whole_where_they_are_logged(harness: SourceHarness) -> None:
 
 
 def truncate(harness: SourceHarness) -> None:
-    """It is an event of its own, between the rows before and after it."""
+    """A TRUNCATE is a separate event, between the rows before and after it."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         fill(harness, 5)
@@ -140,7 +140,7 @@ def truncate(harness: SourceHarness) -> None:
 
 
 def columns_come_and_go(harness: SourceHarness) -> None:
-    """A change of columns is announced before the first row of the new shape, once."""
+    """A change of columns is announced once, before the first row of the new shape."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute("INSERT INTO t VALUES (1, 'a')")
@@ -164,7 +164,7 @@ def columns_come_and_go(harness: SourceHarness) -> None:
 
 
 def a_column_gets_another_name(harness: SourceHarness) -> None:
-    """Its id stays, where the source has ids."""
+    """A renamed column keeps its id, if the source has ids."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute("INSERT INTO t VALUES (1, 'a')")
@@ -181,9 +181,9 @@ def a_column_gets_another_name(harness: SourceHarness) -> None:
 
 
 def a_table_gets_another_name(harness: SourceHarness) -> None:
-    """Where tables have ids, its rows go on under the new name behind a change that names both, to
-    every reader, and so they do where a stream begins behind the change. Where they have none, the
-    rows under the other name are those of another table."""
+    """If tables have ids, the rows of a renamed table come under the new name after a schema change
+    that has both names, for every reader, even of a stream that begins after the rename. If tables
+    have no ids, the rows under the new name are those of another table."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         harness.execute("INSERT INTO t VALUES (1, 'a')")
@@ -210,7 +210,8 @@ def a_table_gets_another_name(harness: SourceHarness) -> None:
 
 
 def a_large_transaction_is_whole(harness: SourceHarness) -> None:
-    """Its rows come in bounded pieces, with one timestamp, and no frontier between them."""
+    """The rows of a large transaction come in bounded batches, with one timestamp, and without a
+    frontier between them."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         fill(harness, LARGE)
@@ -225,7 +226,7 @@ def a_large_transaction_is_whole(harness: SourceHarness) -> None:
 
 
 def what_is_undone_never_was(harness: SourceHarness) -> None:
-    """Rows of a transaction, or of a part of one, that was rolled back do not come."""
+    """Rows of a transaction or savepoint that was rolled back are not sent."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader), harness.session() as session:
         session.execute("INSERT INTO t VALUES (1, 'undone')")
@@ -241,7 +242,7 @@ def what_is_undone_never_was(harness: SourceHarness) -> None:
 
 
 def an_abandoned_large_transaction(harness: SourceHarness) -> None:
-    """It leaves nothing, and the next one is not touched by it."""
+    """A large transaction that is rolled back leaves nothing, and does not affect the next one."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader), harness.session() as session:
         for start in range(0, LARGE, 500):
@@ -254,7 +255,7 @@ def an_abandoned_large_transaction(harness: SourceHarness) -> None:
 
 
 def commits_come_in_their_order(harness: SourceHarness) -> None:
-    """Transactions that overlap come whole, in the order in which they committed."""
+    """Overlapping transactions come whole, in commit order."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         with harness.session() as one, harness.session() as two:
