@@ -227,7 +227,16 @@ def log_of(prefixes: Sequence[str]) -> tuple[TableSchema, pa.Table]:
 
 @pytest.mark.parametrize(
     "patterns",
-    [("orders.*",), ("a", "b?"), ("[a-c]", "x[[]y"), ("*",), ("",), ("[c-a]",), ("a.b", "a b")],
+    [
+        ("orders.*",),
+        ("a", "b?"),
+        ("[a-c]", "x[[]y"),
+        ("*",),
+        ("",),
+        ("[c-a]",),
+        ("[b-b]",),
+        ("a.b", "a b"),
+    ],
 )
 def test_prefixes_are_globs(patterns: tuple[str, ...]) -> None:
     prefixes = ["orders.a", "orders", "a", "b", "bé", "x[y", "", "o\nx", "a.b", "a b", "axb"]
