@@ -57,7 +57,8 @@ class DebeziumEngine:
 
     def offset(self) -> str:
         """The offset that is stored, as JSON. Kafka's class stores a map that Java serialized, and
-        keys and values are bytes of JSON in it."""
+        keys and values are bytes of JSON in it. The engine stores it a moment after the events."""
+        until(lambda: self._offsets.exists() and self._offsets.stat().st_size > 0, "an offset")
         found = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
         values: list[str] = [t.decode() for t in found if json.loads(t).keys() != {"server"}]
         assert len(values) == 1, values
