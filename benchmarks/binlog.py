@@ -1,4 +1,5 @@
-"""A MySQL or MariaDB server to measure with, its table of eight columns, and backlogs of changes.
+"""A MySQL or MariaDB server to measure with, its table of eight columns, backlogs of changes, and
+what benchmarks of their capture share.
 
 * ``bulk``: inserts, 5,000 rows a statement and a transaction.
 * ``update``: the same, then one UPDATE of all rows.
@@ -11,11 +12,19 @@ Rows are made inside the server, so that the client's speed does not matter but 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.measure import Cost
+from benchmarks.peers import debezium
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import ChangeBatch, Flush, Frontier
+from changefeed.core.schema import TableSchema
+from changefeed.sources.base import Memo, StreamRequest
 from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS, BinlogServer
 
@@ -73,6 +82,43 @@ def serving(kind: str) -> Iterator[BinlogServer]:
             yield server
         finally:
             server.stop()
+
+
+def engine_cost(
+    server: BinlogServer, start: Place, rows: int, *, form: str = "connect", version: str = ""
+) -> Cost:
+    """What Debezium's engine uses for ``rows`` rows of the table behind a place, dropped."""
+    connector = debezium.of_binlog(
+        server, DATABASE, TABLE, offset=start.for_debezium(), version=version
+    )
+    name = f"{DATABASE}.{TABLE}"
+    with server_folder("peer") as folder:
+        return debezium.dropped(folder, connector, name, rows, debezium.TUNED, form=form)
+
+
+def stream_request(position: str, history: str, memo: Memo, folder: Path) -> StreamRequest:
+    """What a source is asked for as for a log that begins at a position."""
+    versions = itertools.count(1)
+    known: dict[str, TableSchema] = {}
+
+    def intern(schema: TableSchema) -> TableSchema:
+        return known.setdefault(schema.to_json(), schema.with_version(next(versions)))
+
+    return StreamRequest(
+        start=Frontier(Timestamp.ZERO, position, 0, history),
+        identity="",
+        memo=lambda: memo,
+        intern=intern,
+        latest=lambda name: None,
+        names=lambda number: (),
+        spool=folder / "spool",
+        folder=folder / "kept",
+    )
+
+
+def rows_of(flush: Flush) -> int:
+    """How many rows a flush has."""
+    return sum(event.rows.num_rows for event in flush.events if isinstance(event, ChangeBatch))
 
 
 def fill(server: BinlogServer, rows: int) -> None:

@@ -16,7 +16,6 @@ starts compiles for some seconds, so measure many rows.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -25,19 +24,26 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.binlog import DATABASE, TABLE, WORKLOADS, Place, change, place, serving
+from benchmarks.binlog import (
+    DATABASE,
+    TABLE,
+    WORKLOADS,
+    change,
+    engine_cost,
+    place,
+    rows_of,
+    serving,
+    stream_request,
+)
 from benchmarks.measure import Cost, Meter
-from benchmarks.peers import debezium
-from changefeed.core.clock import Timestamp
-from changefeed.core.events import ChangeBatch, Flush, Frontier
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import TableName
 from changefeed.log import LogWriter
-from changefeed.sources.base import Memo, StreamRequest
+from changefeed.sources.base import Memo
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.spark.packs import FOLDER_VARIABLE
-from tests.services.cache import cache_root, server_folder
+from tests.services.cache import cache_root
 from tests.services.mariadb import PASSWORD, USER
-from tests.services.mysql import SERVERS, BinlogServer
+from tests.services.mysql import SERVERS
 
 #: Of the jars that the door runs.
 VERSION = "3.5.0.Final"
@@ -63,26 +69,10 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
     """Read into a log until ``rows`` rows are durable, print how many there were, and wait for a
     line before the end."""
     source = _source(uri)
-    versions = itertools.count(1)
-    known: dict[str, TableSchema] = {}
-
-    def intern(schema: TableSchema) -> TableSchema:
-        return known.setdefault(schema.to_json(), schema.with_version(next(versions)))
-
     attachment = source.attach(_OWNER, memo)
     position, history = attachment.start()
-    kept = folder / "kept"
-    kept.mkdir()
-    request = StreamRequest(
-        start=Frontier(Timestamp.ZERO, position, 0, history),
-        identity="",
-        memo=lambda: memo,
-        intern=intern,
-        latest=lambda name: None,
-        names=lambda number: (),
-        spool=folder / "spool",
-        folder=kept,
-    )
+    request = stream_request(position, history, memo, folder)
+    request.folder.mkdir()
     stream = attachment.stream(request)
     writer = LogWriter(folder / "log")
     read = 0
@@ -90,7 +80,7 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
         writer.append(flush)
         if flush.frontier is not None:
             stream.acknowledge(flush.frontier.position)
-        read += _count(flush)
+        read += rows_of(flush)
         if read >= rows:
             break
     # The JVM is still there: whoever measures looks at it now.
@@ -99,10 +89,6 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
     stream.close()
     writer.close()
     source.close()
-
-
-def _count(flush: Flush) -> int:
-    return sum(event.rows.num_rows for event in flush.events if isinstance(event, ChangeBatch))
 
 
 def _door(uri: str, memo: Memo, rows: int) -> Cost:
@@ -129,15 +115,6 @@ def _door(uri: str, memo: Memo, rows: int) -> Cost:
     return meter.cost
 
 
-def _engine(server: BinlogServer, start: Place, rows: int, form: str) -> Cost:
-    connector = debezium.of_binlog(
-        server, DATABASE, TABLE, offset=start.for_debezium(), version=VERSION
-    )
-    name = f"{DATABASE}.{TABLE}"
-    with server_folder("peer") as folder:
-        return debezium.dropped(folder, connector, name, rows, debezium.TUNED, form=form)
-
-
 def main() -> None:
     """Make a backlog and let each contender read it."""
     os.environ.setdefault(FOLDER_VARIABLE, str(cache_root() / "spark-jars"))
@@ -162,8 +139,8 @@ def main() -> None:
         memo, start = _begin(uri), place(server)
         rows = change(server, options.workload, options.rows)
         contenders: dict[str, Callable[[], Cost]] = {
-            "engine": lambda: _engine(server, start, rows, "connect"),
-            "engine-json": lambda: _engine(server, start, rows, "json"),
+            "engine": lambda: engine_cost(server, start, rows, version=VERSION),
+            "engine-json": lambda: engine_cost(server, start, rows, form="json", version=VERSION),
             "door": lambda: _door(uri, memo, rows),
         }
         for name, contend in contenders.items():

@@ -16,7 +16,6 @@ On a busy machine trust the CPU figures.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -27,18 +26,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.binlog import DATABASE, TABLE, WORKLOADS, Place, change, place, serving
-from benchmarks.peers import debezium
-from changefeed.core.clock import Timestamp
-from changefeed.core.events import ChangeBatch, Flush, Frontier
-from changefeed.core.schema import TableSchema
+from benchmarks.binlog import (
+    DATABASE,
+    TABLE,
+    WORKLOADS,
+    change,
+    engine_cost,
+    place,
+    rows_of,
+    serving,
+    stream_request,
+)
 from changefeed.log import LogWriter
-from changefeed.sources.base import StreamRequest
+from changefeed.sources.base import Memo
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
 from changefeed.sources.mysql.stream import BinlogStream
-from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS, BinlogServer
 from tests.services.python import packages
 
@@ -68,35 +72,20 @@ class Result:
 def _read_ours(contender: str, uri: str, start: str, rows: int, folder: Path) -> int:
     source = MySQLSource("measured", uri)
     flavor = "mariadb" if uri.startswith("mariadb") else "mysql"
-    versions = itertools.count(1)
-    known: dict[str, TableSchema] = {}
-
-    def intern(schema: TableSchema) -> TableSchema:
-        return known.setdefault(schema.to_json(), schema.with_version(next(versions)))
-
-    request = StreamRequest(
-        start=Frontier(Timestamp.ZERO, parse(flavor, start).position, 0, start),
-        identity="",
-        memo=lambda: {"tables": [[DATABASE, TABLE]]},
-        intern=intern,
-        latest=lambda name: None,
-        names=lambda number: (),
-        spool=folder / "spool",
-        folder=folder / "kept",
-    )
+    memo: Memo = {"tables": [[DATABASE, TABLE]]}
     stream = BinlogStream(
         lambda: connect(source.address),
         source=source.name,
         flavor=flavor,
         mode="gtid",
         server_id=4001,
-        request=request,
+        request=stream_request(parse(flavor, start).position, start, memo, folder),
         describe=lambda name: source.describe(name.schema, name.name),
     )
     writer = LogWriter(folder / "log") if contender == "log" else None
     read = 0
     for flush in stream:
-        read += _count(flush)
+        read += rows_of(flush)
         if writer is not None:
             writer.append(flush)
         if read >= rows and flush.frontier is not None:
@@ -105,10 +94,6 @@ def _read_ours(contender: str, uri: str, start: str, rows: int, folder: Path) ->
     if writer is not None:
         writer.close()
     return read
-
-
-def _count(flush: Flush) -> int:
-    return sum(event.rows.num_rows for event in flush.events if isinstance(event, ChangeBatch))
 
 
 def _read_peer(uri: str, start: str, rows: int) -> int:
@@ -157,14 +142,6 @@ def _reader(contender: str, uri: str, start: str, rows: int) -> None:
 # -------------------------------------------------------------------------------- the run
 
 
-def _debezium(server: BinlogServer, place: Place, rows: int) -> Result:
-    connector = debezium.of_binlog(server, DATABASE, TABLE, offset=place.for_debezium())
-    with server_folder("peer") as folder:
-        name = f"{DATABASE}.{TABLE}"
-        cost = debezium.dropped(folder, connector, name, rows, debezium.TUNED)
-    return Result(_DEBEZIUM, rows, cost.wall_seconds, cost.cpu_seconds)
-
-
 def _run(server: BinlogServer, contender: str, start: str, rows: int) -> Result:
     environment = dict(os.environ)
     if contender == _PEER:
@@ -200,7 +177,8 @@ def main() -> None:
         rows = change(server, options.workload, options.rows)
         for contender in [options.only] if options.only else contenders:
             if contender == _DEBEZIUM:
-                result = _debezium(server, start, rows)
+                cost = engine_cost(server, start, rows)
+                result = Result(contender, rows, cost.wall_seconds, cost.cpu_seconds)
             else:
                 result = _run(server, contender, start.gtids, rows)
             print(result.line(), flush=True)

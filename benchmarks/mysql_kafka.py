@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +25,13 @@ import psutil
 
 from benchmarks import binlog
 from benchmarks.binlog import DATABASE, TABLE
-from benchmarks.kafka import Asked, our_cost, our_latency
+from benchmarks.kafka import Asked, Contender, our_cost, our_latency
 from benchmarks.latency import Tick, Ticks
 from benchmarks.ours import Ours
 from benchmarks.peers import debezium
 from benchmarks.workload import NARROW
 from tests.services.kafka import KafkaBroker
 from tests.services.mysql import SERVERS, BinlogServer
-
-Contender = Callable[[], str]
 
 
 @dataclass(frozen=True, slots=True)
