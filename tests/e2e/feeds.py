@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from changefeed.core.timings import Timings
 from changefeed.node.node import Node
 from changefeed.spark.session import NodeSpark
 from grammar.split import split
+from tests.helpers.waiting import until
 
 #: So that sinks that merge every few seconds do so at once.
 BRISK = Timings(rest_longest=0.1)
@@ -81,6 +84,15 @@ class Feeds:
     def sync(self, name: str, timeout: str = "300s") -> None:
         """Wait until everything committed before now is durable in the feed's sink."""
         self.execute(f"SYNC CHANGEFEED {name} TIMEOUT '{timeout}'")
+
+    def kill_capture(self) -> Callable[[], bool]:
+        """Kill the process that reads ``shop``; what is returned says whether the next one runs."""
+        source_runtime = self.node.source_runtime("shop")
+        until(lambda: source_runtime.capture_pid is not None, "the capture runs")
+        pid = source_runtime.capture_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        return lambda: source_runtime.capture_pid not in (None, pid)
 
     def verified(self) -> list[str]:
         """VERIFY finds the target of each feed that runs equal to its source; the names of those.

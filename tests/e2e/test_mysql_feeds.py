@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,13 +61,6 @@ class Bench:
             if message.is_row and message.key and rows.get(message.key, (at,))[0] <= at:
                 rows[message.key] = (at, message.after)
         return {key: row for key, (_, row) in rows.items() if row is not None}
-
-    def kill_capture(self) -> None:
-        """End the capture process without a chance to say goodbye."""
-        source_runtime = self.feeds.node.source_runtime("shop")
-        until(lambda: source_runtime.capture_pid is not None)
-        assert source_runtime.capture_pid is not None
-        os.kill(source_runtime.capture_pid, signal.SIGKILL)
 
     def wait_for(self, count: int) -> None:
         """Until the feed has delivered more messages than that."""
@@ -176,7 +167,7 @@ def test_killed_capture_and_a_restart_lose_nothing(bench: Bench) -> None:
     try:
         for _ in range(3):
             before = len(bench.messages("f"))
-            bench.kill_capture()
+            bench.feeds.kill_capture()
             bench.wait_for(before + 50)
         bench.feeds.close()
         bench.feeds.open()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,11 +56,7 @@ class Bench:
 
     def kill(self) -> None:
         """Kill the capture process, and wait for the next one."""
-        runtime = self.feeds.node.source_runtime("shop")
-        pid = runtime.capture_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: runtime.capture_pid not in (None, pid))
+        until(self.feeds.kill_capture())
 
 
 @pytest.fixture
