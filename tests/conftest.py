@@ -34,12 +34,12 @@ How to use them (mark the test, so that `make test-fast` leaves it out):
     def test_majors(elasticsearch: Elasticsearch) -> None: ...
 
     @pytest.mark.spark
-    def test_encoding(spark_engine: SparkEngine) -> None:    # the run's one Spark; closing it
-        spark_engine.session()                               # does nothing, so lend it to nodes
+    def test_encoding(spark_engine: NodeSpark) -> None:    # the run's one Spark; closing it
+        spark_engine.session()                             # does nothing, so lend it to nodes
 
     @pytest.mark.spark
-    def test_lake(hdfs: Hdfs, spark_engine: SparkEngine) -> None:    # shared; `own_hdfs` is yours
-        uri = hdfs.directory(spark_engine.session(), "name")         # to stop() and start()
+    def test_lake(hdfs: Hdfs, spark_engine: NodeSpark) -> None:    # shared; `own_hdfs` is yours
+        uri = hdfs.directory(spark_engine.session(), "name")       # to stop() and start()
 
     @pytest.mark.bigquery                                    # skips where it cannot be
     def test_load(bigquery: BigQueryEmulator) -> None:

@@ -29,7 +29,7 @@ class Feeds:
     def __init__(
         self,
         state: Path,
-        spark: NodeSpark,
+        spark: NodeSpark | None = None,
         *,
         max_disk: int | None = None,
         timings: Timings | None = None,
@@ -119,7 +119,7 @@ class Feeds:
 @contextmanager
 def running(
     state: Path,
-    spark: NodeSpark,
+    spark: NodeSpark | None = None,
     *,
     max_disk: int | None = None,
     timings: Timings | None = None,
@@ -127,6 +127,7 @@ def running(
 ) -> Iterator[Feeds]:
     """Feeds on a fresh state, stopped afterwards.
 
+    Without ``spark`` a node has its own, which starts when a feed needs it.
     ``max_disk`` limits the change log's bytes; ``timings`` says how often the node acts, ``sizes``
     how much in one go.
     """

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
@@ -22,8 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended]
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
-    with running(tmp_path / "state", spark_engine) as made:
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    with running(tmp_path / "state") as made:
         yield made
 
 

@@ -12,7 +12,6 @@ import pytest
 from changefeed.catalog.model import Status
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
@@ -71,7 +70,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, binlog_server: BinlogServer, spark_engine: NodeSpark) -> Iterator[Bench]:
+def bench(tmp_path: Path, binlog_server: BinlogServer) -> Iterator[Bench]:
     with binlog_server.database() as database:
         rows = ", ".join(f"({i}, 'row {i}')" for i in range(1, 11))
         binlog_server.run(
@@ -79,7 +78,7 @@ def bench(tmp_path: Path, binlog_server: BinlogServer, spark_engine: NodeSpark) 
             f"INSERT INTO t VALUES {rows}",
             database=database,
         )
-        with running(tmp_path / "state", spark_engine) as feeds:
+        with running(tmp_path / "state") as feeds:
             yield Bench(feeds, binlog_server, database, tmp_path / "out")
 
 

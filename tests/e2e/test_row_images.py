@@ -13,12 +13,11 @@ from changefeed.catalog.model import Status, TableState
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.images.states import StoreState, store_folder, store_status
-from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark]
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
 
 TABLE = TableName("shop", "public", "t")
 #: Stored outside of the row, so that an update of another column does not log it.
@@ -60,13 +59,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterator[Bench]:
+def bench(tmp_path: Path, postgres: Database) -> Iterator[Bench]:
     postgres.execute(
         "create table t (a int primary key, n int, big text);"
         "alter table t alter big set storage external;"
         f"insert into t select i, i, repeat(chr(96 + i), {BIG}) from generate_series(1, 9) i"
     )
-    with running(tmp_path / "state", spark_engine) as feeds:
+    with running(tmp_path / "state") as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")
 
 
