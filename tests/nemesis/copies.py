@@ -27,6 +27,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.spark.session import NodeSpark
 from tests.helpers.duckdb_file import opened
 from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.waiting import until
 from tests.nemesis.ends import FOREIGN, End
 from tests.nemesis.fingerprint import Document, Look, check_documents, check_end, check_instant
 from tests.nemesis.ledger import Ledger, Row, Rows, by_key, exact_json, quoted
@@ -81,6 +82,15 @@ class Copy(End):
         if last < self.ledger.moments(newest).stop:
             return []
         return [f"its newest instant is {newest}, before the source's last commit"]
+
+    def look_until_whole(self) -> None:
+        """Look until the copy has been seen at the last commit of its tables."""
+
+        def seen() -> bool:
+            self.look()
+            return not self.behind()
+
+        until(seen, f"{self.name} is at the last commit")
 
     @abstractmethod
     def differences(self) -> list[str]:

@@ -63,10 +63,6 @@ class End(ABC):
     def look(self) -> None:  # noqa: B027  messages are read when all is over
         """A reader comes by, at any moment; what it finds wrong :meth:`judge` says."""
 
-    def create(self, service: Service) -> None:
-        """Make the feed."""
-        service.execute(self.statement)
-
     def catch_up(self, service: Service) -> None:
         """Wait until everything committed before now is there."""
         service.sync(self.name)

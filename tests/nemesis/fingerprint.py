@@ -59,7 +59,7 @@ def check_end(ledger: Ledger, tables: Mapping[str, Rows], *, whole: bool = True)
     copy is not ``whole``, in the columns that can be compared at any instant."""
     found = []
     for name, rows in tables.items():
-        table, true = ledger.tables[name], ledger.states[name][-1]
+        table, true = ledger.tables[name], ledger.state(name, ledger.last)
         if whole:
             said = {key: _only(row, ledger.columns[name]) for key, row in rows.items()}
             found += _differences(table, said, true)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import changefeed
 from changefeed.core.clock import Timestamp
 from changefeed.readers import Subscription
-from tests.helpers.waiting import until
 from tests.nemesis.copies import Copy, DuckDBCopy
 from tests.nemesis.fingerprint import Look, check_end, check_instant
-from tests.nemesis.ledger import Ledger, Row, Rows, Table
+from tests.nemesis.ledger import Ledger, Row, Rows, Table, normal
 from tests.nemesis.service import Service
 from tests.nemesis.trouble import Trouble
 
@@ -61,11 +60,7 @@ class ReaderCopy(Copy):
         return {"orders": self.rows("orders", self._rows.values())}
 
     def catch_up(self, service: Service) -> None:
-        def there() -> bool:
-            self.look()
-            return not self.behind()
-
-        until(there, f"{self.name} has everything")
+        self.look_until_whole()
 
     def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
         def die() -> str:
@@ -118,12 +113,8 @@ class QueryLedger(Ledger):
 
     def state(self, name: str, number: int) -> Rows:
         rows = self._of.state(name, number).items()
-        found = ((key, query_result(row)) for key, row in rows)
-        return {key: _without_nulls(row) for key, row in found if row is not None}
-
-
-def _without_nulls(row: Row) -> Row:
-    return {column: value for column, value in row.items() if value is not None}
+        found = ((key, normal(query_result(row))) for key, row in rows)
+        return {key: row for key, row in found if row is not None}
 
 
 class QueryCopy(DuckDBCopy):
@@ -141,27 +132,4 @@ class QueryCopy(DuckDBCopy):
 
     def catch_up(self, service: Service) -> None:
         super().catch_up(service)
-
-        def seen() -> bool:
-            self.look()
-            return not self.behind()
-
-        until(seen, f"{self.name} stands at the last commit")
-
-    def create(self, service: Service) -> None:
-        service.shell(self.statement)  # Spark has to look at the query
-
-    def differences(self) -> list[str]:
-        found = self.read(self.tables)
-        if found is None:
-            return ["in the end the table is not there or cannot be read"]
-        rows = self.rows("orders", found["orders"])
-        true = self.ledger.state("orders", self.ledger.last)
-        wrong = sorted(key for key in rows.keys() | true.keys() if rows.get(key) != true.get(key))
-        return [*self.behind(), *_told(wrong, rows, true)]
-
-
-def _told(wrong: Sequence[str], rows: Rows, true: Rows) -> list[str]:
-    return [
-        f"{key}: the copy has {rows.get(key)}, the query gives {true.get(key)}" for key in wrong
-    ]
+        self.look_until_whole()

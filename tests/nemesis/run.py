@@ -55,9 +55,11 @@ class Run:
         self.ends = ends
         service = self.service
         service.start()
+        # It is asked by a CREATE whose query Spark has to check.
+        until(service.catalog.live_nodes, "a node of the state")
         service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{self.origin.uri}'")
         for end in ends:
-            end.create(service)
+            service.execute(end.statement)
         for _ in range(10):
             self.note(self.writer.commit())
         for end in ends:

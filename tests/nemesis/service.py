@@ -111,12 +111,6 @@ class Service:
         """One statement, from this process."""
         return self.engine.execute(sql, self.session)
 
-    def shell(self, sql: str) -> None:
-        """One statement from a shell in a process of its own, which has a Spark for it."""
-        command = [sys.executable, "-m", "shell", "--state", str(self.state), "--heap", "512m"]
-        done = subprocess.run([*command, "-c", sql], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-
     def sync(self, feed: str, seconds: float = PATIENCE) -> None:
         """Wait until everything committed before now is durable in the feed's sink."""
         # A node that was started a moment ago has not registered yet, and SYNC says so.
