@@ -1,27 +1,23 @@
 """Copies kept as messages, compared with the source: documents by id, messages by key.
 
-Both sides go through one SQLite file of the comparison, so that memory stays bounded whatever the
-size of the table: what the source has now, encoded as the feed encodes it, and what the target
-holds. Only the row in a message counts; when it was made, and why, differs by nature.
+Both sides go through the file of the comparison (:mod:`sinks.comparison_file`): what the source has
+now, encoded as the feed encodes it, and what the target holds. Only the row in a message counts;
+when it was made, and why, differs by nature.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
-from types import TracebackType
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Difference
+from sinks.comparison_file import ROWS_AT_ONCE, ComparisonFile, batches
 
 #: The envelope whose deletes have the key's columns, and NULL in the others.
 BARE = "bare"
@@ -29,8 +25,6 @@ BARE = "bare"
 _BESIDE = "__crdb__"
 #: A number with a fraction or an exponent, as it is kept: ``12.50`` and ``1.25e1`` are equal.
 _NUMBER = "\0number"
-#: Rows that go into the file in one statement.
-_MANY = 10_000
 
 Row = Mapping[str, object]
 
@@ -108,7 +102,7 @@ _ROWS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
 }
 
 
-class CopyComparison:
+class CopyComparison(ComparisonFile):
     """What the source has and what the target holds, by an id that both give to a row.
 
     A context manager: at its end the file is gone.
@@ -120,35 +114,12 @@ class CopyComparison:
         #: What the key's columns are called in messages.
         self._key_members = frozenset(self._key)
         self._names: tuple[str, ...] | None = None
-        home = Path(folder)
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = home / f"verify-{uuid4().hex}.db"
-        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        self._file = sqlite3.connect(self._path, isolation_level=None)
-        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-            self._file.execute(f"PRAGMA {setting}")
-        for side in ("source", "target"):
-            self._file.execute(
-                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, part INTEGER, row TEXT, "
-                "vague INTEGER) WITHOUT ROWID"
-            )
-
-    def __enter__(self) -> CopyComparison:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        super().__init__(folder, "part INTEGER, row TEXT, vague INTEGER")
 
     def expect(self, rows: Iterable[tuple[str, Row]]) -> None:
         """Rows of the source, each id once."""
-        for many in _batches(rows):
-            if self._names is None and many:
+        for many in batches(rows):
+            if self._names is None:
                 self._names = tuple(many[0][1])
             self._file.executemany(
                 "INSERT OR REPLACE INTO source VALUES (?, 0, ?, 0)",
@@ -187,7 +158,7 @@ class CopyComparison:
     ) -> None:
         """What the target holds, in its order: a later row replaces one of the same id, None
         deletes it. With ``doubt`` a row whose other columns are all NULL may be a delete."""
-        for many in _batches(rows):
+        for many in batches(rows):
             last = dict(many)
             kept = [
                 (name, part, _text(row, self._names), doubt and self._only_key(row))
@@ -216,7 +187,7 @@ class CopyComparison:
             elif value is not None and _truncates(value):
                 waiting.clear()
                 self.clear(part)
-            if len(waiting) >= _MANY:
+            if len(waiting) >= ROWS_AT_ONCE:
                 self.hold(waiting, part, doubt=envelope == BARE)
                 waiting.clear()
         self.hold(waiting, part, doubt=envelope == BARE)
@@ -276,16 +247,6 @@ def _truncates(found: object) -> bool:
     # Where it stands depends on the envelope. Avro's records have all their members, some empty.
     places = (found, found.get("payload"), found.get("__crdb__"))
     return any(isinstance(place, dict) and place.get("truncate") is not None for place in places)
-
-
-def _batches(rows: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    many: list[tuple[str, Any]] = []
-    for row in rows:
-        many.append(row)
-        if len(many) == _MANY:
-            yield many
-            many = []
-    yield many
 
 
 def _text(row: Row, names: tuple[str, ...] | None) -> str:

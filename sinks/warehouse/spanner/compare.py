@@ -8,17 +8,13 @@ through one SQLite file of the comparison: memory stays bounded whatever the siz
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pyarrow as pa
 
 from sinks.base import Difference
+from sinks.comparison_file import ComparisonFile
 from sinks.differences import DifferenceText
 from sinks.merged.policy import DELETED, TablePolicy
 from sinks.warehouse.spanner.rows import RowWire, Value, canonical
@@ -27,13 +23,11 @@ from sinks.warehouse.staging import TargetShape, check_values
 if TYPE_CHECKING:
     from sinks.warehouse.spanner.client import Spanner
 
-#: Rows that go into the file in one statement.
-_MANY = 10_000
 #: Whole numbers that JSON has exactly in Spanner; others are floating-point numbers there.
 _WHOLE = range(-(1 << 63), 1 << 64)
 
 
-class SpannerComparison:
+class SpannerComparison(ComparisonFile):
     """Compares one table with rows of the source. A context manager: at its end the file is gone.
 
     Equal rows of a table without a key are counted on both sides.
@@ -53,29 +47,7 @@ class SpannerComparison:
         self._wire = RowWire.of(shape, server.dialect)
         self._text = DifferenceText(shape.schema)
         self._key = [shape.names.index(name) for name in shape.key]
-        home = Path(folder)
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = home / f"verify-{uuid4().hex}.db"
-        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        self._file = sqlite3.connect(self._path, isolation_level=None)
-        for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-            self._file.execute(f"PRAGMA {setting}")
-        for side in ("source", "target"):
-            self._file.execute(
-                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, row TEXT, count INTEGER) WITHOUT ROWID"
-            )
-
-    def __enter__(self) -> SpannerComparison:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        super().__init__(folder, "row TEXT, count INTEGER")
 
     def run(self, rows: Iterable[pa.Table], limit: int) -> list[Difference]:
         """The differences, at most ``limit``: missing and changed rows before those too many, by
@@ -103,21 +75,15 @@ class SpannerComparison:
                 yield tuple(map(canonical, self._wire.types, row[:count]))
 
     def _put(self, side: str, rows: Iterable[tuple[Value, ...]]) -> None:
-        many: list[tuple[str, str]] = []
-        for row in rows:
-            texts = list(map(comparable_text, self._wire.types, row))
-            key = texts if self._shape.keyless else [texts[i] for i in self._key]
-            many.append((_json(key), _json(texts)))
-            if len(many) == _MANY:
-                self._add(side, many)
-                many.clear()
-        self._add(side, many)
-
-    def _add(self, side: str, rows: list[tuple[str, str]]) -> None:
-        self._file.executemany(
-            f"INSERT INTO {side} VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE SET count = count + 1",
-            rows,
+        add = (
+            f"INSERT INTO {side} VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE SET count = count + 1"
         )
+        self._file.executemany(add, map(self._id_and_row, rows))
+
+    def _id_and_row(self, row: tuple[Value, ...]) -> tuple[str, str]:
+        texts = list(map(comparable_text, self._wire.types, row))
+        key = texts if self._shape.keyless else [texts[i] for i in self._key]
+        return _json(key), _json(texts)
 
     def _differences(self, limit: int) -> list[Difference]:
         wanting = self._file.execute(
