@@ -4,19 +4,17 @@ cannot: MariaDB, MySQL and PostgreSQL stand for those of which no server can be 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from changefeed.sources.base import Source
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
-from tests.conformance.test_mysql_conformance import _Session as MySQLSession
-from tests.helpers.postgres_slots import drop_slot
+from changefeed.sources.testing.harness import Type
+from tests.conformance.test_mysql_conformance import MySQLHarness
+from tests.conformance.test_source_conformance import PostgresHarness
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import DEFAULT_MAJOR, Database
@@ -70,57 +68,28 @@ MYSQL_TYPES = (
 )  # fmt: skip
 
 
-class MySQLHarness(SourceHarness):
+class DebeziumMySQLHarness(MySQLHarness):
     """One database of a server with a binlog, read by Debezium."""
 
     deadline = 120.0
-
-    def __init__(
-        self, server: BinlogServer, other: BinlogServer, database: str, folder: Path
-    ) -> None:
-        self.folder = folder
-        self._server = server
-        self._other = other
-        self._database = database
-        self._opened: list[DebeziumSource] = []
-
-    def source(self) -> Source:
-        return self._open(self._server)
-
-    def other(self) -> Source:
-        return self._open(self._other)
 
     def _open(self, server: BinlogServer) -> Source:
         # Debezium wants the right RELOAD, too.
         uri = server.uri(self._database, USER, PASSWORD)
         source = DebeziumSource("shop", f"debezium-{uri}")
-        self._opened.append(source)
+        self._opened.callback(source.close)
         return source
-
-    def connect(self) -> UserSession:
-        return MySQLSession(self._server, self._database)
 
     def types(self) -> Sequence[Type]:
         return MYSQL_TYPES
-
-    def lose_log(self, memo: Mapping[str, object]) -> None:
-        self._server.purge()
-
-    def close(self) -> None:
-        for source in self._opened:
-            source.close()
 
 
 @pytest.fixture
 def binlog(
     binlog_server: BinlogServer, other_binlog_server: BinlogServer, tmp_path: Path
-) -> Iterator[MySQLHarness]:
-    with binlog_server.database() as name:
-        other_binlog_server.run(f"CREATE DATABASE {name}")
-        other_binlog_server.run("CREATE TABLE t (id INT NOT NULL PRIMARY KEY)", database=name)
-        made = MySQLHarness(binlog_server, other_binlog_server, name, tmp_path)
+) -> Iterator[DebeziumMySQLHarness]:
+    with DebeziumMySQLHarness.over(binlog_server, other_binlog_server, tmp_path) as made:
         yield made
-        made.close()
 
 
 #: MySQL's connector reads the same binlog as MariaDB's; ``CHANGEFEED_TESTS=all`` runs both.
@@ -131,7 +100,7 @@ BINLOG_SERVERS = (
 
 @pytest.mark.parametrize("binlog_server", BINLOG_SERVERS, indirect=True)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_binlog(case: Case, binlog: MySQLHarness) -> None:
+def test_binlog(case: Case, binlog: DebeziumMySQLHarness) -> None:
     assert run_case(case, binlog) == ""
 
 
@@ -167,55 +136,28 @@ POSTGRES_TYPES = (
 )  # fmt: skip
 
 
-class PostgresHarness(SourceHarness):
+class DebeziumPostgresHarness(PostgresHarness):
     """One database of a PostgreSQL, read by Debezium."""
 
     deadline = 120.0
 
-    def __init__(self, database: Database, other: Database, folder: Path) -> None:
-        self.folder = folder
-        self._database = database
-        self._other = other
-        self._opened: list[DebeziumSource] = []
-
-    def source(self) -> Source:
-        return self._open(self._database)
-
-    def other(self) -> Source:
-        return self._open(self._other)
-
     def _open(self, database: Database) -> Source:
         source = DebeziumSource("shop", f"debezium-{database.uri}")
-        self._opened.append(source)
+        self._opened.callback(source.close)
         return source
-
-    def connect(self) -> psycopg.Connection[Any]:
-        return self._database.connect(autocommit=False)
 
     def types(self) -> Sequence[Type]:
         return POSTGRES_TYPES
 
-    def full_images(self, table: str) -> str:
-        return f"ALTER TABLE {self.quote(table)} REPLICA IDENTITY FULL"
-
-    def lose_log(self, memo: Any) -> None:
-        drop_slot(self._database, memo["slot"])
-
-    def close(self) -> None:
-        for source in self._opened:
-            source.close()
-
 
 @pytest.fixture
-def postgresql(postgres: Database, tmp_path: Path) -> Iterator[PostgresHarness]:
-    with postgres.server.database() as other:
-        made = PostgresHarness(postgres, other, tmp_path)
+def postgresql(postgres: Database, tmp_path: Path) -> Iterator[DebeziumPostgresHarness]:
+    with DebeziumPostgresHarness.over(postgres, tmp_path) as made:
         yield made
-        made.close()
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("postgres", [DEFAULT_MAJOR], indirect=True)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_postgresql(case: Case, postgresql: PostgresHarness) -> None:
+def test_postgresql(case: Case, postgresql: DebeziumPostgresHarness) -> None:
     assert run_case(case, postgresql) == ""

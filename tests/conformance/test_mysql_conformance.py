@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -125,7 +127,7 @@ class MySQLHarness(SourceHarness):
         self._server = server
         self._other = other
         self._database = database
-        self._opened: list[MySQLSource] = []
+        self._opened = ExitStack()
 
     def source(self) -> Source:
         return self._open(self._server)
@@ -135,7 +137,7 @@ class MySQLHarness(SourceHarness):
 
     def _open(self, server: BinlogServer) -> Source:
         source = MySQLSource("shop", server.uri(self._database))
-        self._opened.append(source)
+        self._opened.callback(source.close)
         return source
 
     def connect(self) -> UserSession:
@@ -148,20 +150,28 @@ class MySQLHarness(SourceHarness):
         self._server.purge()
 
     def close(self) -> None:
-        for source in self._opened:
-            source.close()
+        self._opened.close()
+
+    @classmethod
+    @contextmanager
+    def over(cls, server: BinlogServer, other: BinlogServer, folder: Path) -> Iterator[Self]:
+        """A harness for a database of its own on two servers."""
+        with server.database() as name:
+            other.run(f"CREATE DATABASE {name}")
+            other.run("CREATE TABLE t (id INT NOT NULL PRIMARY KEY)", database=name)
+            made = cls(server, other, name, folder)
+            try:
+                yield made
+            finally:
+                made.close()
 
 
 @pytest.fixture
 def harness(
     binlog_server: BinlogServer, other_binlog_server: BinlogServer, tmp_path: Path
 ) -> Iterator[MySQLHarness]:
-    with binlog_server.database() as name:
-        other_binlog_server.run(f"CREATE DATABASE {name}")
-        other_binlog_server.run("CREATE TABLE t (id INT NOT NULL PRIMARY KEY)", database=name)
-        made = MySQLHarness(binlog_server, other_binlog_server, name, tmp_path)
+    with MySQLHarness.over(binlog_server, other_binlog_server, tmp_path) as made:
         yield made
-        made.close()
 
 
 @pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)

@@ -110,7 +110,7 @@ class StandbyHarness(PostgresHarness):
 
     def _open(self, database: Database) -> Source:
         source = PostgresSource("shop", self._pair.uri(database.name))
-        self._opened.append(source)
+        self._opened.callback(source.close)
         return source
 
     def lose_log(self, memo: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -61,7 +62,7 @@ class PostgresHarness(SourceHarness):
         self.folder = folder
         self._database = database
         self._other = other
-        self._opened: list[PostgresSource] = []
+        self._opened = ExitStack()
 
     def source(self) -> Source:
         return self._open(self._database)
@@ -71,7 +72,7 @@ class PostgresHarness(SourceHarness):
 
     def _open(self, database: Database) -> Source:
         source = PostgresSource("shop", database.uri)
-        self._opened.append(source)
+        self._opened.callback(source.close)
         return source
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -87,16 +88,24 @@ class PostgresHarness(SourceHarness):
         drop_slot(self._database, memo["slot"])
 
     def close(self) -> None:
-        for source in self._opened:
-            source.close()
+        self._opened.close()
+
+    @classmethod
+    @contextmanager
+    def over(cls, database: Database, folder: Path) -> Iterator[Self]:
+        """A harness for a database, and one beside it on the same server."""
+        with database.server.database() as other:
+            made = cls(database, other, folder)
+            try:
+                yield made
+            finally:
+                made.close()
 
 
 @pytest.fixture
 def harness(postgres: Database, tmp_path: Path) -> Iterator[PostgresHarness]:
-    with postgres.server.database() as other:
-        made = PostgresHarness(postgres, other, tmp_path)
+    with PostgresHarness.over(postgres, tmp_path) as made:
         yield made
-        made.close()
 
 
 @pytest.mark.parametrize("postgres", MAJORS, indirect=True)
