@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,7 +17,7 @@ from changefeed.core.schema import TableName
 from changefeed.sources.base import CaptureResult
 from changefeed.sources.postgres import PostgresSource, publications, slots
 from changefeed.sources.postgres.attachment import PostgresAttachment, object_name
-from changefeed.sources.postgres.connect import connect
+from changefeed.sources.postgres.connect import PsycopgConnection, connect
 from tests.conformance.conftest import ALL
 from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
@@ -150,6 +152,54 @@ def test_an_identity_that_goes_while_the_table_is_added_is_seen(
         # Somebody drops the key after our checks, before our lock: only the last look sees it.
         change = publications.set_tables(ours, name, [member], lambda oids: list(oids))
     assert (change.added, change.refused) == ((), (member,))
+    assert published(postgres, name) == []
+
+
+def drop_before(
+    ours: PsycopgConnection, postgres: Database, name: str, statement: int, m: pytest.MonkeyPatch
+) -> None:
+    """Drop the publication just before a statement of the connection, counted from zero."""
+    execute, numbers = ours.execute, itertools.count()
+
+    def dropping(*args: Any, **options: Any) -> Any:
+        if next(numbers) == statement:
+            postgres.execute(f"drop publication {name}")
+        return execute(*args, **options)
+
+    m.setattr(ours, "execute", dropping)
+
+
+@pytest.mark.parametrize("statement", range(4))
+def test_a_publication_that_is_dropped_during_a_look_has_lost_no_table(
+    postgres: Database,
+    source: PostgresSource,
+    held: PostgresAttachment,
+    name: str,
+    statement: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held.capture([A, B], resume=False)
+    oids = [source.describe(None, table).table_id for table in "ab"]
+    with connect(postgres.uri) as ours:
+        drop_before(ours, postgres, name, statement, monkeypatch)
+        assert publications.changed_by_others(ours, name, oids) in (None, {})
+
+
+@pytest.mark.parametrize("statement", range(7))
+def test_a_publication_that_is_dropped_is_not_made_again_for_an_old_slot(
+    postgres: Database,
+    source: PostgresSource,
+    held: PostgresAttachment,
+    name: str,
+    statement: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held.capture([A], resume=False)
+    member = publications.Member(source.describe(None, "a").table_id, "public", "a")
+    with connect(postgres.uri) as ours:
+        drop_before(ours, postgres, name, statement, monkeypatch)
+        with pytest.raises(ChangefeedError, match="was dropped"):
+            publications.set_tables(ours, name, [member], create=False)
     assert published(postgres, name) == []
 
 

@@ -164,7 +164,7 @@ class PostgresAttachment(Attachment):
             if resume:
                 _demand_slot(self.state(), slot)
                 if publications.members(connection, publication) is None:
-                    raise _publication_gone(publication)
+                    raise publications.publication_gone(publication)
             relations = introspect.look_up(connection, watches)
             wanted: dict[int, publications.Member] = {}
             names: dict[int, TableName] = {}
@@ -197,6 +197,7 @@ class PostgresAttachment(Attachment):
                 wanted.values(),
                 lambda oids: checks.unsafe(connection, oids),
                 self._source.patience.lock,
+                create=not resume,
             )
             for member in change.refused:
                 problems[names[member.oid]] = _unsafe_now(member)
@@ -239,7 +240,7 @@ class PostgresAttachment(Attachment):
         with self._sessions.session("look at the publication") as connection:
             found = publications.changed_by_others(connection, self.publication, tables)
         if found is None:
-            raise _publication_gone(self.publication)
+            raise publications.publication_gone(self.publication)
         return found
 
     def state(self) -> SlotState:
@@ -315,13 +316,6 @@ def _unsafe_now(member: publications.Member) -> ChangefeedError:
         f"table {introspect.quoted(member.schema)}.{introspect.quoted(member.name)} "
         "lost its replica identity just now",
         hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
-    )
-
-
-def _publication_gone(publication: str) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SOURCE_LOG_GONE,
-        f'publication "{publication}" was dropped: the replication slot is useless without it',
     )
 
 

@@ -91,22 +91,22 @@ class PublicationChange:
 
 def members(connection: PsycopgConnection, publication: str) -> dict[int, Member] | None:
     """The tables of a publication by oid; None when there is no such publication."""
-    row = connection.execute(
-        "SELECT oid FROM pg_catalog.pg_publication WHERE pubname = %s", [publication]
-    ).fetchone()
-    if row is None:
-        return None
     rows = connection.execute(
         """
         SELECT c.oid, n.nspname, c.relname, c.relkind = 'p'
-        FROM pg_catalog.pg_publication_rel r
-        JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
-        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE r.prpubid = %s
+        FROM pg_catalog.pg_publication p
+        LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid
+        LEFT JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
+        LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE p.pubname = %s
         """,
-        [row[0]],
-    )
-    return {oid: Member(oid, schema, name, part) for oid, schema, name, part in rows}
+        [publication],
+    ).fetchall()
+    if not rows:
+        return None
+    return {
+        oid: Member(oid, schema, name, part) for oid, schema, name, part in rows if oid is not None
+    }
 
 
 def set_tables(
@@ -115,6 +115,8 @@ def set_tables(
     wanted: Iterable[Member],
     unsafe: Callable[[Sequence[int]], Collection[int]] = lambda oids: (),
     lock_seconds: float = LOCK_SECONDS,
+    *,
+    create: bool = True,
 ) -> PublicationChange:
     """Make the publication exist and hold exactly ``wanted``.
 
@@ -124,15 +126,18 @@ def set_tables(
 
     Raises:
         psycopg.Error: a right is missing, or a table is gone.
-        ChangefeedError: CF2005 somebody has locked one of the tables.
+        ChangefeedError: CF2005 somebody has locked one of the tables; CF2102 the publication
+            does not exist, and ``create`` is false.
     """
     target = {member.oid: member for member in wanted}
     with _publication_change(connection, publication, target, lock_seconds):
         before = members(connection, publication) or {}
         altered = changed_by_others(connection, publication, before) or {}
-        _undo_changes(connection, publication)
+        dropped = _undo_changes(connection, publication)
         present = members(connection, publication)
         if present is None:
+            if not (create or dropped):
+                raise publication_gone(publication)
             _create(connection, publication, target.values())
         added = [m for oid, m in target.items() if oid not in (present or {})]
         removed = [m for oid, m in (present or {}).items() if oid not in target]
@@ -151,6 +156,14 @@ def set_tables(
     return PublicationChange(present is None, tuple(added), tuple(removed), tuple(refused), altered)
 
 
+def publication_gone(publication: str) -> ChangefeedError:
+    """CF2102: no publication of this name exists, and a slot has no use for a younger one."""
+    return ChangefeedError(
+        Code.SOURCE_LOG_GONE,
+        f'publication "{publication}" was dropped: the replication slot is useless without it',
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Publication:
     """A row of ``pg_publication``.
@@ -160,6 +173,8 @@ class _Publication:
         broad: it holds all tables, or those of schemas.
         whole: it sends every kind of change, those of partitions as the partitioned table's.
         comment: empty when there is none.
+        snapshot: of 64 bits; transactions from this number on are not seen in these values.
+        tables: what the catalog has of its tables, by oid.
     """
 
     oid: int
@@ -167,9 +182,33 @@ class _Publication:
     broad: bool
     whole: bool
     comment: str
+    snapshot: int
+    tables: dict[int, _MemberRow]
+
+    @property
+    def last_change(self) -> int | None:
+        """The number of the transaction that changed the publication last for us.
+
+        None when it is not known (an earlier version made it), or so long ago that numbers of
+        32 bits do not compare with it.
+        """
+        found = _CHANGED.search(self.comment)
+        if found is None or self.snapshot - int(found[1]) >= 2**31:
+            return None
+        return int(found[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _MemberRow:
+    """A row of ``pg_publication_rel``."""
+
+    xmin: int
+    restricted: bool
 
 
 def _publication(connection: PsycopgConnection, publication: str) -> _Publication | None:
+    """Read in one statement: of one instant, so that a publication that is dropped meanwhile is
+    not one whose tables were taken out."""
     version = connection.info.server_version
     by_root = "p.pubviaroot" if version >= 130_000 else "true"
     schemas = (
@@ -177,18 +216,30 @@ def _publication(connection: PsycopgConnection, publication: str) -> _Publicatio
         if version >= 150_000
         else "false"
     )
+    restricted = "r.prqual IS NOT NULL OR r.prattrs IS NOT NULL" if version >= 150_000 else "false"
     row = connection.execute(
         sql.SQL(
             """
             SELECT p.oid::int8, p.xmin::text::int8, p.puballtables OR {schemas},
                    p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND {by_root},
-                   coalesce(pg_catalog.obj_description(p.oid, 'pg_publication'), '')
+                   coalesce(pg_catalog.obj_description(p.oid, 'pg_publication'), ''),
+                   pg_catalog.txid_snapshot_xmax(pg_catalog.txid_current_snapshot()),
+                   (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_array(
+                               r.prrelid::int8, r.xmin::text::int8, {restricted})), '[]')
+                    FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid)
             FROM pg_catalog.pg_publication p WHERE p.pubname = %s
             """
-        ).format(schemas=sql.SQL(schemas), by_root=sql.SQL(by_root)),
+        ).format(
+            schemas=sql.SQL(schemas), by_root=sql.SQL(by_root), restricted=sql.SQL(restricted)
+        ),
         [publication],
     ).fetchone()
-    return _Publication(*row) if row else None
+    if row is None:
+        return None
+    *values, rows = row
+    tables = {oid: _MemberRow(xmin, limited) for oid, xmin, limited in rows}
+    oid, xmin, broad, whole, comment, snapshot = values
+    return _Publication(oid, xmin, broad, whole, comment, snapshot, tables)
 
 
 def changed_by_others(
@@ -203,12 +254,12 @@ def changed_by_others(
     if found is None:
         return None
     name = f'publication "{publication}"'
-    last = _last_change(connection, publication)
+    last = found.last_change
     if found.broad or _COMMENT not in found.comment:
         return dict.fromkeys(tables, f"{name} was dropped and created again")
     if not found.whole or _younger(found.xmin, last):
         return dict.fromkeys(tables, f"{name} was altered")
-    rows = _members_rows(connection, found.oid)
+    rows = found.tables
     reasons: dict[int, str] = {}
     # A table that was dropped left the publication with that: nothing of it is missing.
     dropped = set(tables) - rows.keys() - _existing(connection, tables)
@@ -229,68 +280,39 @@ def _existing(connection: PsycopgConnection, tables: Collection[int]) -> set[int
     return {oid for (oid,) in connection.execute(query, [list(tables)])}
 
 
-@dataclass(frozen=True, slots=True)
-class _MemberRow:
-    xmin: int
-    restricted: bool
-
-
-def _members_rows(connection: PsycopgConnection, oid: int) -> dict[int, _MemberRow]:
-    newer = connection.info.server_version >= 150_000
-    restricted = "prqual IS NOT NULL OR prattrs IS NOT NULL" if newer else "false"
-    rows = connection.execute(
-        sql.SQL(
-            "SELECT prrelid::int8, xmin::text::int8, {} FROM pg_catalog.pg_publication_rel"
-            " WHERE prpubid = %s"
-        ).format(sql.SQL(restricted)),
-        [oid],
-    )
-    return {relation: _MemberRow(xmin, limited) for relation, xmin, limited in rows}
-
-
 def _younger(xmin: int, last: int | None) -> bool:
     """A row was written by a later transaction than ``last`` (of 64 bits; None: not known)."""
     return last is not None and 0 < (xmin - last) % 2**32 < 2**31
 
 
 def _last_change(connection: PsycopgConnection, publication: str) -> int | None:
-    """The number of the transaction that changed the publication last for us.
+    found = _publication(connection, publication)
+    return None if found is None else found.last_change
 
-    None when it is not known (an earlier version made it), or so long ago that numbers of 32 bits
-    do not compare with it.
+
+def _undo_changes(connection: PsycopgConnection, publication: str) -> bool:
+    """Make of the publication what we made it; its tables are seen to by the caller.
+
+    Returns whether it had to be dropped for that.
     """
-    row = connection.execute(
-        "SELECT pg_catalog.obj_description(oid, 'pg_publication'),"
-        " pg_catalog.txid_snapshot_xmax(pg_catalog.txid_current_snapshot())"
-        " FROM pg_catalog.pg_publication WHERE pubname = %s",
-        [publication],
-    ).fetchone()
-    found = _CHANGED.search(row[0] or "") if row else None
-    if row is None or found is None or row[1] - int(found[1]) >= 2**31:
-        return None
-    return int(found[1])
-
-
-def _undo_changes(connection: PsycopgConnection, publication: str) -> None:
-    """Make of the publication what we made it; its tables are seen to by the caller."""
     found = _publication(connection, publication)
     if found is None:
-        return
+        return False
     named = sql.Identifier(publication)
     if found.broad:
         connection.execute(sql.SQL("DROP PUBLICATION {}").format(named))
-        return
+        return True
     if not found.whole:
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} SET ({})").format(named, _options(connection))
         )
-    rows = _members_rows(connection, found.oid)
     limited = [
         member
         for oid, member in (members(connection, publication) or {}).items()
-        if rows[oid].restricted
+        if found.tables[oid].restricted
     ]
     _alter(connection, publication, "DROP", limited)
+    return False
 
 
 @contextmanager
