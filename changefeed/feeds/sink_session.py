@@ -33,6 +33,7 @@ from sinks.base import (
     Receipt,
     Sink,
     SinkContext,
+    Target,
     require_durable,
 )
 from sinks.registry import open_sink
@@ -199,7 +200,7 @@ class SinkSession:
             ChangefeedError: anything else.
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
-        with self._about(self._feed.table_of(batch.target)):
+        with self._about(batch.target):
             return self.open().write(batch)
 
     def commit(
@@ -254,7 +255,7 @@ class SinkSession:
         """Tell consumers that a table was emptied."""
         table = event.schema.table
         target = self._feed.target(table)
-        with self._about(table):
+        with self._about(target):
             own = self._payloads("truncate", event.at, [target.topic], table)
             payload = own.get(target.topic) or self._payload("truncate", event.at, table)
             self.open().truncate(event, target, payload)
@@ -270,13 +271,15 @@ class SinkSession:
             return
         seen = self._feed.seen(event)
         if seen is not None:
-            with self._about(event.new.table):
-                sink.evolve(seen, self._feed.target(event.new.table))
+            target = self._feed.target(event.new.table)
+            with self._about(target):
+                sink.evolve(seen, target)
 
     def dropped(self, table: TableName) -> None:
         """Tell the sink that a table was dropped at the source; all its changes were delivered."""
-        with self._about(table):
-            self.open().dropped(self._feed.target(table))
+        target = self._feed.target(table)
+        with self._about(target):
+            self.open().dropped(target)
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
@@ -298,12 +301,12 @@ class SinkSession:
         return {} if schemas is None else schemas.marks(topics, member, at, table)
 
     @contextmanager
-    def _about(self, table: TableName) -> Iterator[None]:
+    def _about(self, target: Target) -> Iterator[None]:
         try:
             yield
         except ChangefeedError as error:
             if error.scope is Scope.TABLE:
-                raise TableError(table, error) from error
+                raise TableError(self._feed.table_of(target), error) from error
             raise
 
     # -- the end ----------------------------------------------------------------------------
