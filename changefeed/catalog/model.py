@@ -175,6 +175,10 @@ class TableProgress:
         """The name by which the sink knows the table, whatever the source calls it by now."""
         return self.original or self.table
 
+    def renamed(self, now: TableName) -> TableProgress:
+        """The same table under another name; the sink knows it by the name that it had."""
+        return replace(self, table=now, original=None if self.known_as == now else self.known_as)
+
     @property
     def rescan_owed(self) -> bool:
         """A ``RESCAN`` was asked for and is not carried out yet."""

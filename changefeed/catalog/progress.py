@@ -264,8 +264,7 @@ class Progress(CatalogPart):
             row = transaction.execute(select(_table).where(_is(job_id, old))).one_or_none()
             if row is None:
                 return None
-            known = _progress(row).known_as
-            original = _original_text(None if known == new else known)
+            original = _original_text(_progress(row).renamed(new).original)
             transaction.execute(
                 update(_table)
                 .where(_is(job_id, old))
@@ -512,12 +511,7 @@ def _raise_generation(transaction: Transaction, job_id: int, now: int) -> None:
 
 
 def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
-    return and_(
-        _table.c.job_id == job_id,
-        _table.c.source == name.source,
-        _table.c.schema == name.schema,
-        _table.c.name == name.name,
-    )
+    return and_(_table.c.job_id == job_id, _named(name))
 
 
 def _progress(row: Row[Any]) -> TableProgress:

@@ -159,8 +159,8 @@ class Delivery:
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
                 elif isinstance(item, MarkItem):
-                    if self._renames(feed, item):
-                        self._end_renamed(feed, item, current, on_rename)
+                    if (rename := self._rename(feed, item)) is not None:
+                        self._end_renamed(feed, item, rename, current, on_rename)
                         after_commit()
                         break
                     current = self._mark(feed, item, current, on_schema_change)
@@ -365,8 +365,8 @@ class Delivery:
         self._evolve(item)
         return self._round(current.epoch.upto)
 
-    def _renames(self, feed: Feed, item: MarkItem) -> bool:
-        """A table of the feed has another name from here on.
+    def _rename(self, feed: Feed, item: MarkItem) -> SchemaChange | None:
+        """The event, if it gives a followed table another name from here on; else None.
 
         One that a pattern brought leaves the feed as soon as all of it is delivered
         (:mod:`changefeed.feeds.lost_tables`), and a table that took over the name of another began
@@ -375,24 +375,23 @@ class Delivery:
         """
         known, event = feed.tables.get(item.table), item.event
         if not item.renamed or not isinstance(event, SchemaChange):
-            return False
+            return None
         if known is None or known.joined or (known.scan_wanted and known.done_upto is not None):
-            return False
-        return not known.table_id or event.old.table_id in (0, known.table_id)
+            return None
+        same = not known.table_id or event.old.table_id in (0, known.table_id)
+        return event if same else None
 
     def _end_renamed(
         self,
         feed: Feed,
         item: MarkItem,
+        event: SchemaChange,
         current: Round,
         on_rename: Callable[[SchemaChange], None],
     ) -> None:
         """Make durable what came under the old name; then the feed goes on with the new one."""
         self._commit(feed, current, item)
         current.receipts.clear()
-        event = item.event
-        if not isinstance(event, SchemaChange):
-            raise AssertionError("a rename is a change of schema")
         if self._named_at.get(item.table) == event.at:
             # The rows before it and behind it have one instant: a crash could not tell them apart.
             why = "; it was renamed twice in one transaction"

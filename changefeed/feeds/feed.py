@@ -303,9 +303,7 @@ class Feed:
             if table not in names:
                 self.keep_only(self.tables.keys() - {table})
             return 0
-        known = self.tables.pop(table)
-        original = None if known.known_as == now else known.known_as
-        self.tables[now] = replace(known, table=now, original=original)
+        self.tables[now] = self.tables.pop(table).renamed(now)
         self.job = replace(self.job, targets=targets, statement=written, generation=generation)
         return generation
 
