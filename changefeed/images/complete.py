@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableSchema
+from changefeed.images.packing import Places
 from changefeed.images.runs import KeyBatch
 from changefeed.images.store import ImageRows, ImageStore, pack_keys
 
-Places = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 

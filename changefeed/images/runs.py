@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.images.packing import Hashes, RecordLayout, hashes_of
+from changefeed.images.packing import Hashes, Places, RecordLayout, hashes_of
 from changefeed.images.states import damaged_images
 
 _SCHEMA = pa.schema(
@@ -34,7 +34,6 @@ BATCH_BYTES = 16 << 20
 
 #: Returns whether long work should end early.
 Stopping = Callable[[], bool]
-Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +81,11 @@ class ImageRun:
     """A complete run. Thread-safe."""
 
     def __init__(
-        self, path: Path, layout: RecordLayout, pieces: Sequence[_BatchMark], size: int, rows: int
+        self, path: Path, layout: RecordLayout, pieces: Sequence[_BatchMark], size: int
     ) -> None:
         self.path = path
         self.layout = layout
         self.bytes = size
-        self.rows = rows
         self._pieces = list(pieces)
         self._firsts = np.array([piece.first for piece in pieces], np.uint64)
         self._lasts = np.array([piece.last for piece in pieces], np.uint64)
@@ -117,7 +115,7 @@ class ImageRun:
             raise damaged_images(path.name, "the file is not as long as it was")
         pieces = [_BatchMark(*piece) for piece in memo["pieces"]]
         refs, types = zip(*memo["layout"], strict=True)
-        return cls(path, RecordLayout(refs, types), pieces, size, sum(p.rows for p in pieces))
+        return cls(path, RecordLayout(refs, types), pieces, size)
 
     def find(self, keys: KeyBatch) -> LayerHits:
         """Look up ``keys``."""
@@ -218,8 +216,7 @@ class RunWriter:
         os.fsync(self._file.fileno())
         size = self._file.tell()
         self._file.close()
-        rows = sum(piece.rows for piece in self._pieces)
-        return ImageRun(self._path, self._layout, self._pieces, size, rows)
+        return ImageRun(self._path, self._layout, self._pieces, size)
 
     def abandon(self) -> None:
         """Close and remove the file."""

@@ -35,20 +35,17 @@ from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.images.complete import complete, follow
 from changefeed.images.runs import KeyBatch
 from changefeed.images.states import (
-    FORMAT,
     StoreState,
     Wanted,
-    WantedImages,
     give_up,
+    not_needed,
     store_folder,
     store_status,
-    write_manifest,
 )
 from changefeed.images.store import (
     ImageStore,
     StoreSizes,
     key_layout,
-    layout_of,
     pack_keys,
 )
 from changefeed.log import LogPiece, LogReader
@@ -183,8 +180,7 @@ class SourceImages:
             return event
         if event.schema.before_image is not BeforeImage.FULL or not _fits(store, event.schema):
             raise _other_shape(event.schema)
-        if layout_of(event.schema) != layout_of(store.schema):
-            store.adopt(event.schema)
+        store.adopt(event.schema)
         if part:
             rows = event.rows
             self._in_part = Timestamp(rows["wall"][-1].as_py(), rows["logical"][-1].as_py())
@@ -202,15 +198,14 @@ class SourceImages:
             store.end_parts()
             try:
                 store.committed(frontier.at)
-                self._check_size(table, store)
+                self._check_size(table, store, self._wishes.get(table))
             except (ChangefeedError, OSError) as error:
                 raise self._fallback(table, error) from error
 
-    def _check_size(self, table: TableName, store: ImageStore) -> None:
-        wish = self._wishes.get(table)
-        if wish is not None and wish.limit is not None and store.bytes > wish.limit:
-            self._too_large[table] = wish.limit
-            raise _too_large(table, wish.limit)
+    def _check_size(self, table: TableName, store: ImageStore, limit: int | None) -> None:
+        if limit is not None and store.bytes > limit:
+            self._too_large[table] = limit
+            raise _too_large(table, limit)
 
     def _fallback(self, table: TableName, error: Exception) -> StreamFallback:
         lost = self._lost(table, error)
@@ -249,11 +244,11 @@ class SourceImages:
         self._remove_unwanted(wanted)
         self._merge()
         captured = self._captured() if wanted else {}
-        for table, wish in wanted.items():
+        for table, limit in wanted.items():
             if self._stopping.is_set():
                 return
-            if table in captured and self._due(table, wish):
-                self._try(table, wish)
+            if table in captured and self._due(table, limit):
+                self._try(table, limit)
 
     def _remove_unwanted(self, wanted: Wanted) -> None:
         if not self._root.exists():
@@ -282,24 +277,24 @@ class SourceImages:
     def _told_to_end(self) -> bool:
         return self._hurry or self._stopping.is_set()
 
-    def _due(self, table: TableName, wish: WantedImages) -> bool:
+    def _due(self, table: TableName, limit: int | None) -> bool:
         """Whether a store is to be filled now."""
         if table in self._stores or self._clock.monotonic() < self._try_again.get(table, 0.0):
             return False
         status = store_status(self._root, table)
         if status.final and table in self._too_large:
-            return self._too_large[table] != wish.limit
+            return self._too_large[table] != limit
         # A store that was too large in an earlier run of the process is tried once more.
         return status.state is None or status.state is StoreState.BROKEN
 
-    def _try(self, table: TableName, wish: WantedImages) -> None:
+    def _try(self, table: TableName, limit: int | None) -> None:
         self._try_again[table] = self._clock.monotonic() + TRY_AGAIN_SECONDS
         frontier = self._frontier()
         if frontier is None:
             return
         self._filling_from = frontier.at
         try:
-            self._fill(table, wish)
+            self._fill(table, limit)
         except (ChangefeedError, OSError) as error:
             _logger.warning("row images of %s: cannot be filled: %s", table, error)
             if isinstance(error, ChangefeedError) and error.action is Action.RETRY:
@@ -309,7 +304,7 @@ class SourceImages:
         finally:
             self._filling_from = None
 
-    def _fill(self, table: TableName, wish: WantedImages) -> None:
+    def _fill(self, table: TableName, limit: int | None) -> None:
         """Scan a table into a store, and bring the store near the end of the log.
 
         Raises:
@@ -319,7 +314,6 @@ class SourceImages:
         self._too_large.pop(table, None)
         schema = self._source.describe(table.schema, table.name)
         if schema.keyless or schema.before_image is BeforeImage.FULL:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             not_needed(folder)
             return
         schema = replace(schema, before_image=BeforeImage.FULL)
@@ -331,9 +325,7 @@ class SourceImages:
                     if self._stopping.is_set():
                         return
                     _take_in(store, batch)
-                    if wish.limit is not None and store.bytes > wish.limit:
-                        self._too_large[table] = wish.limit
-                        raise _too_large(table, wish.limit)
+                    self._check_size(table, store, limit)
         fault_point(Point.IMAGES_FILLED)
         with LogReader(self._log) as log:
             at = self._place_of(log, position)
@@ -391,8 +383,7 @@ def catch_up(store: ImageStore, log: LogReader, upto: Timestamp) -> None:
 def _follow_piece(store: ImageStore, piece: LogPiece) -> None:
     if not _fits(store, piece.schema):
         raise _other_shape(piece.schema)
-    if layout_of(piece.schema) != layout_of(store.schema):
-        store.adopt(replace(piece.schema, before_image=BeforeImage.FULL))
+    store.adopt(replace(piece.schema, before_image=BeforeImage.FULL))
     for batch in piece.load().combine_chunks().to_batches():
         follow(store, piece.schema, batch)
 
@@ -416,21 +407,13 @@ def _change_shape(store: ImageStore, event: SchemaChange) -> None:
             f"the table {event.old.table} was changed in a way that gives its rows other values, "
             "another key or another name",
         )
-    if layout_of(new) != layout_of(store.schema):
-        store.adopt(replace(new, before_image=BeforeImage.FULL))
+    store.adopt(replace(new, before_image=BeforeImage.FULL))
 
 
 def _fits(store: ImageStore, schema: TableSchema) -> bool:
     """Whether a store of the table can be used for this version of the table."""
     same = schema.table == store.schema.table and schema.table_id == store.schema.table_id
     return same and not schema.keyless and key_layout(schema) == store.key
-
-
-def not_needed(folder: Path) -> None:
-    """Record that the source itself sends all values."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    write_manifest(folder, {"format": FORMAT, "state": StoreState.NOT_NEEDED.value})
 
 
 def _other_shape(schema: TableSchema) -> ChangefeedError:

@@ -36,20 +36,9 @@ class StoreState(StrEnum):
     BROKEN = "broken"
 
 
-@dataclass(frozen=True, slots=True)
-class WantedImages:
-    """A table that a feed wants images of.
-
-    Attributes:
-        table_id: the table id that the feed has.
-        limit: the most bytes that its store may take on disk; None: no limit.
-    """
-
-    table_id: int
-    limit: int | None = None
-
-
-Wanted = Mapping[TableName, WantedImages]
+#: The tables that feeds want images of, each with the most bytes that its store may take on disk
+#: (None: no limit).
+Wanted = Mapping[TableName, int | None]
 
 
 def store_folder(root: Path, table: TableName) -> Path:
@@ -133,10 +122,23 @@ def write_manifest(folder: Path, memo: dict[str, Any]) -> None:
         os.close(place)
 
 
-def give_up(folder: Path, error: ChangefeedError, *, final: bool = False) -> None:
-    """Remove a store, but record the reason; ``final``: it is not filled again automatically."""
+def empty_folder(folder: Path) -> None:
+    """Make the folder of a store, empty."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
-    memo = {"format": FORMAT, "state": StoreState.BROKEN.value, "reason": error.message}
-    memo |= {"final": final}
-    write_manifest(folder, memo)
+
+
+def give_up(folder: Path, error: ChangefeedError, *, final: bool = False) -> None:
+    """Remove a store, but record the reason; ``final``: it is not filled again automatically."""
+    _only_state(folder, StoreState.BROKEN, reason=error.message, final=final)
+
+
+def not_needed(folder: Path) -> None:
+    """Record that the source itself sends all values."""
+    _only_state(folder, StoreState.NOT_NEEDED)
+
+
+def _only_state(folder: Path, state: StoreState, **more: Any) -> None:
+    """Leave nothing of a store but its state."""
+    empty_folder(folder)
+    write_manifest(folder, {"format": FORMAT, "state": state.value, **more})

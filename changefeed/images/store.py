@@ -12,7 +12,6 @@ One thread writes; another thread may merge runs at the same time.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,12 +25,11 @@ from changefeed.core.arrow import PHYSICAL
 from changefeed.core.clock import Timestamp
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableSchema
-from changefeed.images.packing import RecordLayout
+from changefeed.images.packing import Places, RecordLayout
 from changefeed.images.runs import (
     ImageRun,
     KeyBatch,
     LayerHits,
-    Places,
     Stopping,
     merge_runs,
     write_run,
@@ -41,6 +39,7 @@ from changefeed.images.states import (
     MANIFEST,
     StoreState,
     damaged_images,
+    empty_folder,
     read_manifest,
     write_manifest,
 )
@@ -127,7 +126,6 @@ class ImageStore:
         state: StoreState = StoreState.FILLED,
         runs: Sequence[ImageRun] = (),
         next_file: int = 1,
-        layout: RecordLayout | None = None,
         sizes: StoreSizes | None = None,
     ) -> None:
         """
@@ -135,7 +133,6 @@ class ImageStore:
             folder: folder for the files, which exists.
             schema: the table's shape.
             at: ``runs`` (oldest first) have everything up to this timestamp.
-            layout: layout of the newest records, if it is not that of ``schema``.
         """
         self.folder = folder
         self.schema = schema
@@ -147,7 +144,7 @@ class ImageStore:
         self._next_file = next_file
         self._lock = threading.Lock()
         self._saved: list[ImageRun] = list(runs)
-        self._layers: list[_Layer] = [*runs, _Memory(layout or layout_of(schema))]
+        self._layers: list[_Layer] = [*runs, _Memory(layout_of(schema))]
         #: The layers as they were before a transaction of which only a part has been applied.
         self._base: list[_Layer] | None = None
         self._truncated = False
@@ -161,8 +158,7 @@ class ImageStore:
         cls, folder: Path, schema: TableSchema, at: Timestamp, sizes: StoreSizes | None = None
     ) -> ImageStore:
         """An empty store in an empty folder. There is no manifest before the first checkpoint."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
+        empty_folder(folder)
         return cls(folder, schema, at, sizes=sizes)
 
     @classmethod
@@ -276,12 +272,14 @@ class ImageStore:
             self._truncated = True
 
     def adopt(self, schema: TableSchema) -> None:
-        """Change to another shape: later calls take and return rows in it."""
-        self.schema = schema
+        """Change to another shape: later calls take and return rows in it. Nothing changes if
+        its rows are packed like those of the present one."""
         layout = layout_of(schema)
+        if layout == self._top().layout:
+            return
+        self.schema = schema
         with self._lock:
-            if self._top().layout != layout:
-                self._layers = [*self._layers, _Memory(layout)]
+            self._layers = [*self._layers, _Memory(layout)]
 
     def begin_part(self) -> None:
         """Called before a part of a transaction that is not its last part."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.schema import TableName
-from changefeed.images.states import WantedImages
 from changefeed.options import ROW_IMAGES_MAX_DISK, Options
 
 
 class ImageDemand:
-    """The wanted tables, from the state, which is read again after each change."""
+    """The wanted tables (:data:`.states.Wanted`), read again after each change of the state."""
 
     def __init__(self, catalog: Catalog, source: str) -> None:
         self._catalog = catalog
         self._source = source
         self._version: object = None
-        self._known: dict[TableName, WantedImages] = {}
+        self._known: dict[TableName, int | None] = {}
 
-    def __call__(self) -> dict[TableName, WantedImages]:
+    def __call__(self) -> dict[TableName, int | None]:
         """The tables. The highest of several limits applies; no limit is the highest."""
         version = self._catalog.version()
         if version != self._version:
@@ -26,8 +25,8 @@ class ImageDemand:
             self._version = version
         return self._known
 
-    def _read(self) -> dict[TableName, WantedImages]:
-        wanted: dict[TableName, WantedImages] = {}
+    def _read(self) -> dict[TableName, int | None]:
+        wanted: dict[TableName, int | None] = {}
         for job in self._catalog.source_jobs(self._source):
             options = Options.from_dict(job.options)
             if job.wanted is DesiredStatus.DROPPED or not options.stores_images:
@@ -36,9 +35,8 @@ class ImageDemand:
             for progress in self._catalog.tables(job.id):
                 if progress.partition is not None and progress.partition.of_messages:
                     continue
-                known = wanted.get(progress.table)
-                most = limit if known is None else _higher(known.limit, limit)
-                wanted[progress.table] = WantedImages(progress.table_id, most)
+                table = progress.table
+                wanted[table] = _higher(wanted.get(table, limit), limit)
         return wanted
 
 

@@ -22,7 +22,6 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Event, Flush, Frontier
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.images.source_images import SourceImages
-from changefeed.images.states import WantedImages
 from changefeed.images.store import StoreSizes
 from changefeed.log import LogSettings, LogWriter
 from changefeed.sources.base import Source
@@ -97,9 +96,7 @@ class Life:
     """From a start of the process to its end."""
 
     folder: Path
-    wanted: dict[TableName, WantedImages] = field(
-        default_factory=lambda: {SCHEMA.table: WantedImages(SCHEMA.table_id)}
-    )
+    wanted: dict[TableName, int | None] = field(default_factory=lambda: {SCHEMA.table: None})
 
     def __post_init__(self) -> None:
         self.writer = LogWriter(self.folder / "log", LogSettings())
