@@ -21,7 +21,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.images.states import StoreState, StoreStatus, store_status
-from changefeed.images.wanted import ImageDemand
+from changefeed.images.wanted import wanted_images
 from changefeed.sources.base import Source, TableLocations
 
 
@@ -57,7 +57,7 @@ class CapturedTables:
         self._gaps = TableGaps(catalog, name, clock, timings)
         self._captured: Mapping[TableName, int] = {}
         self._images = StateLayout(Path(catalog.directory)).images(name)
-        self._images_wanted = ImageDemand(catalog, name)
+        self._images_wanted = wanted_images(catalog, name)
         #: For each table that the source cannot send: the error.
         self.problems: dict[TableName, ChangefeedError] = {}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.catalog import Catalog
+from changefeed.catalog.cached import CachedRead
 from changefeed.catalog.model import DesiredStatus, Job
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError
@@ -53,8 +54,7 @@ class FeedBudgets:
         self._scratch = scratch
         self._clock = clock or SystemClock()
         self._interval = (timings or Timings()).budgets
-        self._version = -1
-        self._limited: list[tuple[Job, int]] = []
+        self._limited = CachedRead(catalog.version, self._with_limit)
         self._budgets: list[_Budget] = []
         self._looked = float("-inf")
         #: The feed for which capture waits.
@@ -96,17 +96,9 @@ class FeedBudgets:
                 raise
 
     def _read(self) -> list[_Budget]:
-        version = self._catalog.version()
-        if version != self._version:
-            self._limited = [
-                (job, size)
-                for job in self._catalog.source_jobs(self._source)
-                if (size := Options.from_dict(job.options)[MAX_DISK]) is not None
-                and job.wanted is not DesiredStatus.DROPPED
-            ]
-            self._version = version
+        limited = self._limited()
         # Few feeds have a limit: without one, nobody's progress is read.
-        needed = self._catalog.needed_from(self._source) if self._limited else {}
+        needed = self._catalog.needed_from(self._source) if limited else {}
         return [
             _Budget(
                 job.id,
@@ -116,8 +108,16 @@ class FeedBudgets:
                 needed[job.id],
                 _bytes_in(self._scratch(job.id)),
             )
-            for job, size in self._limited
+            for job, size in limited
             if job.id in needed
+        ]
+
+    def _with_limit(self) -> list[tuple[Job, int]]:
+        return [
+            (job, size)
+            for job in self._catalog.source_jobs(self._source)
+            if (size := Options.from_dict(job.options)[MAX_DISK]) is not None
+            and job.wanted is not DesiredStatus.DROPPED
         ]
 
 

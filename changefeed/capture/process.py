@@ -30,6 +30,7 @@ from changefeed.attachments import attachment
 from changefeed.capture.feed_budgets import FeedBudgets
 from changefeed.capture.standby import STATE_VARIABLE, read_task
 from changefeed.catalog import Catalog
+from changefeed.catalog.cached import CachedRead
 from changefeed.core.arrow import keep_pandas_out
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.elapsed import ClockSample, read_clocks
@@ -42,10 +43,10 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
 from changefeed.images.source_images import SourceImages
-from changefeed.images.wanted import ImageDemand
+from changefeed.images.wanted import wanted_images
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
-from changefeed.sources.base import Attachment, Memo, Stream, StreamFallback, StreamRequest
+from changefeed.sources.base import Attachment, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
 #: Exit status after an error that a person must fix: do not restart the capture.
@@ -421,23 +422,6 @@ def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettin
     )
 
 
-class _SavedMemo:
-    """The memo as the state has it now; read again when the state has changed."""
-
-    def __init__(self, catalog: Catalog, source_name: str) -> None:
-        self._catalog = catalog
-        self._name = source_name
-        self._version = -1
-        self._memo: Memo = {}
-
-    def __call__(self) -> Memo:
-        version = self._catalog.version()
-        if version != self._version:
-            self._memo = self._catalog.source_state(self._name).memo
-            self._version = version
-        return self._memo
-
-
 def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
     """Run capture for one source of the state until the parent goes away.
 
@@ -452,7 +436,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     known = catalog.source_state(source_name)
     layout = StateLayout(Path(catalog.directory))
     held = attachment(catalog, source)
-    saved = _SavedMemo(catalog, source_name)
+    memo = CachedRead(catalog.version, lambda: catalog.source_state(source_name).memo)
     layout.beside_log(source_name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def settings() -> LogSettings:
@@ -463,7 +447,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
         layout.images(source_name),
         layout.log(source_name),
         source,
-        ImageDemand(catalog, source_name),
+        wanted_images(catalog, source_name),
         frontier=lambda: writer.frontier,
         captured=lambda: catalog.captured(source_name),
     )
@@ -479,7 +463,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             StreamRequest(
                 start=start,
                 identity=known.identity,
-                memo=saved,
+                memo=memo,
                 intern=catalog.intern_schema,
                 latest=catalog.announced_schema,
                 names=partial(catalog.names, source_name),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from changefeed.catalog import Catalog, Gap
+from changefeed.catalog.cached import CachedRead
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
@@ -29,8 +31,8 @@ class TableGaps:
         self._catalog = catalog
         self._name = name
         self._known: Mapping[TableName, Gap] = {}
-        #: Of the state, when the gaps were read last; and when that is looked at again.
-        self._version = -1
+        self._saved = CachedRead(catalog.version, partial(catalog.gaps, name))
+        #: When the state is asked again.
         self._due = 0.0
         #: When the last check found the source in order.
         self.looked: datetime | None = None
@@ -57,7 +59,5 @@ class TableGaps:
         if now >= self._due:
             # Feeds ask in each of their rounds.
             self._due = now + self._timings.gaps
-            version = self._catalog.version()
-            if version != self._version:
-                self._known, self._version = self._catalog.gaps(self._name), version
+            self._known = self._saved()
         return self._known

@@ -9,7 +9,7 @@ from changefeed.catalog import external_name
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.state import StateLayout
 from changefeed.images.states import StoreState, store_status
-from changefeed.images.wanted import ImageDemand
+from changefeed.images.wanted import wanted_images
 from changefeed.options import Options, to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
@@ -113,7 +113,7 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     name = _source_name(statement, context)
     watched = context.catalog.watched(name)
     infos = context.source(name).tables()
-    stored = ImageDemand(context.catalog, name)()
+    stored = wanted_images(context.catalog, name)()
     stores = StateLayout(Path(context.catalog.directory)).images(name)
     rows = [
         (
