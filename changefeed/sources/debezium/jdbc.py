@@ -41,12 +41,9 @@ class JdbcSession:
         rows = self.rows(sql)
         return (rows[0][0] or "") if rows else ""
 
-    def tables(self, catalog: str | None, schema: str | None) -> list[list[str | None]]:
-        """Catalog, schema and name of tables, by the driver's description."""
-        found: list[list[str | None]] = self._door.ask(
-            {"do": "tables", "catalog": catalog, "schema": schema}
-        )
-        return found
+    def names(self, sql: str) -> list[tuple[str, str]]:
+        """The rows of an answer of two columns: schema and name of tables."""
+        return [(str(schema), str(name)) for schema, name in self.rows(sql)]
 
     def columns(self, catalog: str | None, schema: str | None, table: str) -> dict[str, Any]:
         """Columns and key of a table, by the driver's description."""

@@ -55,9 +55,15 @@ class Connector(ABC):
 
     # -- settings --------------------------------------------------------------------
 
-    @abstractmethod
     def login(self) -> dict[str, str]:
         """Debezium's properties that say where the database is and who logs in."""
+        address = self.address
+        return {
+            "database.hostname": address.host,
+            "database.port": str(address.port),
+            "database.user": address.user,
+            "database.password": address.password,
+        }
 
     def streaming(self, memo: Mapping[str, Any]) -> dict[str, str]:
         """Properties of the connector that streams."""
@@ -65,18 +71,14 @@ class Connector(ABC):
 
     def scanning(self, tables: Sequence[TableName]) -> dict[str, str]:
         """Properties of the connector that reads tables once."""
-        return {"snapshot.mode": "initial_only", "table.include.list": _regexes(self, tables)}
+        return {"snapshot.mode": "initial_only", "table.include.list": _regexes(tables)}
 
     def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:  # noqa: B027
         """Remove what the connector that read tables once has left."""
 
-    @abstractmethod
-    def debezium_name(self, table: TableName) -> str:
-        """What ``table.include.list`` calls a table."""
-
-    @abstractmethod
     def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
         """Schema and name of the table that a row is from."""
+        return str(source["schema"]), str(source["table"])
 
     # -- places ----------------------------------------------------------------------
 
@@ -165,8 +167,8 @@ class Connector(ABC):
         return []
 
 
-def _regexes(connector: Connector, tables: Sequence[TableName]) -> str:
-    return ",".join(escaped(connector.debezium_name(table)) for table in tables)
+def _regexes(tables: Sequence[TableName]) -> str:
+    return ",".join(escaped(f"{table.schema}.{table.name}") for table in tables)
 
 
 def escaped(name: str) -> str:

@@ -69,12 +69,8 @@ class _Binlog(Connector):
     truncate_commits = True
 
     def login(self) -> dict[str, str]:
-        address = self.address
         properties = {
-            "database.hostname": address.host,
-            "database.port": str(address.port),
-            "database.user": address.user,
-            "database.password": address.password,
+            **super().login(),
             # The server's heartbeats come at 0.8 of the interval. A reader that connected again by
             # itself, as it does where we were slow, would read rows twice.
             "connect.keep.alive": "false",
@@ -82,8 +78,8 @@ class _Binlog(Connector):
             "inconsistent.schema.handling.mode": "warn",
             "enable.time.adjuster": "false",
         }
-        if address.database:
-            properties["database.include.list"] = re.escape(address.database)
+        if self.address.database:
+            properties["database.include.list"] = re.escape(self.address.database)
         return properties
 
     def streaming(self, memo: Mapping[str, Any]) -> dict[str, str]:
@@ -98,9 +94,6 @@ class _Binlog(Connector):
         digest = sha256(f"door/{owner}".encode()).digest()
         # Above the ids that people give to servers.
         return {"server_id": 0x40000000 + int.from_bytes(digest[:4], "big") % 0x3FFFFFFF}
-
-    def debezium_name(self, table: TableName) -> str:
-        return f"{table.schema}.{table.name}"
 
     def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
         return str(source["db"]), str(source["table"])
@@ -149,11 +142,10 @@ class _Binlog(Connector):
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         hidden = ", ".join(map(text, _SYSTEM))
         only = f" AND TABLE_SCHEMA = {text(self.address.database)}" if self.address.database else ""
-        rows = session.rows(
+        return session.names(
             "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES"
             f" WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN ({hidden}){only}"
         )
-        return [(str(schema), str(name)) for schema, name in rows]
 
     def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(

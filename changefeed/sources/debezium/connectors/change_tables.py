@@ -13,8 +13,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
-from changefeed.sources.debezium.connectors.described import described
+from changefeed.sources.debezium.connectors.base import PREFIX
+from changefeed.sources.debezium.connectors.described import DescribedByDriver
 from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
@@ -24,22 +24,10 @@ def place_of(lsn: str) -> Position:
     return lsn.replace(":", "").lower().removeprefix("0x")
 
 
-class _ChangeTables(Connector):
+class _ChangeTables(DescribedByDriver):
     ends_by_place = True
     #: Where the change tables end, in hexadecimal digits.
     newest: str
-
-    def login(self) -> dict[str, str]:
-        address = self.address
-        return {
-            "database.hostname": address.host,
-            "database.port": str(address.port),
-            "database.user": address.user,
-            "database.password": address.password,
-        }
-
-    def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
-        return str(source["schema"]), str(source["table"])
 
     def place(self, offset: Mapping[str, Any]) -> Position:
         return place_of(str(offset["commit_lsn"]))
@@ -89,7 +77,7 @@ class SQLServer(_ChangeTables):
     newest = "SELECT CONVERT(varchar(50), sys.fn_cdc_get_max_lsn(), 2)"
     setup = "EXEC sys.sp_cdc_enable_db; then start SQL Server Agent."
 
-    _NAMES: Mapping[str, str] = {
+    names: Mapping[str, str] = {
         "bit": "bool",
         "tinyint": "int16",
         "real": "float32",
@@ -117,9 +105,6 @@ class SQLServer(_ChangeTables):
     def partition(self) -> dict[str, str]:
         return {**super().partition(), "database": self.address.database}
 
-    def debezium_name(self, table: TableName) -> str:
-        return f"{table.schema}.{table.name}"
-
     def identity(self, session: JdbcSession) -> str:
         return session.value(
             "SELECT CONVERT(varchar(36), family_guid) FROM sys.database_recovery_status"
@@ -127,14 +112,13 @@ class SQLServer(_ChangeTables):
         )
 
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
-        rows = session.rows(
+        return session.names(
             "SELECT s.name, t.name FROM sys.tables t JOIN sys.schemas s"
             " ON s.schema_id = t.schema_id WHERE t.is_ms_shipped = 0 AND s.name <> 'cdc'"
         )
-        return [(str(schema), str(name)) for schema, name in rows]
 
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
-        return described(session, self.address.database, schema, name, dict(self._NAMES))
+    def catalog(self) -> str | None:
+        return self.address.database
 
     def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT SCHEMA_NAME()")
@@ -187,7 +171,7 @@ class Db2(_ChangeTables):
     )
     setup = "VALUES ASNCDC.ASNCDCSERVICES('start', 'asncdc');"
 
-    _NAMES: Mapping[str, str] = {
+    names: Mapping[str, str] = {
         "decfloat": "decimal",
         "xml": "text",
         "real": "float32",
@@ -197,21 +181,14 @@ class Db2(_ChangeTables):
     def login(self) -> dict[str, str]:
         return {**super().login(), "database.dbname": self.address.database}
 
-    def debezium_name(self, table: TableName) -> str:
-        return f"{table.schema}.{table.name}"
-
     def identity(self, session: JdbcSession) -> str:
         return session.value("SELECT CURRENT SERVER FROM SYSIBM.SYSDUMMY1") + f"@{self.address}"
 
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
-        rows = session.rows(
+        return session.names(
             "SELECT RTRIM(TABSCHEMA), TABNAME FROM SYSCAT.TABLES WHERE TYPE = 'T'"
             " AND TABSCHEMA NOT LIKE 'SYS%' AND TABSCHEMA <> 'ASNCDC'"
         )
-        return [(str(schema), str(name)) for schema, name in rows]
-
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
-        return described(session, None, schema, name, dict(self._NAMES))
 
     def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT RTRIM(CURRENT SCHEMA) FROM SYSIBM.SYSDUMMY1")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from changefeed.core.schema import Column
 from changefeed.sources.debezium.carriers import make_column
-from changefeed.sources.debezium.connectors.base import TableDescription
+from changefeed.sources.debezium.connectors.base import Connector, TableDescription
 from changefeed.sources.debezium.jdbc import JdbcSession
 
 #: java.sql.Types -> neutral type.
@@ -33,19 +34,25 @@ _LOGICAL = {
 _NUMERIC = (2, 3)
 
 
-def described(
-    session: JdbcSession, catalog: str | None, schema: str, table: str, names: dict[str, str]
-) -> TableDescription | None:
-    """A table; ``names``: neutral types by the driver's name of the type, before its number."""
-    told = session.columns(catalog, schema, table)
-    if not told["columns"]:
+class DescribedByDriver(Connector):
+    """A connector that describes tables by what the driver says."""
+
+    #: Neutral types by the driver's name of the type; any other type goes by its number.
+    names: Mapping[str, str]
+
+    def catalog(self) -> str | None:
+        """What the driver calls a catalog: the database, where one connection sees several."""
         return None
-    return TableDescription(
-        tuple(_column(column, names) for column in told["columns"]), tuple(told["key"])
-    )
+
+    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
+        told = session.columns(self.catalog(), schema, name)
+        if not told["columns"]:
+            return None
+        columns = tuple(_column(column, self.names) for column in told["columns"])
+        return TableDescription(columns, tuple(told["key"]))
 
 
-def _column(told: dict[str, Any], names: dict[str, str]) -> Column:
+def _column(told: Mapping[str, Any], names: Mapping[str, str]) -> Column:
     type_name = str(told["type_name"]).lower()
     size, digits = told["size"], told["digits"]
     plain = type_name.partition("(")[0].removesuffix(" identity")

@@ -8,10 +8,10 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
-from changefeed.sources.debezium.connectors.described import described
+from changefeed.sources.debezium.connectors.base import PREFIX
+from changefeed.sources.debezium.connectors.described import DescribedByDriver
 from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
@@ -24,7 +24,7 @@ def place_of(scn: int) -> Position:
     return f"{scn:020d}"
 
 
-class Oracle(Connector):
+class Oracle(DescribedByDriver):
     """Oracle Database."""
 
     scheme = "oracle"
@@ -34,7 +34,7 @@ class Oracle(Connector):
     driver = Driver("oracle.jdbc.OracleDriver", "jdbc:oracle:thin:@//{host}:{port}/{database}")
     truncate_commits = True
 
-    _NAMES: Mapping[str, str] = {
+    names: Mapping[str, str] = {
         "binary_float": "float32",
         "binary_double": "float64",
         "float": "decimal",
@@ -46,21 +46,11 @@ class Oracle(Connector):
     }
 
     def login(self) -> dict[str, str]:
-        address = self.address
         return {
-            "database.hostname": address.host,
-            "database.port": str(address.port),
-            "database.user": address.user,
-            "database.password": address.password,
-            "database.dbname": address.database,
+            **super().login(),
+            "database.dbname": self.address.database,
             "lob.enabled": "true",
         }
-
-    def debezium_name(self, table: TableName) -> str:
-        return f"{table.schema}.{table.name}"
-
-    def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
-        return str(source["schema"]), str(source["table"])
 
     def place(self, offset: Mapping[str, Any]) -> Position:
         known = [int(n) for n in _SCN.findall(str(offset.get("commit_scn") or ""))]
@@ -86,14 +76,10 @@ class Oracle(Connector):
         return place_of(scn), ({"server": PREFIX}, {"scn": str(start), "commit_scn": str(scn)})
 
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
-        rows = session.rows(
+        return session.names(
             "SELECT t.OWNER, t.TABLE_NAME FROM ALL_TABLES t JOIN ALL_USERS u"
             " ON u.USERNAME = t.OWNER WHERE u.ORACLE_MAINTAINED = 'N' AND t.TEMPORARY = 'N'"
         )
-        return [(str(owner), str(name)) for owner, name in rows]
-
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
-        return described(session, None, schema, name, dict(self._NAMES))
 
     def default_schema(self, session: JdbcSession) -> str:
         return session.value("SELECT SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL")

@@ -69,14 +69,10 @@ class PostgreSQL(Connector):
     leaves_something = True
 
     def login(self) -> dict[str, str]:
-        address = self.address
         return {
+            **super().login(),
             "plugin.name": "pgoutput",
-            "database.hostname": address.host,
-            "database.port": str(address.port),
-            "database.user": address.user,
-            "database.password": address.password,
-            "database.dbname": address.database,
+            "database.dbname": self.address.database,
             "publication.autocreate.mode": "disabled",
             "include.unknown.datatypes": "true",
             "hstore.handling.mode": "json",
@@ -102,12 +98,6 @@ class PostgreSQL(Connector):
     def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:
         _drop_slot(session, properties["slot.name"])
         session.rows(f"DROP PUBLICATION IF EXISTS {properties['publication.name']}")
-
-    def debezium_name(self, table: TableName) -> str:
-        return f"{table.schema}.{table.name}"
-
-    def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
-        return str(source["schema"]), str(source["table"])
 
     def place(self, offset: Mapping[str, Any]) -> Position:
         # "lsn" alone is where the log ended when the engine began, not what it has read.
@@ -176,12 +166,11 @@ class PostgreSQL(Connector):
     # -- tables ----------------------------------------------------------------------
 
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
-        rows = session.rows(
+        return session.names(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'p'"
             " AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
         )
-        return [(str(schema), str(name)) for schema, name in rows]
 
     def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(

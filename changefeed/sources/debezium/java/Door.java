@@ -76,8 +76,6 @@ public class Door {
                 send('J', JSON.writeValueAsBytes("open"));
             } else if ("query".equals(what)) {
                 send('J', JSON.writeValueAsBytes(query((String) command.get("sql"))));
-            } else if ("tables".equals(what)) {
-                send('J', JSON.writeValueAsBytes(tables(command)));
             } else if ("columns".equals(what)) {
                 send('J', JSON.writeValueAsBytes(columns(command)));
             } else {
@@ -150,21 +148,6 @@ public class Door {
             for (int i = 1; i <= width; i++) {
                 row.add(found.getString(i));
             }
-            rows.add(row);
-        }
-        return rows;
-    }
-
-    private static List tables(Map command) throws SQLException {
-        String[] kinds = {"TABLE", "BASE TABLE", "PARTITIONED TABLE"};
-        ResultSet found = connection.getMetaData().getTables(
-            (String) command.get("catalog"), (String) command.get("schema"), "%", kinds);
-        List rows = new ArrayList();
-        while (found.next()) {
-            List row = new ArrayList();
-            row.add(found.getString("TABLE_CAT"));
-            row.add(found.getString("TABLE_SCHEM"));
-            row.add(found.getString("TABLE_NAME"));
             rows.add(row);
         }
         return rows;
