@@ -504,9 +504,15 @@ def _tend(images: SourceImages, tell: Tell) -> None:
         except ChangefeedError as error:
             tell(Notice("warning", code=error.code.number, message=error.message))
         except Exception as failure:
-            traceback.print_tb(failure.__traceback__)
-            what = f"row images: internal error: {type(failure).__name__} at {place_of(failure)}"
+            what = f"row images: {_internal_error(failure)}"
             tell(Notice("warning", code=Code.INTERNAL_ERROR, message=what))
+
+
+def _internal_error(failure: Exception) -> str:
+    """The message of an unexpected exception. Its traceback goes to our parent's log by standard
+    error, without the exception's text."""
+    traceback.print_tb(failure.__traceback__)
+    return f"internal error: {type(failure).__name__} at {place_of(failure)}"
 
 
 def load_sources(state: str) -> None:
@@ -566,9 +572,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         return EXIT_RETRY if error.action is Action.RETRY else EXIT_STOP
     except Exception as failure:
-        # The traceback goes to our parent's log by standard error, without the exception's text.
-        traceback.print_tb(failure.__traceback__)
-        what = f"internal error: {type(failure).__name__} at {place_of(failure)}"
-        tell(Notice("error", code=Code.INTERNAL_ERROR, message=what))
+        tell(Notice("error", code=Code.INTERNAL_ERROR, message=_internal_error(failure)))
         return EXIT_RETRY
     return 0

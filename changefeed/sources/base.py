@@ -134,7 +134,7 @@ class TableLocations:
     unsafe: frozenset[int] = frozenset()
 
 
-def _as_sent(schema: TableSchema) -> TableSchema:
+def as_sent(schema: TableSchema) -> TableSchema:
     """The shape that the source has for its rows."""
     return schema
 
@@ -174,7 +174,7 @@ class StreamRequest:
     names: Callable[[int], Collection[TableName]]
     spool: Path
     folder: Path
-    logged: Callable[[TableSchema], TableSchema] = _as_sent
+    logged: Callable[[TableSchema], TableSchema] = as_sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.sources.base import as_sent
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.logical_messages import (
     LOGICAL_OID,
@@ -84,7 +85,7 @@ class Relations:
         catalog_lag: float = 1.0,
         look_again: float = 0.2,
         clock: Clock = SYSTEM_CLOCK,
-        logged: Intern | None = None,
+        logged: Intern = as_sent,
     ) -> None:
         """
         Args:
@@ -100,7 +101,7 @@ class Relations:
             clock: for both.
             logged: the shape in which rows go into the log, given the one that they are sent in.
         """
-        self._logged = logged or _as_sent
+        self._logged = logged
         self._clock = clock
         self._source = source
         self._describe = describe
@@ -297,10 +298,6 @@ class Relations:
                 shape = self._intern(replace(made, table=name))
             found.append(shape)
         return found
-
-
-def _as_sent(schema: TableSchema) -> TableSchema:
-    return schema
 
 
 def _no_details(message: RelationMessage) -> TableDetails:

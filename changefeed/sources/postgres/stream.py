@@ -21,7 +21,7 @@ from pathlib import Path
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
-from changefeed.sources.base import StreamFallback
+from changefeed.sources.base import StreamFallback, as_sent
 from changefeed.sources.postgres.assemble import SMALL, Assembler, LookupCall
 from changefeed.sources.postgres.binary import has_binary
 from changefeed.sources.postgres.connect import LateSession, connect, source_errors
@@ -137,7 +137,7 @@ class ReplicationStream:
         spool_dir: Path,
         latest: Latest | None = None,
         names: Names = lambda oid: (),
-        logged: Intern | None = None,
+        logged: Intern = as_sent,
         lookup: LookupCall | None = None,
         unseen: Unseen | None = None,
         primary: str | None = None,
