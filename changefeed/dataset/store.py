@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.dataset.model import IN_CURRENT, IN_HISTORY, OPERATION, Dataset, Operation
@@ -312,7 +313,7 @@ class DatasetFolders:
         _sync_tree(stage)
         folder = self._versions / f"{number:06d}"
         stage.rename(folder)
-        _sync(self._versions)
+        sync_path(self._versions)
         fault_point(Point.DATASET_VERSION_MADE)
         self._switch(folder)
         (self._versions / _REFUSED).unlink(missing_ok=True)
@@ -327,7 +328,7 @@ class DatasetFolders:
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(folder / _ROWS, current.parent))
         link.replace(current)
-        _sync(current.parent)
+        sync_path(current.parent)
 
     def _recover(self) -> None:
         """Finish the newest version's run, and forget one that did not get as far as the switch."""
@@ -379,7 +380,7 @@ class DatasetFolders:
             target.rename(old)
         fault_point(Point.DATASET_HISTORY_REMOVED)
         made.rename(target)
-        _sync(history)
+        sync_path(history)
         shutil.rmtree(old, ignore_errors=True)
         fault_point(Point.DATASET_HISTORY_MADE)
 
@@ -421,13 +422,5 @@ def _write_durably(path: Path, text: str) -> None:
 def _sync_tree(folder: Path) -> None:
     for path, _, files in os.walk(folder):
         for name in files:
-            _sync(Path(path) / name)
-        _sync(Path(path))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync_path(Path(path) / name)
+        sync_path(Path(path))

@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 
@@ -115,11 +116,7 @@ def write_manifest(folder: Path, memo: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(folder / MANIFEST)
-    place = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(place)
-    finally:
-        os.close(place)
+    sync_path(folder)
 
 
 def empty_folder(folder: Path) -> None:

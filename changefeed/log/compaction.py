@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from changefeed.core import faults
+from changefeed.core.durable import sync_path
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableName
 from changefeed.log.draft import COMMIT_GROUP, FrameBuilder, commit_batch
@@ -36,7 +37,7 @@ from changefeed.log.frame import (
     UnitReader,
 )
 from changefeed.log.journal import FIRST_FRAME, journal_name
-from changefeed.log.ledger import SealedJournal, sync_directory
+from changefeed.log.ledger import SealedJournal
 from changefeed.log.live import LiveJournal
 from changefeed.log.rows import Measure
 from changefeed.log.segment import SegmentWriter, group_size
@@ -291,7 +292,7 @@ class JournalMerge:
             return
         frontier = self._run[-1].frontier if last else None
         if draft.segments:
-            sync_directory(self._root)
+            sync_path(self._root)
         journal.append(draft, draft.encode(journal.sync, frontier, None), frontier)
         self._draft = None
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from changefeed.core import faults
+from changefeed.core.durable import sync_path
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import Frontier
 from changefeed.log.frame import decode_frontier, encode_frontier
@@ -33,15 +34,6 @@ FORMAT: Final = 1
 
 _HEAD = struct.Struct("<8sQQQI")
 _HEAD_MAGIC: Final = b"CFHEAD\x00\x01"
-
-
-def sync_directory(root: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +224,7 @@ def write_ledger(root: Path, ledger: Ledger) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(root)
+    sync_path(root)
     faults.fault_point(faults.Point.LOG_LEDGER_RENAMED)
 
 

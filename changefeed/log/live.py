@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from changefeed.core import faults
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
 from changefeed.log.draft import DeclaredSchemas, FrameBuilder
@@ -20,7 +21,7 @@ from changefeed.log.journal import (
     file_header,
     journal_name,
 )
-from changefeed.log.ledger import SealedJournal, sync_directory
+from changefeed.log.ledger import SealedJournal
 from changefeed.log.rows import Stamp, check
 
 #: fdatasync makes the data and size of a file durable, not its times. Not every system has it.
@@ -73,7 +74,7 @@ class LiveJournal:
         try:
             os.pwrite(fd, file_header(number, sync), 0)
             os.fsync(fd)
-            sync_directory(root)
+            sync_path(root)
             faults.fault_point(faults.Point.LOG_ROLL_CREATED)
         except OSError:
             os.close(fd)

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
+from changefeed.core.durable import sync_path
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
@@ -43,7 +44,6 @@ from changefeed.log.ledger import (
     LogTime,
     SealedJournal,
     read_ledger,
-    sync_directory,
     write_ledger,
 )
 from changefeed.log.live import LiveJournal
@@ -182,7 +182,7 @@ class LogWriter:
             draft.commits(flush.commits)
             self._check_order(draft, flush)
             if draft.segments:
-                sync_directory(self.root)
+                sync_path(self.root)
             after = self._first_after(draft, flush.frontier)
             parts = draft.encode(live.sync, flush.frontier, after)
             live.append(draft, parts, flush.frontier)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Position
 from changefeed.core.schema import TableName, TableSchema
@@ -205,11 +205,7 @@ class DoorStream:
         with contextlib.suppress(FileNotFoundError):
             size = self._history.stat().st_size
             if size != self._history_size:
-                handle = os.open(self._history, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                sync_path(self._history)
                 self._history_size = size
 
     def _tables(self) -> frozenset[tuple[str, str]]:

@@ -9,7 +9,6 @@ and not loaded.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.disk import no_room
@@ -92,11 +92,7 @@ class StoredTransaction:
     def make_durable(self) -> None:
         """Everything is on disk when this returns."""
         for path in [*sorted(self.folder.iterdir()), self.folder, self.folder.parent]:
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_path(path)
 
     def discard(self) -> None:
         """Forget the transaction."""
