@@ -33,7 +33,7 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
         return []
     tables = catalog.tables(job.id)
     refused = {t.table for t in tables if _refused_before(t)}
-    # One that the feed names may have a new name, under which the feed is about to follow it.
+    # A table that the feed names may have been renamed: the feed will follow it, so it is not new.
     named = {t.table_id for t in tables if t.table_id and not t.joined}
     taken = {t.table for t in tables} | {t.known_as for t in tables}
     found = {

@@ -172,7 +172,7 @@ class TableProgress:
 
     @property
     def known_as(self) -> TableName:
-        """The name by which the sink knows the table, whatever the source calls it by now."""
+        """The name by which the sink knows the table, whatever its present name at the source."""
         return self.original or self.table
 
     def renamed(self, now: TableName) -> TableProgress:

@@ -241,17 +241,17 @@ class Progress(CatalogPart):
         statement: str,
         at: Timestamp | None = None,
     ) -> int | None:
-        """A table of a feed has another name at the source: what the feed knows of it stays.
+        """Record that a table of a feed has another name at the source; its progress is kept.
 
-        Raises the job's generation, since an ALTER that was planned before names other tables.
+        Raises the job's generation, because an ALTER that was planned before has the old name.
 
         Args:
-            text: of the event that says so; ``at`` is when it was committed.
-            targets, statement: the job's, with the new name.
+            text: of the event in the job's history; ``at`` is when the rename was committed.
+            targets, statement: those of the job, with the new name.
 
         Returns:
-            The new generation; None when the job has a table of the new name, or no longer one of
-            the old: nothing was written.
+            The new generation; None if nothing was written, because the job has a table of the new
+            name already, or no longer one of the old name.
 
         Raises:
             LeaseLost: another node holds the job by now; nothing was written.
@@ -283,12 +283,12 @@ class Progress(CatalogPart):
             return int(transaction.execute(generation).scalar_one())
 
     def note_name(self, table: TableName, table_id: int) -> None:
-        """A table was seen under another name: :meth:`names` says so from now on."""
+        """Record that a table was seen under this name; :meth:`names` returns it from now on."""
         with self._database.write(notify=False) as transaction:
             note_name(transaction, table, table_id)
 
     def names(self, source: str, table_id: int) -> list[TableName]:
-        """The names by which feeds may know a table, and those that it had between."""
+        """All names by which feeds may know a table: those of their progress, and later ones."""
         columns = (_table.c.schema, _table.c.name)
         seen = select(_seen.c.schema, _seen.c.name).where(
             _seen.c.source == source, _seen.c.table_id == table_id
@@ -307,7 +307,7 @@ class Progress(CatalogPart):
 
 
 def note_name(transaction: Transaction, table: TableName, table_id: int) -> None:
-    """Write down a name of a table, once."""
+    """Record a name of a table, unless it is recorded already."""
     row = {
         "source": table.source,
         "table_id": table_id,

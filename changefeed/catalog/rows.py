@@ -84,7 +84,7 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a process without Spark asks; ``kind`` says how ``body`` is to be read."""
+    """A question of a process without Spark; the format of ``body`` depends on ``kind``."""
 
     id: str
     kind: str

@@ -297,7 +297,7 @@ node = Table(
     _ns("seen"),
 )
 
-#: What a process without Spark asks the nodes; ``node`` is the one that took it.
+#: Questions of processes without Spark to the nodes; ``node`` is the one that took the question.
 question = Table(
     "question",
     metadata,

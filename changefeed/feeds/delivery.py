@@ -98,7 +98,7 @@ class Delivery:
         self._after = Timestamp.ZERO
         #: BEGIN and END of every transaction up to there are durable.
         self._told = Timestamp.ZERO
-        #: The tables that have had their names since an instant of this delivery.
+        #: Tables that got their present names by a rename in this delivery, and when.
         self._named_at: dict[TableName, Timestamp] = {}
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"encode-{name}")
 
@@ -122,8 +122,8 @@ class Delivery:
 
         A slice is committed when the round has the sink's ``round_rows``, at the end, and when
         ``interrupted`` says that there is something else to do, which also ends the delivery.
-        So does a table that has another name from here on: ``on_rename`` makes the feed go on with
-        it, once all before that is durable. Returns the rows delivered.
+        The rename of a table ends it, too: once everything before it is durable, ``on_rename`` lets
+        the feed continue with the new name. Returns the rows delivered.
 
         Raises:
             TableError: one table cannot go on; nothing after the last commit counts.
@@ -389,7 +389,7 @@ class Delivery:
         current: Round,
         on_rename: Callable[[SchemaChange], None],
     ) -> None:
-        """Make durable what came under the old name; then the feed goes on with the new one."""
+        """Make rows under the old name durable; then the feed continues with the new name."""
         self._commit(feed, current, item)
         current.receipts.clear()
         if self._named_at.get(item.table) == event.at:

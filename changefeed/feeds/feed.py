@@ -272,17 +272,17 @@ class Feed:
     def rename_table(
         self, table: TableName, now: TableName, text: str, at: Timestamp | None
     ) -> int:
-        """Go on with a table under another name; this is durable when the call returns.
+        """Continue with a table under another name; durable on return.
 
         Args:
             table: the name until now.
             now: the name from now on.
-            text: the event that says so.
+            text: of the event in the job's history.
             at: when the source committed it; None: not known.
 
         Returns:
-            The job's new generation; 0 when the job no longer has the table, which the feed then
-            forgets, or has one of the new name: nothing was changed.
+            The job's new generation; 0 if nothing was changed, because the job no longer has the
+            table (the feed then forgets it), or has one of the new name already.
         """
         self.save()
         targets = renamed_targets(self.job.targets, self.tables[table], now, self._namer())

@@ -40,7 +40,8 @@ class TableDeparture:
         self._source_runtime = source_runtime
         self._dropped = dropped
         self._renames = renames
-        #: What was found to have its name again, until the look at the source finds that, too.
+        #: Losses of tables that were found to have their old name again. Capture still reports them
+        #: until its own look at the source finds that, too.
         self._back: dict[TableName, LostTable] = {}
 
     def turn(self, feed: Feed) -> None:
@@ -83,10 +84,11 @@ class TableDeparture:
 
 
 def _can_follow(table: TableProgress, lost: LostTable) -> bool:
-    """Nothing of the table comes twice or is missing when it goes on under its new name.
+    """Whether the feed can continue with the new name without repeated or missing rows.
 
-    Rows of a scan that has begun may be out as of an instant at which it had the old one; and
-    where rows have come under the new name (``lost.at``), the log says from where on.
+    It cannot after a scan has begun, whose rows may be delivered as of an instant at which the
+    table had its old name. And if rows have come under the new name (``lost.at`` is known), the
+    feed follows when it reaches that place in the log.
     """
     if table.state is TableState.PENDING:
         return table.scan_wanted and table.done_upto is None and table.scan_at is None

@@ -336,7 +336,7 @@ class FeedRunner:
         self.sink_session.open(self._feed)
 
     def _took_rename(self, generation: int) -> None:
-        """A table has another name: the feed goes by that already."""
+        """Take over the generation of a rename, which the feed has applied already."""
         if generation == self.generation + 1:
             self.generation = generation
             self.catalog.take_generation(self.job_id, generation, self._lease)

@@ -60,7 +60,7 @@ class NodeAnswers:
         except ChangefeedError as error:
             text = error_text(error)
         except Exception as failure:
-            # Somebody waits: what a fault of ours is called is an answer, too.
+            # Somebody waits for an answer: give the internal error as one.
             text = error_text(self._failures.error(f"question {question.kind}", failure))
         self._catalog.answer(question.id, text)
 

@@ -1,7 +1,6 @@
-"""What a statement needs of Spark, from a node: for processes that have none.
+"""Asks a node what a statement needs Spark for, in processes without Spark.
 
-The question goes through the state (:class:`changefeed.catalog.questions.Questions`), and so does
-the answer.
+Question and answer go through the state (:class:`changefeed.catalog.questions.Questions`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from grammar import nodes
 if TYPE_CHECKING:
     from changefeed.dataset.model import DatasetColumn
 
-#: A node that starts Spark for the first question, on a busy machine or a cluster, seconds.
+#: Seconds to wait for an answer: a node may start Spark for it, on a busy machine or a cluster.
 ANSWER_SECONDS = 180.0
 
 
@@ -52,8 +51,8 @@ class NodeInquiry:
         """Check a CDC query against its table.
 
         Raises:
-            ChangefeedError: what the node says of the query (CF1101, CF1303, ..) or of its Spark
-                (CF4002, CF4003); CF4003 no node runs, or it does not answer.
+            ChangefeedError: the node's error, about the query (CF1101, CF1303, ..) or its Spark
+                (CF4002, CF4003); CF4003, no node runs, or it does not answer.
         """
         # Loaded on use: few statements ask.
         from changefeed.query.exchange import compiled_of, query_text
@@ -66,8 +65,8 @@ class NodeInquiry:
         """The columns of an extract that the node sees.
 
         Raises:
-            ChangefeedError: see :func:`changefeed.dataset.incoming.extract_columns`; CF4003 no node
-                runs, or it does not answer.
+            ChangefeedError: see :func:`changefeed.dataset.incoming.extract_columns`; CF4003, no
+                node runs, or it does not answer.
         """
         from changefeed.dataset.model import DatasetColumn
 
@@ -111,12 +110,12 @@ class NodeInquiry:
 
 
 def answer_text(answer: str) -> str:
-    """A node's answer, as the state keeps it."""
+    """A node's answer, as the text that is stored in the state."""
     return json.dumps({"answer": answer})
 
 
 def error_text(error: ChangefeedError) -> str:
-    """A node's refusal, as the state keeps it."""
+    """A node's error, as the text that is stored in the state."""
     told = {
         "code": error.code.number,
         "message": error.message,
@@ -128,10 +127,10 @@ def error_text(error: ChangefeedError) -> str:
 
 
 def answered(text: str) -> str:
-    """The inverse of :func:`answer_text`, and of :func:`error_text` by raising.
+    """The answer in a stored text: the inverse of :func:`answer_text`.
 
     Raises:
-        ChangefeedError: the node's.
+        ChangefeedError: the text is one of :func:`error_text`: the node's error.
     """
     data: dict[str, Any] = json.loads(text)
     if "error" in data:
