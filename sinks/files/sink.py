@@ -39,7 +39,6 @@ from sinks.base import (
     Target,
 )
 from sinks.copies import CopyComparison
-from sinks.files import last_rows
 from sinks.files.manifest import Closer
 from sinks.files.names import Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
@@ -267,6 +266,9 @@ class FilesSink(Sink):
         limit: int,
     ) -> list[Difference]:
         """See :meth:`sinks.base.Sink.compare`."""
+        # Only VERIFY reads files, and this loads the parsers of all their formats.
+        from sinks.files import last_rows
+
         envelope = str(context.options.get("envelope") or "wrapped")
         shown = self.settings.place.shown
         place = last_rows.require_comparable(self._place, shown, envelope)

@@ -45,7 +45,6 @@ from sinks.base import (
     Target,
 )
 from sinks.copies import CopyComparison
-from sinks.kafka import last_messages
 from sinks.kafka.channel import (
     STALL_SECONDS,
     Channel,
@@ -70,6 +69,8 @@ from sinks.kafka.transactions import (
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
+
+    from sinks.kafka.last_messages import KeyAndValue
 
 LARGE = 900_000
 """Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
@@ -374,6 +375,9 @@ class KafkaSink(Sink):
         Raises:
             ChangefeedError: CF1303 too where the topic's oldest messages are gone by retention.
         """
+        # Only VERIFY reads a topic's rows, and this loads the parsers of all formats.
+        from sinks.kafka import last_messages
+
         envelope = str(context.options.get("envelope") or "wrapped")
         last_messages.require_comparable(envelope)
         self._context, topic = context, target.topic
@@ -389,7 +393,7 @@ class KafkaSink(Sink):
                 last_messages.hold(copy, messages, envelope, partition, reader)
             return copy.differences(limit)
 
-    def _messages(self, topic: str, partition: int) -> Iterator[last_messages.KeyAndValue]:
+    def _messages(self, topic: str, partition: int) -> Iterator[KeyAndValue]:
         """What a partition holds now."""
         if self._admin().begin(topic, partition):
             raise ChangefeedError(

@@ -135,6 +135,13 @@ def test_a_service_loads_what_it_needs_only(process: str, tmp_path: Path) -> Non
     assert loaded & ({"pandas", "pyspark", "py4j", "rich", "prompt_toolkit"} | unused) == set()
 
 
+@pytest.mark.parametrize("sink", ["files", "kafka"])
+def test_a_sink_of_messages_loads_no_parser_of_schemas_before_it_reads(sink: str) -> None:
+    loaded = packages_loaded_by(f"import sinks.{sink}.sink")
+    assert "pyarrow" in loaded
+    assert loaded & {"fastavro", "lz4", "cramjam", "snappy"} == set()
+
+
 def test_the_garbage_collector_works_again_when_all_is_loaded() -> None:
     code = """
 import gc
