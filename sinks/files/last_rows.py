@@ -11,9 +11,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.encoding.avro import reading as avro
-from changefeed.encoding.avro.schema import SCHEMA_KEY
-from sinks.copies import BARE, CopyComparison, exact, key_text, of_record, plain
+from sinks.copies import BARE, CopyComparison, exact, key_text
 from sinks.files.names import MAX_LABEL, file_order, parse_name
 from sinks.files.places.base import FilePlace, PublishedFile, ReadablePlace
 from sinks.files.typed_rows import (
@@ -24,6 +22,7 @@ from sinks.files.typed_rows import (
     unreadable,
 )
 from sinks.naming import shortened
+from sinks.records import AVRO
 
 #: Envelopes of whole rows that tell of deletes.
 ENVELOPES = ("wrapped", "bare", "enriched")
@@ -112,19 +111,10 @@ class Comparison:
             )
 
     def _expect_avro(self, table: pa.Table) -> None:
-        key, value = (
-            (table.schema.field(name).metadata or {})[SCHEMA_KEY].decode()
-            for name in ("key", "value")
-        )
-        self._key = avro.member_names(key)
+        self._key = AVRO.key_names(table.schema)
         self._copy.call_key(self._key)
-        read_key, read_value = avro.reader_of(key), avro.reader_of(value)
-        self._copy.expect_messages(
-            table,
-            self._envelope,
-            lambda datum: key_text(plain(list(read_key(datum).values()))),
-            lambda datum: of_record(plain(read_value(datum)), self._envelope),
-        )
+        reader = AVRO.of_source(table.schema, self._envelope)
+        self._copy.expect_messages(table, self._envelope, reader.key, reader.value)
 
     def hold(self, place: ReadablePlace, job: int, topic: str) -> None:
         """Take what the files of a table say, one after the other as they were written.

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.avro import reading as avro
-from changefeed.encoding.avro.schema import SCHEMA_KEY
-from changefeed.encoding.protobuf import reading as protobuf
 from changefeed.encoding.registry import SchemaRegistry
-from sinks.copies import CopyComparison, exact, key_text, of_record, plain
+from sinks.copies import CopyComparison, exact
+from sinks.records import AVRO, PROTOBUF, RecordReader
 
 #: Envelopes of whole rows.
 ENVELOPES = ("wrapped", "row", "bare", "enriched", "debezium")
 
-#: Reads a record from its bytes.
-Read = Callable[[bytes], Any]
 #: Key and value of a message.
 KeyAndValue = tuple[bytes | None, bytes | None]
 
@@ -64,47 +59,8 @@ class JsonReader:
         return exact(value)
 
 
-class RecordReader:
-    """A format whose messages are records of a schema: Avro, protobuf."""
-
-    def __init__(self, key: Read, value: Read, envelope: str) -> None:
-        self._key, self._value, self._envelope = key, value, envelope
-
-    def key(self, key: bytes) -> str:
-        return key_text(plain(list(self._key(key).values())))
-
-    def value(self, value: bytes) -> object:
-        return of_record(plain(self._value(value)), self._envelope)
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaReaders:
-    """How messages of such a format are read.
-
-    Attributes:
-        beside: under what name the Arrow columns of messages have the text of their schema.
-        reader_of: reads messages of a schema's text.
-        reader_by_id: reads messages that begin with the id of their schema.
-        names: the members of a schema's record.
-    """
-
-    beside: bytes
-    reader_of: Callable[[str], Read]
-    reader_by_id: Callable[[Callable[[int], str]], Read]
-    names: Callable[[str], Iterable[str]]
-
-    def schemas(self, messages: pa.Schema) -> list[str]:
-        """The schemas of the keys and of the values of messages that have them beside them."""
-        columns = (messages.field(name) for name in ("key", "value"))
-        return [(column.metadata or {})[self.beside].decode() for column in columns]
-
-
-RECORD_FORMATS = {
-    "avro": SchemaReaders(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names),
-    "protobuf": SchemaReaders(
-        protobuf.PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
-    ),
-}
+#: Formats whose messages are records of a schema.
+RECORD_FORMATS = {"avro": AVRO, "protobuf": PROTOBUF}
 
 
 class Comparison:
@@ -121,10 +77,8 @@ class Comparison:
         """Take the messages of the rows that the source has; at least one batch, maybe empty."""
         for table in messages:
             if self._format is not None:
-                key, value = self._format.schemas(table.schema)
-                read = self._format.reader_of
-                self._source = RecordReader(read(key), read(value), self._envelope)
-                self._copy.call_key(self._format.names(key))
+                self._source = self._format.of_source(table.schema, self._envelope)
+                self._copy.call_key(self._format.key_names(table.schema))
             self._copy.expect_messages(table, self._envelope, self._source.key, self._source.value)
 
     def reader(self, registry: Callable[[], SchemaRegistry] | None, topic: str) -> MessageReader:

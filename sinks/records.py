@@ -1,0 +1,68 @@
+"""Messages that are records of a schema (Avro, protobuf), read for a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from changefeed.encoding.avro import reading as avro
+from changefeed.encoding.avro.schema import SCHEMA_KEY
+from changefeed.encoding.protobuf import reading as protobuf
+from sinks.copies import key_text, of_record, plain
+
+#: Reads a record from its bytes.
+Read = Callable[[bytes], Any]
+
+
+class RecordReader:
+    """Reads keys and values of messages as :func:`sinks.copies.exact` gives JSON's."""
+
+    def __init__(self, key: Read, value: Read, envelope: str) -> None:
+        self._key, self._value, self._envelope = key, value, envelope
+
+    def key(self, key: bytes) -> str:
+        """A text that equal keys have alike."""
+        return key_text(plain(list(self._key(key).values())))
+
+    def value(self, value: bytes) -> object:
+        """What :func:`sinks.copies.row_of` takes."""
+        return of_record(plain(self._value(value)), self._envelope)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaReaders:
+    """How messages are read in a format that has schemas.
+
+    Attributes:
+        beside: under what name the Arrow columns of messages have the text of their schema.
+        reader_of: reads messages of a schema's text.
+        reader_by_id: reads messages that begin with the id of their schema.
+        names: the members of a schema's record.
+    """
+
+    beside: bytes
+    reader_of: Callable[[str], Read]
+    reader_by_id: Callable[[Callable[[int], str]], Read]
+    names: Callable[[str], tuple[str, ...]]
+
+    def of_source(self, messages: pa.Schema, envelope: str) -> RecordReader:
+        """What reads messages whose columns have their schemas beside them."""
+        key, value = (self.reader_of(self._schema(messages, name)) for name in ("key", "value"))
+        return RecordReader(key, value, envelope)
+
+    def key_names(self, messages: pa.Schema) -> tuple[str, ...]:
+        """What the key's columns are called in such messages."""
+        return self.names(self._schema(messages, "key"))
+
+    def _schema(self, messages: pa.Schema, column: str) -> str:
+        metadata = messages.field(column).metadata or {}
+        return str(metadata[self.beside], "utf-8")
+
+
+AVRO = SchemaReaders(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names)
+PROTOBUF = SchemaReaders(
+    protobuf.PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
+)
