@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from sinks.files.typed_rows import (
     source_rows,
     unreadable,
 )
+from sinks.files.writers import FILE_FORMATS
 from sinks.naming import shortened
 from sinks.records import AVRO
 
@@ -30,28 +30,6 @@ ENVELOPES = ("wrapped", "bare", "enriched")
 _PACKINGS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 #: The extension of files of lines of JSON, and of those that tell of a TRUNCATE beside others.
 _LINES, _TRUNCATE = "ndjson", "TRUNCATE"
-
-
-@dataclass(frozen=True, slots=True)
-class _FileKind:
-    """How files of a format are read: as lines where they are neither of both.
-
-    Attributes:
-        extension: of their names, before a packing's.
-        columnar: a file has rows with columns of our own beside them.
-        container: a file has records in its own schema.
-    """
-
-    extension: str
-    columnar: bool = False
-    container: bool = False
-
-
-_KINDS = {
-    "json": _FileKind(_LINES),
-    "avro": _FileKind("avro", container=True),
-    "parquet": _FileKind("parquet", columnar=True),
-}
 
 
 def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadablePlace:
@@ -82,7 +60,7 @@ class Comparison:
     ) -> None:
         """``copy``: empty; ``schema``: of the rows at the source."""
         self._copy = copy
-        self._kind = _KINDS[format_name]
+        self._form = FILE_FORMATS[format_name]
         self._envelope = envelope
         #: Members of a row that are its key.
         self._key: Sequence[str] = [column.name for column in schema.key_columns]
@@ -90,10 +68,10 @@ class Comparison:
     def expect(self, messages: Iterable[pa.Table]) -> None:
         """Take the messages of the rows that the source has."""
         for table in messages:
-            if self._kind.columnar:
+            if self._form.columnar:
                 self._require_key(table.schema.field("value").type)
                 self._copy.expect(source_rows(table.to_batches(), self._key))
-            elif self._kind.container:
+            elif self._form.container:
                 self._expect_avro(table)
             else:
                 self._copy.expect_messages(
@@ -124,7 +102,7 @@ class Comparison:
                 is no message of its envelope.
         """
         # A row of a Parquet file says in a column of its own what was done to it.
-        envelope = "wrapped" if self._kind.columnar else self._envelope
+        envelope = "wrapped" if self._form.columnar else self._envelope
         self._copy.replay(
             (
                 message
@@ -140,11 +118,11 @@ class Comparison:
                 return iter([(None, exact(raw.read()))])
         packing = _PACKINGS.get(path.rpartition(".")[2])
         plain_path = path if packing is None else path.rpartition(".")[0]
-        if not plain_path.endswith(f".{self._kind.extension}"):
+        if not plain_path.endswith(f".{self._form.extension}"):
             raise unreadable(path, "the feed had another format when it was written")
-        if self._kind.columnar:
+        if self._form.columnar:
             return parquet_messages(place, path, self._key)
-        if self._kind.container:
+        if self._form.container:
             return avro_messages(place, path, self._envelope, self._key)
         return _messages(place, path, packing, self._envelope)
 

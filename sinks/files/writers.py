@@ -118,12 +118,16 @@ class FileFormat:
             inside, and their files say so themselves.
         writer: takes the open file, the Arrow column of the values and ``compression``.
         marks: a mark is a line as messages are; else it is JSON in a file of its own kind.
+        container: a file has records, and says itself in which schema.
+        columnar: a file has rows, with columns of our own beside the table's.
     """
 
     extension: str
     packings: Mapping[str, str]
     writer: Callable[[Any, pa.Field, str], ValueWriter]
     marks: bool = False
+    container: bool = False
+    columnar: bool = False
 
 
 _LINES = {"none": "", "gzip": ".gz", "zstd": ".zst", "lz4": ".lz4"}
@@ -132,9 +136,17 @@ _LINES = {"none": "", "gzip": ".gz", "zstd": ".zst", "lz4": ".lz4"}
 FILE_FORMATS: Mapping[str, FileFormat] = {
     "json": FileFormat("ndjson", _LINES, LineWriter, marks=True),
     "csv": FileFormat("csv", _LINES, LineWriter),
-    "avro": FileFormat("avro", dict.fromkeys(("none", "gzip", "zstd", "snappy"), ""), AvroWriter),
+    "avro": FileFormat(
+        "avro",
+        dict.fromkeys(("none", "gzip", "zstd", "snappy"), ""),
+        AvroWriter,
+        container=True,
+    ),
     "parquet": FileFormat(
-        "parquet", dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4"), ""), ParquetWriter
+        "parquet",
+        dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4"), ""),
+        ParquetWriter,
+        columnar=True,
     ),
 }
 
