@@ -11,7 +11,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.copies import BARE, CopyComparison, exact, key_text
-from sinks.files.names import MAX_LABEL, file_order, parse_name
+from sinks.files.names import MAX_LABEL, TRUNCATION, file_order, parse_name
 from sinks.files.places.base import FilePlace, PublishedFile, ReadablePlace
 from sinks.files.typed_rows import (
     Told,
@@ -28,8 +28,6 @@ from sinks.records import AVRO
 ENVELOPES = ("wrapped", "bare", "enriched")
 #: What a packed file's name ends in, and how Arrow calls the packing.
 _PACKINGS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
-#: The extension of files of lines of JSON, and of those that tell of a TRUNCATE beside others.
-_LINES, _TRUNCATE = "ndjson", "TRUNCATE"
 
 
 def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadablePlace:
@@ -113,7 +111,7 @@ class Comparison:
         )
 
     def _messages(self, place: ReadablePlace, path: str) -> Iterator[Told]:
-        if path.endswith(f".{_TRUNCATE}"):
+        if path.endswith(f".{TRUNCATION}"):
             with place.open(path) as raw:
                 return iter([(None, exact(raw.read()))])
         packing = _PACKINGS.get(path.rpartition(".")[2])
@@ -131,18 +129,12 @@ def data_files(files: Iterable[PublishedFile], job: int, topic: str) -> list[str
     """The paths of a table's data files, and of those that tell of a TRUNCATE of it, in the order
     in which they were written."""
     label = shortened(topic, MAX_LABEL)
-    named: dict[str, str] = {}
     ours = []
     for file in files:
-        # A file that tells of a TRUNCATE is called as a data file is, but for what it ends in.
-        name = file.path
-        if name.endswith(f".{_TRUNCATE}"):
-            name = f"{name.removesuffix(_TRUNCATE)}{_LINES}"
-        said = parse_name(name.rpartition("/")[2])
+        said = parse_name(file.path.rpartition("/")[2], truncations=True)
         if said is not None and (said.job, said.topic) == (job, label):
-            named[name] = file.path
-            ours.append((name, file.modified))
-    return [named[name] for name in file_order(ours)]
+            ours.append((file.path, file.modified))
+    return file_order(ours)
 
 
 def _messages(

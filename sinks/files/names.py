@@ -67,10 +67,16 @@ PARTITION_FORMATS = {
 MAX_LABEL = 150
 """Characters of the topic in a file name; with the rest it stays below 255, the usual limit."""
 
-_DATA = re.compile(
-    r"(?P<stamp>\d{33})-(?P<session>[0-9a-f]{16})-(?P<job>\d+)-\d{10}-\d{5}-\w+-(?P<topic>.+)-(?P<schema>\d+)"
-    r"\.(?:ndjson|csv|avro|parquet)(?:\.\w+)?"
+TRUNCATION = "TRUNCATE"
+"""Extension of a file that tells of a TRUNCATE; the rest of its name is a data file's."""
+
+_STEM = (
+    r"(?P<stamp>\d{33})-(?P<session>[0-9a-f]{16})-(?P<job>\d+)-\d{10}-\d{5}-\w+-"
+    r"(?P<topic>.+)-(?P<schema>\d+)"
 )
+_EXTENSION = r"(?:ndjson|csv|avro|parquet)(?:\.\w+)?"
+_DATA = re.compile(rf"{_STEM}\.{_EXTENSION}")
+_DATA_OR_TRUNCATION = re.compile(rf"{_STEM}\.(?:{_EXTENSION}|{TRUNCATION})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +88,18 @@ class DataName:
     schema: int
 
 
-def parse_name(name: str) -> DataName | None:
-    """Read the last part of a path; None for anything that is no data file of ours."""
-    found = _DATA.fullmatch(name)
+def parse_name(name: str, *, truncations: bool = False) -> DataName | None:
+    """Read the last part of a path; None for anything that is no data file of ours.
+
+    ``truncations``: files that tell of a TRUNCATE are read too.
+    """
+    found = (_DATA_OR_TRUNCATION if truncations else _DATA).fullmatch(name)
     return found and DataName(int(found["job"]), found["topic"], int(found["schema"]))
 
 
 def file_order(files: Iterable[tuple[str, int]]) -> list[str]:
-    """Paths of data files in the order in which they were written.
+    """Paths of data files, and of files that tell of a TRUNCATE, in the order in which they were
+    written.
 
     Names sort by time, and within a time and a writer by what was written first. A writer that
     died before its progress was saved has files of the times that the next one writes again, with
@@ -101,7 +111,7 @@ def file_order(files: Iterable[tuple[str, int]]) -> list[str]:
     found = []
     for path, modified in files:
         name = path.rpartition("/")[2]
-        if said := _DATA.fullmatch(name):
+        if said := _DATA_OR_TRUNCATION.fullmatch(name):
             found.append(((said["stamp"], said["session"]), modified, name, path))
     began: dict[tuple[str, str], int] = {}
     for writer, modified, _, _ in found:

@@ -40,7 +40,7 @@ from sinks.base import (
 )
 from sinks.copies import CopyComparison
 from sinks.files.manifest import Closer
-from sinks.files.names import Buckets, Namer
+from sinks.files.names import TRUNCATION, Buckets, Namer
 from sinks.files.options import PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.opening import GOOGLE_SECONDS, open_place
@@ -309,7 +309,7 @@ class FilesSink(Sink):
         if self.settings.files.marks:
             content = _packed(text + b"\n", self.settings.compression)
         else:
-            name = name.removesuffix(self.settings.extension) + "TRUNCATE"
+            name = name.removesuffix(self.settings.extension) + TRUNCATION
             content = text
         with self._explained():
             self._place.put(name, content)
