@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from changefeed.encoding.avro import reading as avro
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.protobuf import reading as protobuf
+from changefeed.encoding.protobuf.reading import PROTO_KEY, Read
 from sinks.copies import key_text, of_record, plain
-
-#: Reads a record from its bytes.
-Read = Callable[[bytes], Any]
 
 
 class RecordReader:
@@ -64,5 +61,5 @@ class SchemaReaders:
 
 AVRO = SchemaReaders(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names)
 PROTOBUF = SchemaReaders(
-    protobuf.PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
+    PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
 )

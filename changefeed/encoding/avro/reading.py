@@ -14,12 +14,7 @@ from typing import Any
 import fastavro
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.registry_header import header
-
-#: A message of a registry's format begins with so many bytes that name its schema.
-_HEADER = len(header(0))
-
-Read = Callable[[bytes], Any]
+from changefeed.encoding.registry_header import Read, header, reader_of_registered
 
 
 def reader_of(schema: str) -> Read:
@@ -70,17 +65,9 @@ def reader_by_id(schema_of: Callable[[int], str]) -> Read:
         ChangefeedError: CF1303 by the reader: a message that has no such beginning, or is not in
             its schema.
     """
-    readers: dict[int, Read] = {}
-
-    def read(message: bytes) -> Any:
-        found = int.from_bytes(message[1:_HEADER], "big")
-        if len(message) < _HEADER or message[:_HEADER] != header(found):
-            raise _unreadable(None)
-        if found not in readers:
-            readers[found] = reader_of(schema_of(found))
-        return readers[found](message[_HEADER:])
-
-    return read
+    return reader_of_registered(
+        header, lambda found: reader_of(schema_of(found)), lambda: _unreadable(None)
+    )
 
 
 def _numbers(schema: Any) -> Any:

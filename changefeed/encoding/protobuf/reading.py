@@ -14,11 +14,9 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.protobuf.schema import PROTO_KEY, WireType, message_header
-from changefeed.encoding.registry_header import header
+from changefeed.encoding.registry_header import Read, reader_of_registered
 
 __all__ = ["PROTO_KEY", "Read", "member_names", "reader_by_id", "reader_of"]
-
-Read = Callable[[bytes], Any]
 
 _TOKENS = re.compile(r"""//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[\w.]+|[{}=;\[\],<>()-])""", re.DOTALL)
 _WIRES = {
@@ -75,19 +73,11 @@ def reader_by_id(text_of: Callable[[int], str]) -> Read:
         ChangefeedError: CF1303 by the reader: a message that has no such beginning, or is not in
             its schema.
     """
-    readers: dict[int, Read] = {}
-    ids = len(header(0))
-    size = len(message_header(0))
-
-    def read(message: bytes) -> Any:
-        found = int.from_bytes(message[1:ids], "big")
-        if message[:size] != message_header(found):
-            raise _unreadable("no schema's id before it")
-        if found not in readers:
-            readers[found] = reader_of(text_of(found))
-        return readers[found](message[size:])
-
-    return read
+    return reader_of_registered(
+        message_header,
+        lambda found: reader_of(text_of(found)),
+        lambda: _unreadable("no schema's id before it"),
+    )
 
 
 def member_names(text: str) -> tuple[str, ...]:
