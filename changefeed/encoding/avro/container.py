@@ -69,6 +69,11 @@ def _size(stream: BinaryIO) -> int:
 
 def _long(stream: BinaryIO, *, at_end: bool = False) -> int | None:
     """A number; None at the end of the stream where it may end."""
+    number = _varint(stream, at_end=at_end)
+    return None if number is None else (number >> 1) ^ -(number & 1)
+
+
+def _varint(stream: BinaryIO, *, at_end: bool = False) -> int | None:
     number = shift = 0
     while True:
         byte = stream.read(1)
@@ -78,7 +83,7 @@ def _long(stream: BinaryIO, *, at_end: bool = False) -> int | None:
             raise DamagedContainer("it ends too soon")
         number |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
-            return (number >> 1) ^ -(number & 1)
+            return number
         shift += 7
         if shift > 63:
             raise DamagedContainer("a number in it is too long")
@@ -93,12 +98,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 def _snappy(packed: bytes) -> bytes:
     body = packed[:-4]
-    size = shift = 0
-    for byte in body:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
+    size = _varint(BytesIO(body)) or 0
     # What Arrow's own writer would have made of a block at most; a length is not to be trusted.
     if size > 1 << 30:
         raise DamagedContainer("a block of it is too large")
