@@ -47,6 +47,13 @@ def test_a_container_that_was_cut_anywhere_is_an_error(compression: str) -> None
     assert len(ends) == 4
 
 
+def test_a_block_with_a_wrong_checksum_says_so() -> None:
+    damaged = bytearray(container("snappy"))
+    damaged[-len(SYNC) - 1] ^= 1
+    with pytest.raises(DamagedContainer, match="the checksum of a block is wrong"):
+        list(container_records(io.BytesIO(damaged)))
+
+
 PROTO = """
 syntax = "proto3";
 package a.b;

@@ -19,7 +19,7 @@ _MAGIC = b"Obj\x01"
 _SYNC = 16
 
 
-class DamagedContainer(ValueError):
+class DamagedContainer(Exception):
     """The bytes are no Avro object container, or not to its end."""
 
 
