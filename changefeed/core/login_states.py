@@ -1,8 +1,8 @@
-"""The SQLSTATE of a login that a server refused, for who speaks to a server by libpq.
+"""The SQLSTATE of a login that a server refused, for clients that connect through libpq.
 
-libpq hands out the text of such an error alone, in the language of the server's ``lc_messages``.
-What it cannot be asked for it writes into a trace, so a refusal in words that are not understood is
-asked for a second time, with one. Nothing of it leaves the process: a trace has the password.
+Of such an error libpq returns only the text, in the language of the server's ``lc_messages``. The
+SQLSTATE is in libpq's trace of the connection, so after a refusal whose text is not understood the
+login is tried a second time, with a trace. The trace never leaves the process: it has the password.
 
 No client library is imported: the connection comes from the caller.
 """
@@ -19,14 +19,14 @@ from typing import Protocol
 _SENT = re.compile(r"failed: [^\s:]+:  ")
 #: The error of a server in a trace of libpq 18 or newer.
 _ERROR = re.compile(rb'\tErrorResponse\t S "[^"\n]*" V "[A-Z]+" C "([0-9A-Z]{5})"')
-#: Longest wait for the answer, as in the first try where the URI says nothing else.
+#: Longest wait for the answer; the first try waits as long, unless the URI says otherwise.
 _SECONDS = 10
-#: What a login that goes on waits for (``PostgresPollingStatusType``).
+#: What an unfinished login waits for (``PostgresPollingStatusType``).
 _READING, _WRITING = 1, 2
 
 
 class LoginAttempt(Protocol):
-    """A login that has begun: ``psycopg.pq.PGconn``."""
+    """A login that has started: ``psycopg.pq.PGconn``."""
 
     @property
     def socket(self) -> int:
@@ -34,30 +34,30 @@ class LoginAttempt(Protocol):
         ...
 
     def connect_poll(self) -> int:
-        """Go on; what it waits for now."""
+        """Continue the login; returns what it waits for now."""
         ...
 
     def trace(self, fileno: int) -> None:
-        """Write what is sent and received to a file."""
+        """Start to write what is sent and received to a file."""
         ...
 
     def untrace(self) -> None:
-        """No more."""
+        """Stop writing to the file."""
         ...
 
     def finish(self) -> None:
-        """Close it."""
+        """Close the connection."""
         ...
 
 
 def sent_by_server(text: str) -> bool:
-    """The text of an error of libpq repeats what a server said."""
+    """Whether the text of libpq's error repeats what a server said."""
     return _SENT.search(text) is not None
 
 
 def state_of_refusal(begin: Callable[[], LoginAttempt]) -> str | None:
-    """The SQLSTATE with which the server refuses a login; None: it does not, or libpq does not
-    tell. What ``begin`` and the attempt raise comes out."""
+    """The SQLSTATE with which the server refuses a login; None if it does not refuse, or libpq
+    does not tell. Errors of ``begin`` and of the attempt are not caught."""
     if not hasattr(os, "memfd_create"):
         return None
     trace = os.memfd_create("changefeed-login")
@@ -77,7 +77,7 @@ def state_of_refusal(begin: Callable[[], LoginAttempt]) -> str | None:
 
 
 def _poll(attempt: LoginAttempt) -> None:
-    """Go on with a login until it ends, however it does."""
+    """Continue a login until it succeeds, fails or waits too long."""
     while True:
         status = attempt.connect_poll()
         if status not in (_READING, _WRITING):

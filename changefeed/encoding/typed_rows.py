@@ -57,11 +57,11 @@ class RowPlan:
     def rows(self, table: pa.Table, *, superseded: bool = False) -> pa.Table:
         """The rows of the log's ``table`` that the feed wants, in ``schema.log_schema()``.
 
-        A row that a later one of its transaction supersedes is left out, unless a row of
-        ``table`` has a value ``missing``, which the row before it may know.
+        A row that a later row of its transaction supersedes is left out, unless a value is
+        ``missing`` in some row of ``table``: the superseded row may have it.
 
         Args:
-            superseded: such rows stay all the same: a row beside ``table`` lacks values.
+            superseded: keep such rows in any case, because rows outside ``table`` lack values.
 
         Raises:
             ChangefeedError: CF1302, the key range cannot be compared with this key; CF4001, with

@@ -68,7 +68,8 @@ def changes_of_result(
         rows: superseded changes of a transaction are left out already, unless ``superseded``.
         run: evaluates images.
         before: the messages show the row before a change.
-        superseded: who gets the result has superseded changes, too, of these rows or of others.
+        superseded: the receiver of the result also gets superseded changes, which may be of
+            these rows or of others of the transaction.
 
     Raises:
         ChangefeedError: CF4001 a value is missing or does not fit, or what ``run`` raises.

@@ -134,8 +134,9 @@ class FeedQuery:
             schema: of ``rows``.
             rows: in log order.
             plan: what becomes of the result.
-            superseded: rows that later ones of their transaction supersede stay, for the values
-                that they know. A row that fitted the query only in between ends in a delete.
+            superseded: keep rows that a later row of their transaction supersedes, because they
+                may have values that it lacks. A row that satisfied the query only within its
+                transaction then ends in a delete.
         """
         if not superseded and plan.collapse:
             rows = rows.filter(rows["last"])

@@ -93,7 +93,7 @@ class Comparison:
         self._copy.expect_messages(table, self._envelope, reader.key, reader.value)
 
     def hold(self, place: ReadablePlace, job: int, topic: str) -> None:
-        """Take what the files of a table say, one after the other as they were written.
+        """Apply the messages in the files of a table, in the order in which they were written.
 
         Raises:
             ChangefeedError: CF1303 a file of the feed is of another format, or has something that
@@ -156,8 +156,7 @@ def _messages(
 
 
 def _beside(value: dict[str, Any], envelope: str) -> tuple[Any, bool]:
-    """The key in a line, None in a mark; and whether the line has the row where its envelope has
-    it."""
+    """The key in a line, None in a mark; and whether the row is where the envelope puts it."""
     if envelope == BARE:
         beside = value.get("__crdb__")
         if not isinstance(beside, dict):

@@ -1,4 +1,4 @@
-"""Files of Avro and Parquet read back: what they say of rows, in their order."""
+"""Files of Avro and Parquet read back as messages, in the order of their rows."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _rows(batch: pa.RecordBatch, key: Sequence[str], path: str) -> Iterator[Told
 def keyed_rows(
     batch: pa.RecordBatch, key: Sequence[str]
 ) -> tuple[list[str], list[dict[str, object]]]:
-    """The rows of a batch, and the keys of each as a text."""
+    """The key of each row of a batch, as a text, and the rows."""
     names = [name for name in batch.schema.names if not name.startswith(_BESIDE)]
     columns = [_numbers(batch.column(name)).to_pylist() for name in names]
     rows = [dict(zip(names, map(plain, row), strict=True)) for row in zip(*columns, strict=True)]
@@ -88,7 +88,7 @@ def keyed_rows(
 def source_rows(
     messages: Iterable[pa.RecordBatch], key: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The typed rows of Parquet messages that are not in a file yet."""
+    """Keys and rows of Parquet messages that are not in a file."""
     for batch in messages:
         yield from zip(
             *keyed_rows(pa.RecordBatch.from_struct_array(batch.column("value")), key), strict=True
@@ -96,7 +96,7 @@ def source_rows(
 
 
 def _numbers(column: pa.Array) -> pa.Array:
-    """The column without the types that Python has a class for which not all values fit."""
+    """Dates and times as numbers: Python's classes for them cannot hold all values."""
     return column.cast(_number(column.type))
 
 

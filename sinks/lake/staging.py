@@ -68,9 +68,9 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
     Args:
         batch: rows of the log, in order, that the target does not have.
         path: where to.
-        history: ``off`` keeps the last change of each key; where it keeps the past, and where
-            values are missing, all stay: one may know a value that a later one of its transaction
-            lacks, also one of another batch.
+        history: with ``off`` only the last change of each key is written. With the others, or
+            where values are missing, all are: a change may have a value that a later change of
+            its transaction lacks, which may be in another batch.
     """
     table = staged_table(batch)
     incomplete = MISSING in table.column_names

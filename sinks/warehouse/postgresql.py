@@ -238,7 +238,7 @@ class PostgreSQL(Warehouse):
         return self._connection
 
     def _refused(self, error: psycopg.Error, info: str) -> ChangefeedError:
-        """A connection that could not be made. libpq's text names host and user, no password."""
+        """The error of a connection that failed. libpq's text has host and user, no password."""
         text = str(error).strip()
         state = error.sqlstate or ""
         known = any(word in text for word in _NOT_TRIED_AGAIN)
@@ -288,8 +288,8 @@ def _by_state(state: str) -> tuple[str, str] | None:
     return next((found for start, found in _BY_STATE.items() if state.startswith(start)), None)
 
 
-#: A libpq that tells no SQLSTATE of a refused login (before 18) gives these words alone. A newer
-#: one is asked for it where the words are others, as in another language; asking costs a second
+#: Texts of refused logins that are understood without a SQLSTATE, which libpq before 18 does not
+#: tell. For other texts, as in another language, a newer libpq is asked for it; that costs a second
 #: login, which a server may count.
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 

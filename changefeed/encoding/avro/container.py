@@ -99,7 +99,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 def _snappy(packed: bytes) -> bytes:
     body = packed[:-4]
     size = _varint(BytesIO(body)) or 0
-    # What Arrow's own writer would have made of a block at most; a length is not to be trusted.
+    # The length may be damaged: no memory is asked for that a block of a feed does not need.
     if size > 1 << 30:
         raise DamagedContainer("a block of it is too large")
     data: bytes = pa.decompress(body, size, codec="snappy", asbytes=True)
