@@ -57,7 +57,8 @@ def parquet_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 #: ``compression`` of the options -> codec of the container.
 AVRO_CODECS = {"none": "null", "gzip": "deflate", "zstd": "zstandard", "snappy": "snappy"}
 
-_MAGIC = b"Obj\x01"
+#: What a container begins with, and the size of the marker that ends each block.
+AVRO_MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 
 
@@ -74,7 +75,7 @@ def avro_header(rows_schema: pa.Schema, sync: bytes, compression: str = "none") 
         long_bytes(len(name)) + name.encode() + long_bytes(len(value)) + value
         for name, value in meta.items()
     )
-    return _MAGIC + long_bytes(len(meta)) + entries + long_bytes(0) + sync
+    return AVRO_MAGIC + long_bytes(len(meta)) + entries + long_bytes(0) + sync
 
 
 def avro_block(values: pa.Array, sync: bytes, compression: str = "none") -> bytes:

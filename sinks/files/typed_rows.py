@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.encoding.arrow_schema import parquet_rows
 from changefeed.encoding.avro.container import DamagedContainer, container_records
 from sinks.copies import BARE, key_text, of_record, plain
 from sinks.files.places.base import ReadablePlace
@@ -71,18 +72,8 @@ def _rows(batch: pa.RecordBatch, key: Sequence[str], path: str) -> Iterator[Told
     if not {*key, _EVENT} <= set(batch.schema.names):
         raise unreadable(path, "it has no columns of the key, or of another format")
     gone = batch.column(_EVENT).to_pylist()
-    for name, row, op in zip(*keyed_rows(batch, key), gone, strict=True):
+    for (name, row), op in zip(_keyed_rows(batch, key), gone, strict=True):
         yield name, {"after": None if op == "d" else row}
-
-
-def keyed_rows(
-    batch: pa.RecordBatch, key: Sequence[str]
-) -> tuple[list[str], list[dict[str, object]]]:
-    """The key of each row of a batch, as a text, and the rows."""
-    names = [name for name in batch.schema.names if not name.startswith(_BESIDE)]
-    columns = [_numbers(batch.column(name)).to_pylist() for name in names]
-    rows = [dict(zip(names, map(plain, row), strict=True)) for row in zip(*columns, strict=True)]
-    return [key_text([row[name] for name in key]) for row in rows], rows
 
 
 def source_rows(
@@ -90,9 +81,18 @@ def source_rows(
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """Keys and rows of Parquet messages that are not in a file."""
     for batch in messages:
-        yield from zip(
-            *keyed_rows(pa.RecordBatch.from_struct_array(batch.column("value")), key), strict=True
-        )
+        yield from _keyed_rows(parquet_rows(batch), key)
+
+
+def _keyed_rows(
+    batch: pa.RecordBatch, key: Sequence[str]
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """The key of each row, as a text, and the row."""
+    names = [name for name in batch.schema.names if not name.startswith(_BESIDE)]
+    columns = [_numbers(batch.column(name)).to_pylist() for name in names]
+    for values in zip(*columns, strict=True):
+        row = dict(zip(names, map(plain, values), strict=True))
+        yield key_text([row[name] for name in key]), row
 
 
 def _numbers(column: pa.Array) -> pa.Array:

@@ -13,10 +13,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from changefeed.encoding.arrow_schema import AVRO_MAGIC, SYNC_SIZE
 from changefeed.encoding.avro.reading import records_of
-
-_MAGIC = b"Obj\x01"
-_SYNC = 16
 
 
 class DamagedContainer(Exception):
@@ -30,17 +28,17 @@ def container_records(stream: BinaryIO) -> Iterator[Any]:
         DamagedContainer: it ends too soon, or is none.
         ChangefeedError: CF1303 a record is not in the schema that the file names.
     """
-    if stream.read(len(_MAGIC)) != _MAGIC:
+    if stream.read(len(AVRO_MAGIC)) != AVRO_MAGIC:
         raise DamagedContainer("it does not begin as an Avro file")
     meta = _meta(stream)
     unpack = _UNPACK.get(meta.get("avro.codec", b"null"))
     if unpack is None:
         raise DamagedContainer("its codec is unknown")
     read = records_of(meta.get("avro.schema", b"").decode(errors="replace"))
-    sync = _exactly(stream, _SYNC)
+    sync = _exactly(stream, SYNC_SIZE)
     while (count := _long(stream, at_end=True)) is not None:
         packed = _exactly(stream, _size(stream))
-        if _exactly(stream, _SYNC) != sync:
+        if _exactly(stream, SYNC_SIZE) != sync:
             raise DamagedContainer("a block of it does not end with its marker")
         try:
             block = unpack(packed)
