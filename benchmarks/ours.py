@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measure import compiled
-from changefeed.api import Engine, Result, Session
+from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog
 from changefeed.embedded.child import spawn
 
@@ -23,14 +23,14 @@ class Ours:
         self.state.mkdir()
         self.log_file = folder / "ours.log"
         self._catalog = Catalog.open(str(self.state))
-        self._engine = Engine(self._catalog)
+        self._interpreter = Interpreter(self._catalog)
         self._session = Session(client="benchmark")
         self.execute(f"CREATE EXTERNAL CONNECTION source AS '{source_uri}'")
         self.execute(f"CREATE EXTERNAL CONNECTION sink AS '{sink_uri}'")
 
     def execute(self, sql: str) -> Result:
         """One statement."""
-        return self._engine.execute(sql, self._session)
+        return self._interpreter.execute(sql, self._session)
 
     def wait_status(self, name: str, *wanted: str, timeout: float = 120.0) -> None:
         """Wait until the feed has one of these states.

@@ -28,7 +28,7 @@ from benchmarks.latency import measure, postgresql_ticks
 from benchmarks.measure import Meter
 from benchmarks.peers.debezium import Run, place
 from benchmarks.workload import NARROW
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.node.node import Node
 from changefeed.spark.session import NodeSpark
@@ -64,8 +64,8 @@ class Here:
         state = run.folder / "query-state"
         state.mkdir()
         self.catalog = Catalog.open(str(state))
-        self.node = Node(self.catalog, str(state), engine=spark)
-        self._engine = Engine(self.catalog, host=self.node)
+        self.node = Node(self.catalog, str(state), spark=spark)
+        self._interpreter = Interpreter(self.catalog, host=self.node)
         self._session = Session(client="benchmark")
         if not self.node.start():
             raise SystemExit("another node runs this state")
@@ -73,7 +73,7 @@ class Here:
 
     def execute(self, sql: str) -> None:
         """One statement."""
-        self._engine.execute(sql, self._session)
+        self._interpreter.execute(sql, self._session)
 
     def sync(self, feed: str) -> None:
         """Wait until everything committed before now is in the feed's sink."""

@@ -4,10 +4,10 @@ it.
 ::
 
     catalog = Catalog.open("state")
-    engine = Engine(catalog, host=node)
+    interpreter = Interpreter(catalog, host=node)
     session = Session()
-    engine.execute("USE shop", session)
-    result = engine.execute("SHOW CHANGEFEEDS", session)
+    interpreter.execute("USE shop", session)
+    result = interpreter.execute("SHOW CHANGEFEEDS", session)
 
 Every error for a user is a :class:`~changefeed.core.errors.ChangefeedError` with its position in
 the text. Thread-safe as long as each client has its own :class:`Session`.
@@ -75,7 +75,7 @@ __all__ = [
     "DATASET_OPTIONS",
     "Section",
     "ClientRow",
-    "Engine",
+    "Interpreter",
     "FeedFacts",
     "FeedHost",
     "FeedPlan",
@@ -179,7 +179,7 @@ class FeedFacts:
     tables: tuple[tuple[str, str], ...]
 
 
-class Engine:
+class Interpreter:
     """Executes statements against one state."""
 
     def __init__(

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.api import ClientRow, Engine, FeedPlan
+from changefeed.api import ClientRow, FeedPlan, Interpreter
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
@@ -69,7 +69,7 @@ class Application:
         """
         self.state = state
         self.catalog = Catalog.open(state)
-        self.engine = Engine(self.catalog, host=self)
+        self.interpreter = Interpreter(self.catalog, host=self)
         self._layout = StateLayout(Path(self.catalog.directory))
         self._settings = settings or SparkSettings()
         self._spark = spark
@@ -121,7 +121,7 @@ class Application:
         """
         from changefeed.monitor import Monitor, MonitorServer
 
-        return MonitorServer(host, port, Monitor(self.engine, self.check_node))
+        return MonitorServer(host, port, Monitor(self.interpreter, self.check_node))
 
     def _made(self) -> Node:
         from changefeed.node.node import Node
@@ -133,11 +133,11 @@ class Application:
                 log_to(self._layout.node_log)
                 if self._layout.open_to_others:
                     log.warning("other users may list the state directory: chmod 700 it")
-                engine = self._spark or NodeSpark.of(self._settings, self._layout.spark_log)
+                spark = self._spark or NodeSpark.of(self._settings, self._layout.spark_log)
                 self._node = Node(
                     self.catalog,
                     self.state,
-                    engine=engine,
+                    spark=spark,
                     max_memory=self._max_memory,
                     max_disk=self._max_disk,
                     ready=self._ready,
@@ -209,8 +209,8 @@ class Application:
         """Whether some process runs the feeds of this state."""
         return self.is_node or bool(self.catalog.live_nodes())
 
-    def spark(self, packs: Sequence[str]) -> SparkAccess:
+    def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         """The Spark session of this process with jar packs: the node's, or one started for a
         statement.
         """
-        return self._made().spark(packs)
+        return self._made().spark_with(packs)

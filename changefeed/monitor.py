@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, Options
@@ -37,19 +37,19 @@ _TEXT = "text/plain; charset=utf-8"
 class StateCollector(Collector):
     """The feeds and sources of a state, as Prometheus wants them."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._interpreter = interpreter
 
     def collect(self) -> Iterator[Metric]:
         """Everything now."""
         yield from self._of_feeds()
         up = GaugeMetricFamily("changefeed_source_up", "the source answers", labels=["source"])
-        for state in self._engine.catalog.source_states():
+        for state in self._interpreter.catalog.source_states():
             up.add_metric([state.name], float(not state.error))
         yield up
 
     def _of_feeds(self) -> Iterator[Metric]:
-        now = self._engine.clock.now().wall
+        now = self._interpreter.clock.now().wall
 
         def gauge(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"changefeed_{name}", text, labels=_LABELS)
@@ -64,8 +64,8 @@ class StateCollector(Collector):
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
         in_trouble = gauge("troubled", "1 when the feed wants attention, whatever the reason")
-        all_failed = self._engine.catalog.failed_tables()
-        for job, shown in self._engine.health():
+        all_failed = self._interpreter.catalog.failed_tables()
+        for job, shown in self._interpreter.health():
             labels = [str(job.id), job.name, job.source]
             status.add_metric([*labels, shown.status], 1.0)
             in_trouble.add_metric(labels, float(shown.troubled))
@@ -85,12 +85,12 @@ class StateCollector(Collector):
 class Monitor:
     """Answers the requests; knows no socket."""
 
-    def __init__(self, engine: Engine, check: Callable[[], None]) -> None:
+    def __init__(self, interpreter: Interpreter, check: Callable[[], None]) -> None:
         """``check`` raises when the node of this process is not at work."""
-        self._engine = engine
+        self._interpreter = interpreter
         self._check = check
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(StateCollector(engine))
+        self._registry.register(StateCollector(interpreter))
 
     def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Status, content type and body for a path."""
@@ -110,7 +110,7 @@ class Monitor:
         return HTTPStatus.OK, _TEXT, b"ok\n"
 
     def _page(self) -> str:
-        shown = self._engine.execute("SHOW CHANGEFEEDS", Session(client="http"))
+        shown = self._interpreter.execute("SHOW CHANGEFEEDS", Session(client="http"))
         people = shown.brief or shown
         head = "".join(f"<th>{html.escape(column)}</th>" for column in people.columns)
         place = shown.columns.index("status")
@@ -121,8 +121,8 @@ class Monitor:
             for exact, row in zip(shown.rows, people.rows, strict=True)
         ]
         body = "\n".join(lines) or f'<tr><td colspan="{len(people.columns)}">no feeds</td></tr>'
-        state = html.escape(self._engine.catalog.shown)
-        at = date(self._engine.clock.now().wall).words
+        state = html.escape(self._interpreter.catalog.shown)
+        at = date(self._interpreter.clock.now().wall).words
         return _PAGE.format(state=state, at=at, head=head, body=body)
 
 

@@ -12,7 +12,7 @@ from changefeed.spark.settings import SparkSettings
 from grammar import nodes
 
 if TYPE_CHECKING:
-    from changefeed.api import Engine, Session
+    from changefeed.api import Interpreter, Session
     from changefeed.app import Application
 
 #: These only look; everything else may wait for the node that is being started.
@@ -89,22 +89,22 @@ class Backend:
         session = Session()
         try:
             if self._source is not None:
-                application.engine.use_source(session, self._source)
+                application.interpreter.use_source(session, self._source)
         except BaseException:
             application.close()
             raise
         self._opened, self._session = application, session
 
     @property
-    def engine(self) -> Engine:
+    def interpreter(self) -> Interpreter:
         """Executes statements; opens the state at first use."""
-        return self.application.engine
+        return self.application.interpreter
 
     @property
     def session(self) -> Session:
         """What lasts from statement to statement."""
         # Opens the state, and with it the session.
-        self.engine  # noqa: B018
+        self.interpreter  # noqa: B018
         if self._session is None:
             raise AssertionError("the session is made with the state")
         return self._session
@@ -168,7 +168,7 @@ class Backend:
     @staticmethod
     def _alone(application: Application) -> bool:
         """Feeds and no node. (Without a feed SYNC has an error to say, and needs no node.)"""
-        return bool(application.engine.feeds()) and not application.node_running()
+        return bool(application.interpreter.feeds()) and not application.node_running()
 
     @property
     def here(self) -> bool:
@@ -179,7 +179,7 @@ class Backend:
         """Feeds that would run, once this process has ended, if there were a node."""
         if self._opened is None:
             return 0
-        active = self._opened.engine.summary().active
+        active = self._opened.interpreter.summary().active
         elsewhere = self._opened.node_running() and not self._opened.is_node
         return 0 if elsewhere else active
 

@@ -182,7 +182,7 @@ class Client:
             return
         with self._waiting(text):
             self.backend.ready_for(parsed)
-            result = self.backend.engine.execute(text, self.backend.session)
+            result = self.backend.interpreter.execute(text, self.backend.session)
         self.show(result)
         if result.failure is not None:
             # The rows say it all: only the exit status is left to set.

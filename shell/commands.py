@@ -162,7 +162,7 @@ def _connection(client: Client, words: str) -> None:
         node = "in this shell"
     else:
         node = "elsewhere" if application.node_running() else "none (changefeed start runs one)"
-    source = backend.engine.source_name(backend.session)
+    source = backend.interpreter.source_name(backend.session)
     lines = [
         f"state   {redact(backend.state)}",
         f"node    {node}",

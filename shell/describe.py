@@ -32,7 +32,7 @@ def describe(client: Client, name: str) -> Result:
     session = client.backend.session
     if len(before) == 2:
         session = Session(source=before[0])
-    found = client.backend.engine.describe(session, before[-1] if before else None, table)
+    found = client.backend.interpreter.describe(session, before[-1] if before else None, table)
     if found is None:
         raise ChangefeedError(Code.NAME_UNKNOWN, "there is no source to ask", hint="USE names one.")
     keys = {position: number for number, position in enumerate(found.key, 1)}

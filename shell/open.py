@@ -105,7 +105,7 @@ def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
                 with lines_of(text) as lines:
                     client.run_script(lines, "" if text == "-" else text)
         # --source is checked even when there was nothing to run.
-        if client.backend.engine is not None:
+        if client.backend.interpreter is not None:
             _say_who_runs(client)
     except (StatementFailure, ShellExit):
         return client.status

@@ -429,7 +429,7 @@ def fake_registry() -> Iterator[FakeRegistry]:
         yield registry
 
 
-class _LentEngine(NodeSpark):
+class _LentSpark(NodeSpark):
     """Spark for all tests of the run: whoever closes it gives it back only."""
 
     def close(self) -> None:
@@ -464,7 +464,7 @@ def remote_spark() -> Iterator[SparkCluster]:
 @pytest.fixture(scope="session")
 def spark_engine() -> Iterator[NodeSpark]:
     """The run's one Spark engine, starting in the background from its first use on."""
-    engine = _LentEngine(heap="2g", packs=("delta", "iceberg"))
+    engine = _LentSpark(heap="2g", packs=("delta", "iceberg"))
     engine.start()
     yield engine
     engine.really_close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
@@ -47,7 +47,7 @@ class _Stage:
     folder: Path
     server: EmbeddedPostgres
     node: Node
-    engine: Engine
+    interpreter: Interpreter
     session: Session
     display: Display
     dice: random.Random
@@ -74,9 +74,11 @@ def play(
 def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
     """Folder, server, shop, application, connections; all gone afterwards (but a kept folder)."""
     with place(display, port=port, keep=keep) as found, _node(found.state) as node:
-        engine = Engine(node.catalog, host=node)
-        session = connect(engine, found)
-        yield _Stage(found.folder, found.server, node, engine, session, display, random.Random(7))
+        interpreter = Interpreter(node.catalog, host=node)
+        session = connect(interpreter, found)
+        yield _Stage(
+            found.folder, found.server, node, interpreter, session, display, random.Random(7)
+        )
 
 
 @contextmanager
@@ -98,7 +100,7 @@ def _node(state: Path) -> Iterator[Node]:
 def _play_all(stage: _Stage, seconds: float) -> None:
     """What the demo runs when nothing else is asked for: most of the time without Spark, which
     starts meanwhile."""
-    spark = stage.node.engine.installed
+    spark = stage.node.spark.installed
     if spark:
         threading.Thread(target=_warm, args=(stage.node,), name="demo-spark", daemon=True).start()
     texts = {name: (files("changefeed.demo") / name).read_text() for name in (FEEDS, SPARK)}
@@ -113,8 +115,8 @@ def _play_all(stage: _Stage, seconds: float) -> None:
 def _warm(node: Node) -> None:
     """Fetch the jars of Delta and start Spark. The feed meets a failure again, and tells it."""
     try:
-        node.spark(("delta",))
-        node.engine.start()
+        node.spark_with(("delta",))
+        node.spark.start()
     except ChangefeedError as error:
         log.info("Spark could not be started beside the demo: %s", error.message)
 
@@ -130,7 +132,7 @@ def _play(stage: _Stage, name: str, text: str, seconds: float) -> None:
         stage.display.statement(sql)
         slow = name == SPARK and not sql.startswith("SHOW")
         with stage.display.waiting("Spark is at work") if slow else nullcontext():
-            result = stage.engine.execute(sql, stage.session)
+            result = stage.interpreter.execute(sql, stage.session)
         for notice in result.notices:
             stage.display.notice(notice)
         if result.stream is not None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.demo import shop
@@ -72,15 +72,15 @@ def place(
         yield ServerFolder(folder, server)
 
 
-def connect(engine: Engine, found: ServerFolder) -> Session:
+def connect(interpreter: Interpreter, found: ServerFolder) -> Session:
     """Make the connections; of a kept place, where they are now."""
     session = Session(client="demo")
-    known = engine.connections()
+    known = interpreter.connections()
     places = {"shop": found.server.uri(), "lake": (found.folder / "lake").as_uri()}
     places["tables"] = f"delta://{found.folder / 'tables'}"
     for name, uri in places.items():
         verb = "ALTER" if name in known else "CREATE"
-        engine.execute(f"{verb} EXTERNAL CONNECTION {name} AS '{uri}'", session)
+        interpreter.execute(f"{verb} EXTERNAL CONNECTION {name} AS '{uri}'", session)
     return session
 
 
@@ -92,7 +92,7 @@ def trial(
     with place(display, port=port, keep=keep, folder=folder) as found:
         catalog = Catalog.open(str(found.state))
         try:
-            connect(Engine(catalog), found)
+            connect(Interpreter(catalog), found)
         finally:
             catalog.close()
         writer = shop.ShopWriter(found.server.uri(), lambda line: None)

@@ -139,7 +139,7 @@ class Backlog:
         name: str,
         log: LogAccess,
         folder: Path,
-        engine: NodeSpark,
+        spark: NodeSpark,
         sink_session: SinkSession,
         note: Callable[[str], None],
     ) -> None:
@@ -148,7 +148,7 @@ class Backlog:
             name: the feed's.
             log: the change log, as the node reads it.
             folder: its directory, which Spark's workers see, too.
-            engine: Spark.
+            spark: Spark.
             sink_session: the feed's sinks.
             note: records for SHOW what runs as a job.
         """
@@ -156,7 +156,7 @@ class Backlog:
         self._log = log
         self._folder = folder
         self._scratch = sink_session.folder
-        self._engine = engine
+        self._spark = spark
         self._sink_session = sink_session
         self._note = note
         self._refused_upto = Timestamp.ZERO
@@ -178,10 +178,10 @@ class Backlog:
             TableError: one table cannot go on.
             ChangefeedError: the source, Spark or the sink failed.
         """
-        asked = feed.asked_engine(self._engine.preferred)
+        asked = feed.asked_engine(self._spark.preferred)
         if asked is EngineOption.DRIVER or hindrance(feed, feed.abilities):
             return BacklogResult()
-        state = self._engine.state()
+        state = self._spark.state()
         lanes = min(MOST_LANES, state.cores)
         # The largest possible job: if even that stays in the node, the log's index need not be
         # read.
@@ -189,10 +189,10 @@ class Backlog:
             return BacklogResult()
         if min(bounds.values()) < self._refused_upto:
             return BacklogResult(node_upto=self._refused_upto)
-        most = STAGED_BYTES if self._engine.stages else math.inf
+        most = STAGED_BYTES if self._spark.stages else math.inf
         found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
-        if choice.spark and not self._engine.installed:
+        if choice.spark and not self._spark.installed:
             self._tell_missing()
             return BacklogResult()
         if not choice.spark or interrupted():
@@ -242,7 +242,7 @@ class Backlog:
                 epoch=Epoch(number, upto),
                 context=self._sink_session.context(here=False),
                 sink=self._sink_session.new_sink(),
-                ticket=barrier.ticket(self._engine.address(), here=self._engine.local),
+                ticket=barrier.ticket(self._spark.address(), here=self._spark.local),
             )
             with self._cancelled_when(interrupted, group) as cancelled:
                 try:
@@ -264,13 +264,13 @@ class Backlog:
         def tell(rows: int, size: int) -> None:
             """Ignore the progress of the job: it is shown nowhere."""
 
-        if not self._engine.stages:
-            return run_tasks(self._engine, work, work.count, group=group, on_progress=tell)
+        if not self._spark.stages:
+            return run_tasks(self._spark, work, work.count, group=group, on_progress=tell)
         # A running feed has this folder; a new feed may never have staged anything.
         self._scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="lanes-", dir=self._scratch) as folder:
             paths = write_lanes(work, self._log, Path(folder))
-            return run_files(self._engine, StagedLanes(work), paths, group=group, on_progress=tell)
+            return run_files(self._spark, StagedLanes(work), paths, group=group, on_progress=tell)
 
     @contextmanager
     def _cancelled_when(
@@ -283,7 +283,7 @@ class Backlog:
             while not over.wait(_LOOK_SECONDS):
                 if interrupted():
                     cancelled.set()
-                    self._engine.cancel(group)
+                    self._spark.cancel(group)
                     return
 
         watching = threading.Thread(target=watch, name=f"backlog-{self.name}", daemon=True)

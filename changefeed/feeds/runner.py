@@ -57,7 +57,7 @@ class FeedServices:
 
     Attributes:
         catalog: the state.
-        engine: Spark.
+        spark: Spark.
         messages: the cache of encoded messages that feeds share.
         node_id: the node, for sinks that must know who writes.
         ended: called by a feed's thread when it ends.
@@ -68,7 +68,7 @@ class FeedServices:
     """
 
     catalog: Catalog
-    engine: NodeSpark
+    spark: NodeSpark
     messages: MessageCache
     node_id: str
     ended: Callable[[], None]
@@ -113,7 +113,7 @@ class FeedRunner:
         self._called = threading.Event()
         self._feed = Feed(self.catalog, job, lease, services.queries)
         self.sink_session = SinkSession(
-            self.catalog, self._feed, services.node_id, services.engine, sink
+            self.catalog, self._feed, services.node_id, services.spark, sink
         )
         self._delivery = Delivery(
             job.name, self.source_runtime, services.messages, self.sink_session, services.sizes
@@ -122,7 +122,7 @@ class FeedRunner:
             job.name,
             self.source_runtime,
             self.source_runtime.log_folder,
-            services.engine,
+            services.spark,
             self.sink_session,
             lambda text: self.catalog.record_event(self.job_id, "engine", text),
         )
@@ -349,7 +349,7 @@ class FeedRunner:
             self._feed,
             self.catalog,
             self.source_runtime,
-            self._services.engine,
+            self._services.spark,
             self.sink_session,
             lambda: self._checkpoint.resolved,
             self._services.sizes,

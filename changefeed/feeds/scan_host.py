@@ -30,7 +30,7 @@ class FeedScanHost:
         feed: the job with its options, tables and plans.
         catalog: the state.
         source_runtime: the source.
-        engine: Spark.
+        spark: Spark.
         sinks: the feed's sink objects.
         resolved: the last resolved timestamp that consumers got, if any.
         sizes: how much is done in one go.
@@ -39,7 +39,7 @@ class FeedScanHost:
     feed: Feed
     catalog: Catalog
     source_runtime: SourceRuntime
-    engine: NodeSpark
+    spark: NodeSpark
     sinks: SinkSession
     resolved: Callable[[], Timestamp | None]
     sizes: Sizes
@@ -68,7 +68,7 @@ class FeedScanHost:
     @property
     def asked_engine(self) -> EngineOption:
         """Where the feed, or else the node, wants scans to run."""
-        return self.feed.asked_engine(self.engine.preferred)
+        return self.feed.asked_engine(self.spark.preferred)
 
     def note_engine(self, table: TableName, text: str) -> None:
         """Write down for SHOW that a table is scanned elsewhere than in the node."""

@@ -47,14 +47,14 @@ class SinkSession:
         catalog: Catalog,
         feed: Feed,
         node_id: str,
-        engine: NodeSpark,
+        spark: NodeSpark,
         given: Sink | None = None,
     ) -> None:
         """``given``: the one sink object of a sinkless feed, else sinks are made from the URI."""
         self._catalog = catalog
         self._feed = feed
         self._node_id = node_id
-        self._engine = engine
+        self._spark = spark
         self._given = given
         self._layout = StateLayout(Path(catalog.directory))
         self._sink: Sink | None = None
@@ -86,7 +86,7 @@ class SinkSession:
         return self._feed.sink_context(
             self._node_id,
             scan=scan,
-            spark=self._engine if local else None,
+            spark=self._spark if local else None,
             scratch=str(self._scratch(scan)) if local else "",
         )
 
@@ -104,7 +104,7 @@ class SinkSession:
         if self._given is None:
             packs = sink.capabilities.spark_packs
             if packs:
-                self._engine.require(*packs)
+                self._spark.require(*packs)
             _empty(self._scratch(scan))
         return sink
 
@@ -144,7 +144,7 @@ class SinkSession:
 
         Spark only makes such a scan faster, so a node without Spark reads the table itself.
         """
-        return self._given is None and sink.capabilities.executor and self._engine.installed
+        return self._given is None and sink.capabilities.executor and self._spark.installed
 
     def keeps(self, sink: Sink) -> bool:
         """Whether this sink stores the feed's progress for exactly-once delivery."""

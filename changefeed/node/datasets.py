@@ -29,9 +29,9 @@ STOP_SECONDS = 2.0
 class DatasetThreads:
     """Used by the node's loop only."""
 
-    def __init__(self, catalog: Catalog, engine: NodeSpark, clock: Clock, timings: Timings) -> None:
+    def __init__(self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings) -> None:
         self._catalog = catalog
-        self._engine = engine
+        self._spark = spark
         self._clock = clock
         self._timings = timings
         self._threads: dict[str, DatasetThread] = {}
@@ -43,7 +43,7 @@ class DatasetThreads:
         for name in self._threads.keys() - wanted:
             self._threads.pop(name).stop()
         for name in wanted - self._threads.keys():
-            made = DatasetThread(self._catalog, self._engine, self._clock, self._timings, name)
+            made = DatasetThread(self._catalog, self._spark, self._clock, self._timings, name)
             self._threads[name] = made
             made.start()
 
@@ -59,10 +59,10 @@ class DatasetThread:
     """Compares the extracts of one dataset."""
 
     def __init__(
-        self, catalog: Catalog, engine: NodeSpark, clock: Clock, timings: Timings, name: str
+        self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings, name: str
     ) -> None:
         self._catalog = catalog
-        self._engine = engine
+        self._spark = spark
         self._clock = clock
         self._timings = timings
         self._name = name
@@ -110,7 +110,7 @@ class DatasetThread:
         # An error below is about this extract.
         self._refused, self._again_at = found, self._next_try(definition)
         try:
-            outcome = run_next(self._engine, definition, found, self._clock)
+            outcome = run_next(self._spark, definition, found, self._clock)
         except ChangefeedError as error:
             # SYNC, maybe of another process, waits for an extract that may still be compared.
             if error.action is not Action.RETRY and error.code is not Code.WRONG_JOB_STATE:

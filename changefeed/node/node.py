@@ -59,7 +59,7 @@ class Node:
         catalog: Catalog,
         state: str,
         *,
-        engine: NodeSpark | None = None,
+        spark: NodeSpark | None = None,
         clock: Clock | None = None,
         timings: Timings | None = None,
         sizes: Sizes | None = None,
@@ -71,7 +71,7 @@ class Node:
         Args:
             catalog: the state.
             state: what ``--state`` named, for child processes.
-            engine: Spark; our own when not given.
+            spark: Spark; our own when not given.
             clock: for ages, leases and whatever waits.
             timings: how often the parts of the node act.
             sizes: how much feeds do at once.
@@ -86,13 +86,13 @@ class Node:
         self.timings = timings or Timings()
         self._layout = StateLayout(Path(catalog.directory))
         self._lock_file = NodeLock(self._layout.lock)
-        self.engine = engine or NodeSpark()
+        self.spark = spark or NodeSpark()
         self.shared = MessageCache(max_memory or DEFAULT_BYTES)
         #: Spark's sessions for CDC queries.
-        self.queries = QuerySessions(self.engine, catalog.functions, self.clock)
+        self.queries = QuerySessions(self.spark, catalog.functions, self.clock)
         services = FeedServices(
             catalog,
-            self.engine,
+            self.spark,
             self.shared,
             self.id,
             self.wake,
@@ -118,7 +118,7 @@ class Node:
             runs=lambda job_id: job_id in self.feeds,
             changed=self._look_again,
         )
-        self._datasets = DatasetThreads(catalog, self.engine, self.clock, self.timings)
+        self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
         self._answers = NodeAnswers(catalog, self, self.clock)
         self.feeds = RunningFeeds(services, self.sources)
         self._sinkless = SinklessFeeds(
@@ -169,7 +169,7 @@ class Node:
         self._datasets.stop()
         self.feeds.stop()
         self.sources.close()
-        self.engine.close()
+        self.spark.close()
         if self.is_node:
             self.catalog.unregister_node(self.id)
         self._lock_file.release()
@@ -196,10 +196,10 @@ class Node:
         if runner is not None:
             runner.request_delivery()
 
-    def spark(self, packs: Sequence[str]) -> SparkAccess:
+    def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         """Spark of this process with jar packs."""
-        self.engine.require(*packs)
-        return self.engine
+        self.spark.require(*packs)
+        return self.spark
 
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""
@@ -283,7 +283,7 @@ class Node:
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
         """The columns of an extract; starts Spark if it does not run yet."""
-        with self.engine.use("dataset columns") as session:
+        with self.spark.use("dataset columns") as session:
             from changefeed.dataset.incoming import extract_columns
 
             return extract_columns(session, location, form, delimiter)

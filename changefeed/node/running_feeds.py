@@ -143,8 +143,8 @@ class RunningFeeds:
             self._refuse(job, error)
             return
         # On a cluster a warm session makes scans and backlogs jobs from the first on.
-        if runner.needs_spark or not services.engine.local:
-            services.engine.start()
+        if runner.needs_spark or not services.spark.local:
+            services.spark.start()
         self._runners[job.id] = runner
         life.started(job)
         runner.start()

@@ -59,17 +59,17 @@ class QuerySessions:
 
     def __init__(
         self,
-        engine: NodeSpark,
+        spark: NodeSpark,
         functions: Callable[[], Sequence[Function]] = tuple,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
-            engine: Spark.
+            spark: Spark.
             functions: the Python functions that queries may call, asked for each query.
             clock: for the age of look-up tables.
         """
-        self.engine = engine
+        self.spark = spark
         self._clock: Clock = clock or SystemClock()
         self._functions = functions
         self._registered: dict[str, Function] = {}
@@ -107,8 +107,8 @@ class QuerySessions:
         names = called(query)
         functions = tuple(f for f in self._functions() if f.name in names)
         # Before the session is taken: a format that comes in a jar may need another session.
-        lookups = {join.alias: described(self.engine, join) for join in query.joins}
-        with self.engine.use() as plain:
+        lookups = {join.alias: described(self.spark, join) for join in query.joins}
+        with self.spark.use() as plain:
             session = self.of(plain)
             self._forget(session, names - {f.name for f in functions})
             self.register(session, functions)
@@ -118,7 +118,7 @@ class QuerySessions:
 
     def lookups(self, refresh: float = math.inf) -> LookupCache:
         """Look-up tables for one feed, which are read again after ``refresh`` seconds."""
-        return LookupCache(lambda lookup: read_lookup(self.engine, lookup), self._clock, refresh)
+        return LookupCache(lambda lookup: read_lookup(self.spark, lookup), self._clock, refresh)
 
     def _forget(self, session: SparkSession, names: set[str]) -> None:
         """Forgets functions that were dropped since."""
@@ -167,8 +167,8 @@ class Evaluator:
         self._lookups = lookups or sessions.lookups()
         #: How many batches were evaluated without a job, and by one.
         self.direct = self.jobs = 0
-        engine = sessions.engine
-        few = engine.master.startswith("local") and engine.cores <= FEW_CORES
+        spark = sessions.spark
+        few = spark.master.startswith("local") and spark.cores <= FEW_CORES
         usual = DIRECT_BYTES_FEW_CORES if few else DIRECT_BYTES
         self._direct_bytes = usual if direct_bytes is None else direct_bytes
 
@@ -181,7 +181,7 @@ class Evaluator:
         if query.sql is None:
             raise AssertionError("nothing to evaluate")
         batch = self._lookups.joined(query, batch)
-        with self._sessions.engine.use() as plain:
+        with self._sessions.spark.use() as plain:
             session = self._sessions.of(plain)
             self._sessions.register(session, query.functions)
             if batch.nbytes <= self._direct_bytes:
@@ -201,7 +201,7 @@ class Evaluator:
         if query.sql is None:
             raise AssertionError("nothing to evaluate")
         batch = self._lookups.joined(query, batch)
-        with self._sessions.engine.use() as plain:
+        with self._sessions.spark.use() as plain:
             session = self._sessions.of(plain)
             self._sessions.register(session, query.functions)
             return self._job(session, query, query.sql, batch)

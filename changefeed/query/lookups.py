@@ -55,7 +55,7 @@ def key_kind(spark_type: str) -> str | None:
     return _KEY_TYPES.get(spark_type)
 
 
-def described(engine: NodeSpark, join: nodes.LookupJoin) -> tuple[LookupField, ...]:
+def described(spark: NodeSpark, join: nodes.LookupJoin) -> tuple[LookupField, ...]:
     """The columns of a look-up; waits for Spark.
 
     Raises:
@@ -66,7 +66,7 @@ def described(engine: NodeSpark, join: nodes.LookupJoin) -> tuple[LookupField, .
         raise _of_join(
             Code.NOT_SUPPORTED, "the path of a look-up table cannot have a password", join
         )
-    with _frame(engine, join.parts, join) as frame:
+    with _frame(spark, join.parts, join) as frame:
         return _fields(frame)
 
 
@@ -81,10 +81,10 @@ def _fields(frame: DataFrame) -> tuple[LookupField, ...]:
 
 @contextmanager
 def _frame(
-    engine: NodeSpark, parts: Sequence[str], join: nodes.LookupJoin | None = None
+    spark: NodeSpark, parts: Sequence[str], join: nodes.LookupJoin | None = None
 ) -> Iterator[DataFrame]:
     """The table as Spark sees it now; its errors say where ``join`` stands."""
-    with engine.use(packs=_PACKS.get(parts[0].lower(), ())) as session:
+    with spark.use(packs=_PACKS.get(parts[0].lower(), ())) as session:
         from pyspark.errors import AnalysisException
 
         name = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
@@ -188,7 +188,7 @@ def _keys(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
     return pc.binary_join_element_wise(*sized, "")
 
 
-def read_lookup(engine: NodeSpark, lookup: LookupTable) -> LookupRows:
+def read_lookup(spark: NodeSpark, lookup: LookupTable) -> LookupRows:
     """The rows that a look-up has now; waits for Spark.
 
     Raises:
@@ -196,7 +196,7 @@ def read_lookup(engine: NodeSpark, lookup: LookupTable) -> LookupRows:
             too many rows or several of one key, or it cannot be read any more; CF4002, CF4003 of
             Spark.
     """
-    with _frame(engine, lookup.parts) as frame:
+    with _frame(spark, lookup.parts) as frame:
         there = {field.name: field.spark_type for field in _fields(frame)}
         for name, kind in lookup.read:
             if there.get(name) != kind:

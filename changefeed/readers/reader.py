@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -104,8 +104,8 @@ class Reader:
         if start.after is not None:
             options.append(f"cursor = '{start.after}'")
         target = ".".join(_quoted(part) for part in (named.source, named.schema, named.name))
-        engine = Engine(self.catalog)
-        engine.execute(
+        interpreter = Interpreter(self.catalog)
+        interpreter.execute(
             f"CREATE CHANGEFEED IF NOT EXISTS {_quoted(self.name)} FOR TABLE {target} "
             f"INTO 'reader://{quote(str(directory))}' WITH {', '.join(options)}",
             Session(client="reader"),
@@ -342,7 +342,7 @@ def announced_shape(catalog: Catalog, selection: Selection) -> TableSchema:
     whole = catalog.announced_schema(name)
     if whole is None:
         uri = catalog.connection(name.source).uri
-        whole = Engine(catalog).open_source(name.source, uri).describe(name.schema, name.name)
+        whole = Interpreter(catalog).open_source(name.source, uri).describe(name.schema, name.name)
     return selection.of(whole).schema
 
 

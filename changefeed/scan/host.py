@@ -66,7 +66,7 @@ class ScanHost(Protocol):
         ...
 
     @property
-    def engine(self) -> NodeSpark:
+    def spark(self) -> NodeSpark:
         """Spark, started on first use."""
         ...
 

@@ -46,7 +46,7 @@ class ReadablePart(Protocol):
 
 
 def run_scan(
-    engine: NodeSpark,
+    spark: NodeSpark,
     parts: Sequence[ReadablePart],
     *,
     plan: MessagePlan,
@@ -59,7 +59,7 @@ def run_scan(
     """Read, encode and deliver all parts; returns when everything is delivered.
 
     Args:
-        engine: started or not; waits for it.
+        spark: started or not; waits for it.
         parts: what to read; each is one task, of which only one batch at a time is in memory.
         plan: what the messages look like.
         at: timestamp of all rows.
@@ -76,7 +76,7 @@ def run_scan(
     delivered: list[PartResult] = []
     try:
         if parts and not stopping():
-            delivered = _run(engine, parts, plan, at, deliver, group, tell)
+            delivered = _run(spark, parts, plan, at, deliver, group, tell)
     except ChangefeedError:
         if not stopping():
             raise
@@ -85,7 +85,7 @@ def run_scan(
 
 
 def _run(
-    engine: NodeSpark,
+    spark: NodeSpark,
     parts: Sequence[ReadablePart],
     plan: MessagePlan,
     at: Timestamp,
@@ -93,7 +93,7 @@ def _run(
     group: str | None,
     on_progress: Callable[[int, int], None],
 ) -> list[PartResult]:
-    with engine.use(group) as session:
+    with spark.use(group) as session:
         host = driver_host(session)
         with Listener(on_progress, host) as tell:
             chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
@@ -154,7 +154,7 @@ class _RowReader:
 
 @contextmanager
 def row_frame(
-    engine: NodeSpark,
+    spark: NodeSpark,
     parts: Sequence[ReadablePart],
     *,
     schema: TableSchema,
@@ -165,7 +165,7 @@ def row_frame(
     """The rows of all parts as a lazy DataFrame, one partition each, while the block lasts.
 
     Args:
-        engine: started or not; waits for it.
+        spark: started or not; waits for it.
         parts: what is read when an action runs.
         schema: the shape of the rows: the DataFrame's is ``schema.log_schema()``.
         shape: what is read -> rows of that schema; pickles.
@@ -175,7 +175,7 @@ def row_frame(
     Raises:
         ChangefeedError: what an action in the block met: of a part's ``read``, or CF4002.
     """
-    with engine.use(group) as session:
+    with spark.use(group) as session:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         host = driver_host(session)

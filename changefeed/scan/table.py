@@ -144,7 +144,7 @@ class ScanWork:
             # The session is needed for the merge anyway: only the job itself counts.
             small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
-        return choose_engine(asked, Work(rows, max(1, parts), why), host.engine.state())
+        return choose_engine(asked, Work(rows, max(1, parts), why), host.spark.state())
 
     # -- typed rows -------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class ScanWork:
             self._here(parts, writer, shape, TYPED_ROWS)
             return
         with row_frame(
-            self.host.engine,
+            self.host.spark,
             parts,
             schema=writer.seen,
             shape=shape,
@@ -198,7 +198,7 @@ class ScanWork:
 
     def _messages_in_workers(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
         run_scan(
-            self.host.engine,
+            self.host.spark,
             parts,
             plan=self.host.messages(writer.schema),
             at=self.at,
@@ -211,9 +211,9 @@ class ScanWork:
             raise ScanStopped
 
     def _in_worker(self, writer: ScanWriter) -> WorkerDelivery:
-        with self.host.engine.use() as session:
+        with self.host.spark.use() as session:
             host = driver_host(session)
-        local = self.host.engine.master.startswith("local")
+        local = self.host.spark.master.startswith("local")
         return WorkerDelivery(
             sink=self.host.sinks.new_sink(),
             context=self.host.sinks.context(scan=True, here=False),

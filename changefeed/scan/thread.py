@@ -82,7 +82,7 @@ class SnapshotScan(threading.Thread):
         self.placed.set()
         for table in self.tables.values():
             table.caught_up.set()
-        self._host.engine.cancel(self._group)
+        self._host.spark.cancel(self._group)
 
     @property
     def group(self) -> str:
@@ -118,7 +118,7 @@ class SnapshotScan(threading.Thread):
         if self._host.needs_spark or self._host.asked_engine is EngineOption.SPARK:
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
-            self._host.engine.session()
+            self._host.spark.session()
         # The image must be younger than the capture, or changes between them would be lost.
         source_runtime.wait_captured(self.tables, self._stopping)
         described = self._describe()

@@ -47,7 +47,7 @@ class FileTask(Protocol):
 
 
 def run_tasks(
-    engine: NodeSpark,
+    spark: NodeSpark,
     task: Task,
     count: int,
     *,
@@ -59,21 +59,21 @@ def run_tasks(
     A task that fails is tried again by Spark, and may be repeated as a whole.
 
     Args:
-        engine: started or not; waits for it.
+        spark: started or not; waits for it.
         group: name for :meth:`NodeSpark.cancel`.
         on_progress: told rows and bytes of all tasks now and then, from another thread.
 
     Raises:
         ChangefeedError: what the last attempt of a task raised; CF4002 Spark failed.
     """
-    with engine.use(group) as session, Listener(on_progress, driver_host(session)) as tell:
+    with spark.use(group) as session, Listener(on_progress, driver_host(session)) as tell:
         numbers = session.range(count, numPartitions=count)
         rows = numbers.mapInArrow(_Run(task, tell), _RESULT_DDL).collect()
     return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
 def run_files(
-    engine: NodeSpark,
+    spark: NodeSpark,
     task: FileTask,
     paths: Sequence[Path],
     *,
@@ -86,8 +86,8 @@ def run_files(
     A file should be small enough to be in an executor's memory twice.
     """
     with (
-        engine.shared([str(path) for path in paths]) as names,
-        engine.use(group) as plain,
+        spark.shared([str(path) for path in paths]) as names,
+        spark.use(group) as plain,
         Listener(on_progress, driver_host(plain)) as tell,
     ):
         session = plain.newSession()

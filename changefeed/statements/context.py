@@ -85,7 +85,7 @@ class FeedHost(Protocol):
         """Whether some process runs the feeds of this state."""
         ...
 
-    def spark(self, packs: Sequence[str]) -> SparkAccess:
+    def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         """Spark of this process with jar packs, for a statement that reads a lake table.
 
         Raises:
@@ -151,7 +151,7 @@ class NoHost:
         """Whether a node's heartbeat is fresh."""
         return bool(self._catalog.live_nodes())
 
-    def spark(self, packs: Sequence[str]) -> SparkAccess:
+    def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         """Refused: nobody here can start it.
 
         Raises:

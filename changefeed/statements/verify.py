@@ -43,7 +43,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         job,
         context.source(job.source),
         delivered,
-        context.host.spark,
+        context.host.spark_with,
         context.host.query_sessions,
     )
     delivered()

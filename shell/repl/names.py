@@ -54,11 +54,11 @@ class NameCache:
 
     def connections(self) -> list[str]:
         """External connections."""
-        return self._kept("connections", lambda: self._backend.engine.connections(), [])
+        return self._kept("connections", lambda: self._backend.interpreter.connections(), [])
 
     def functions(self) -> dict[str, str]:
         """Python functions of queries, with the signature of each."""
-        return self._kept("functions", lambda: self._backend.engine.functions(), {})
+        return self._kept("functions", lambda: self._backend.interpreter.functions(), {})
 
     def source(self) -> str | None:
         """What unqualified tables belong to, as it was known a moment ago."""
@@ -66,11 +66,11 @@ class NameCache:
 
     def schemes(self) -> dict[str, str]:
         """External connections, with the scheme of each."""
-        return self._kept("schemes", lambda: self._backend.engine.connection_schemes(), {})
+        return self._kept("schemes", lambda: self._backend.interpreter.connection_schemes(), {})
 
     def feeds(self) -> list[FeedFacts]:
         """Changefeeds."""
-        return self._kept("feeds", lambda: self._backend.engine.feed_facts(), [])
+        return self._kept("feeds", lambda: self._backend.interpreter.feed_facts(), [])
 
     def tables(self, source: str | None = None) -> list[tuple[str, str]]:
         """(schema, name) of each table of a connection, or of the source in use."""
@@ -100,14 +100,14 @@ class NameCache:
     def _source(self) -> str | None:
         if not self._backend.opened:
             return None
-        return self._backend.engine.source_name(self._backend.session)
+        return self._backend.interpreter.source_name(self._backend.session)
 
     def _read_tables(self, source: str | None) -> list[tuple[str, str]]:
         from changefeed.api import Session
 
         if source is None:
             return []
-        found = self._backend.engine.tables(Session(source=source))
+        found = self._backend.interpreter.tables(Session(source=source))
         return [(info.name.schema, info.name.name) for info in found]
 
     def _read_columns(self, table: tuple[str, ...], source: str | None) -> list[tuple[str, str]]:
@@ -118,7 +118,7 @@ class NameCache:
         schema = table[-2] if len(table) > 1 else None
         if source is None:
             return []
-        found = self._backend.engine.describe(Session(source=source), schema, table[-1])
+        found = self._backend.interpreter.describe(Session(source=source), schema, table[-1])
         return [] if found is None else [(c.name, c.type_name) for c in found.columns]
 
     def _read_partitions(self, table: tuple[str, ...], source: str | None) -> list[str]:
@@ -127,7 +127,7 @@ class NameCache:
         if len(table) == 3:
             source = table[0]
         schema = table[-2] if len(table) > 1 else None
-        return self._backend.engine.partitions(Session(source=source), schema, table[-1])
+        return self._backend.interpreter.partitions(Session(source=source), schema, table[-1])
 
     def _kept(self, key: Hashable, read: Callable[[], T], default: T) -> T:
         entry = self._asked(key, read, default)

@@ -86,12 +86,12 @@ def follow(client: Client, name: str) -> None:
 
 def look(client: Client, name: str) -> ScanProgress | None:
     """The scan now; None when the feed is gone."""
-    engine = client.backend.engine
-    if name not in engine.feeds():
+    interpreter = client.backend.interpreter
+    if name not in interpreter.feeds():
         return None
-    result = engine.execute(f"SHOW CHANGEFEED {quoted(name)}", client.backend.session)
+    result = interpreter.execute(f"SHOW CHANGEFEED {quoted(name)}", client.backend.session)
     feed = dict(zip(result.columns, result.rows[0], strict=True))
-    rows, total = engine.summary().scanning.get(name, (0, 0))
+    rows, total = interpreter.summary().scanning.get(name, (0, 0))
     return ScanProgress(
         name,
         str(feed["status"]),

@@ -83,7 +83,7 @@ class Watcher:
         try:
             self._took_over |= self._backend.take_over()
             return ToolbarFigures(
-                application.engine.summary(),
+                application.interpreter.summary(),
                 here=application.is_node,
                 running=application.node_running(),
                 took_over=self._took_over,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Problems
 from tests.services.postgres import Database
@@ -27,17 +27,17 @@ analyze
 
 
 class Client:
-    """An engine and a session on a fresh state, with the database as source ``shop``."""
+    """An interpreter and a session on a fresh state, with the database as source ``shop``."""
 
     def __init__(self, catalog: Catalog, database: Database) -> None:
         self.catalog = catalog
         self.database = database
-        self.engine = Engine(catalog)
+        self.interpreter = Interpreter(catalog)
         self.session = Session()
         self.run(f"CREATE EXTERNAL CONNECTION shop AS '{database.uri}'")
 
     def run(self, text: str) -> list[tuple[object, ...]]:
-        return list(self.engine.execute(text, self.session).rows)
+        return list(self.interpreter.execute(text, self.session).rows)
 
     def publications(self) -> list[str]:
         return [name for (name,) in self.database.execute("select pubname from pg_publication")]

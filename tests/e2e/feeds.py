@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from changefeed.api import Engine, Result, Session
+from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog, Status
 from changefeed.catalog.model import TableState
 from changefeed.core.errors import ChangefeedError, Code
@@ -49,13 +49,13 @@ class Feeds:
         self.node = Node(
             self.catalog,
             str(self.state),
-            engine=self._spark,
+            spark=self._spark,
             max_disk=self._max_disk,
             timings=self._timings,
             sizes=self._sizes,
         )
         assert self.node.start(), "another node runs this state"
-        self.engine = Engine(self.catalog, host=self.node)
+        self.interpreter = Interpreter(self.catalog, host=self.node)
 
     def close(self) -> None:
         """Stop the node, keep the state."""
@@ -70,7 +70,7 @@ class Feeds:
 
     def execute(self, sql: str) -> Result:
         """One statement."""
-        return self.engine.execute(sql, self.session)
+        return self.interpreter.execute(sql, self.session)
 
     def connect(self, **uris: str) -> None:
         """An external connection for each name."""

@@ -305,7 +305,7 @@ def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:
             [10_000 * (round_ + 1), 10_000 * (round_ + 1) + 5_999],
         )
         source_runtime = bench.feeds.node.source_runtime("shop")
-        pid = source_runtime.capture_pid if victim == "capture" else bench.feeds.node.engine.pid
+        pid = source_runtime.capture_pid if victim == "capture" else bench.feeds.node.spark.pid
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
         bench.db.execute("update t set b = 'updated' where a = %s", [round_ + 1])

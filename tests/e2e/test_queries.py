@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.api import Engine, Session
+from changefeed.api import Interpreter, Session
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
@@ -371,9 +371,9 @@ def test_a_lake_table_is_kept_equal_to_the_query(
 def test_a_client_without_spark_has_the_node_check_its_query(feeds: Feeds, tmp_path: Path) -> None:
     """Through the state alone: what is wrong is told at its place, and the feed runs."""
     customers = tmp_path / "customers"
-    with feeds.node.engine.use() as spark:
+    with feeds.node.spark.use() as spark:
         spark.sql("SELECT 1 AS k, 'Ann' AS name").write.parquet(str(customers))
-    client, session = Engine(feeds.catalog), Session(client="elsewhere")
+    client, session = Interpreter(feeds.catalog), Session(client="elsewhere")
     join = f"LEFT JOIN parquet.`{customers}` AS c ON a.id = c.k"
     create = f"CREATE CHANGEFEED f INTO 'file://{tmp_path}/out' AS SELECT a.id, {{}} FROM orders a"
     wrong = create.format("rand() AS r")
@@ -395,7 +395,7 @@ def test_a_client_without_spark_has_the_node_read_the_columns_of_a_dataset(
 ) -> None:
     extract = tmp_path / "stock.csv"
     extract.write_text("id,item\n1,apple\n")
-    client, session = Engine(feeds.catalog), Session(client="elsewhere")
+    client, session = Interpreter(feeds.catalog), Session(client="elsewhere")
     explain = f"EXPLAIN CREATE CHANGEFEED d FOR DATASET '{extract}' KEY (id) INTO 'null://'"
     assert "columns id bigint, item string" in str(client.execute(explain, session).rows)
     feeds.close()

@@ -90,7 +90,7 @@ def test_scan_and_changes_arrive_typed(bench: Bench, large: None, scheme: str) -
     bench.feeds.sync("f")
     assert store.table("t") == bench.truth()
     context = store.contexts[0]
-    assert context.spark is bench.feeds.node.engine
+    assert context.spark is bench.feeds.node.spark
     assert context.state == bench.feeds.catalog.state_id
     assert {c.scan for c in store.contexts} == {False, True}
     assert len(store.scratch) == 2, "each sink object has a folder of its own"

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from changefeed.api import Engine, FeedPlan, Result, Session
+from changefeed.api import FeedPlan, Interpreter, Result, Session
 from changefeed.catalog import Catalog, DesiredStatus, Lease, Status, TableState
 from changefeed.catalog.leases import LONGEST_LEASE
 from changefeed.core.clock import ManualClock, Timestamp
@@ -290,7 +290,7 @@ class FakeNode:
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("no statement of these tests evaluates a query")
 
-    def spark(self, packs: Sequence[str]) -> SparkAccess:
+    def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         raise AssertionError("no statement of these tests reads a lake table")
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
@@ -396,7 +396,7 @@ class World:
         self.target_troubles: list[str] = []
         self.target_overlooked: list[str] = []
         self.probed: list[str] = []
-        self.engine = Engine(
+        self.interpreter = Interpreter(
             self.catalog,
             self.clock,
             host=self.node,
@@ -433,7 +433,7 @@ class World:
 
     def run(self, text: str) -> Result:
         """Execute one statement."""
-        return self.engine.execute(text, self.session)
+        return self.interpreter.execute(text, self.session)
 
     def close(self) -> None:
         self.catalog.close()
@@ -442,7 +442,7 @@ class World:
         """What a person sees of each statement of a script; stops at the first error."""
         lines: list[str] = []
         try:
-            for result in self.engine.execute_script(script, self.session):
+            for result in self.interpreter.execute_script(script, self.session):
                 lines += shown(result)
         except Problems as problems:
             for problem in problems.problems:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from changefeed.api import Engine, Result, Session
+from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog, Job
 from changefeed.core.faults import VARIABLE
 from changefeed.core.state import StateLayout
@@ -26,7 +26,7 @@ class Service:
         self.state = state
         self.layout = StateLayout(state)
         self.catalog = Catalog.open(str(state))
-        self.engine = Engine(self.catalog)
+        self.interpreter = Interpreter(self.catalog)
         self.session = Session(client="tests")
         self._output = state / "service.out"
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,7 +109,7 @@ class Service:
 
     def execute(self, sql: str) -> Result:
         """One statement, from this process."""
-        return self.engine.execute(sql, self.session)
+        return self.interpreter.execute(sql, self.session)
 
     def sync(self, feed: str, seconds: float = PATIENCE) -> None:
         """Wait until everything committed before now is durable in the feed's sink."""

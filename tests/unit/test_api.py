@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.api import Engine, NoHost, Session
+from changefeed.api import Interpreter, NoHost, Session
 from changefeed.capture.expand import expand_job
 from changefeed.catalog import DesiredStatus, Status, TableState
 from changefeed.core.clock import Timestamp
@@ -92,7 +92,7 @@ def test_what_the_source_refuses_later_leaves_no_job(world: World) -> None:
 
 def test_a_source_that_is_late(world: World) -> None:
     """A feed that scans waits for it; one that would miss changes is not made."""
-    world.engine.timings = Timings(answer=0.05)
+    world.interpreter.timings = Timings(answer=0.05)
     world.node.asleep = True
     world.catalog.save_source_state("shop", error="cannot reach the source")
     result = world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
@@ -126,10 +126,10 @@ def test_sinkless_rows_come_as_text_and_closing_reaches_the_node(world: World) -
 
 
 def test_sinkless_needs_a_node_in_this_process(world: World) -> None:
-    engine = Engine(world.catalog, world.clock, open_source=world.open_source)
-    assert isinstance(engine.host, NoHost)
+    interpreter = Interpreter(world.catalog, world.clock, open_source=world.open_source)
+    assert isinstance(interpreter.host, NoHost)
     with pytest.raises(ChangefeedError) as caught:
-        engine.execute("CREATE CHANGEFEED FOR orders", Session())
+        interpreter.execute("CREATE CHANGEFEED FOR orders", Session())
     assert caught.value.code.number == "CF1303"
 
 
@@ -258,7 +258,7 @@ def test_alter_answers_when_the_running_feed_goes_by_it_or_says_that_it_does_not
 ) -> None:
     world.run("CREATE CHANGEFEED f FOR orders, customers INTO 'null://'")
     assert world.run("ALTER CHANGEFEED f SET updated").notices == []
-    world.engine.timings = Timings(answer=0.05)
+    world.interpreter.timings = Timings(answer=0.05)
     world.node.asleep = True
     late = 'changefeed "f" has not applied this yet: '
     for action in ("UNSET updated", "INTO 'null://other'", "DROP customers"):
@@ -401,7 +401,7 @@ def test_sync_waits_for_the_log_and_then_for_the_sink(world: World) -> None:
         asked.set()
         return world.logs.get("shop")
 
-    engine = Engine(
+    interpreter = Interpreter(
         world.catalog,
         world.clock,
         host=world.node,
@@ -409,7 +409,9 @@ def test_sync_waits_for_the_log_and_then_for_the_sink(world: World) -> None:
         log_place=place,
     )
     waiting = threading.Thread(
-        target=lambda: answers.append(engine.execute("SYNC CHANGEFEED f", Session()).rows[0][:3])
+        target=lambda: answers.append(
+            interpreter.execute("SYNC CHANGEFEED f", Session()).rows[0][:3]
+        )
     )
     waiting.start()
     assert asked.wait(20)
@@ -455,13 +457,13 @@ def test_sync_ends_when_the_feed_stops(world: World, status: Status) -> None:
         begun.set()
         return None
 
-    engine = Engine(
+    interpreter = Interpreter(
         world.catalog, world.clock, host=world.node, open_source=world.open_source, log_place=place
     )
 
     def wait() -> None:
         try:
-            engine.execute("SYNC CHANGEFEED f", Session())
+            interpreter.execute("SYNC CHANGEFEED f", Session())
         except ChangefeedError as error:
             errors.append(error)
 
@@ -498,10 +500,10 @@ def test_sync_with_a_strange_timeout(world: World, timeout: str) -> None:
 
 
 def test_a_node_is_as_good_as_its_text(world: World) -> None:
-    world.engine.execute(nodes.Use("shop"), world.session)
+    world.interpreter.execute(nodes.Use("shop"), world.session)
     assert world.session.source == "shop"
     with pytest.raises(ChangefeedError) as caught:
-        world.engine.execute(nodes.Use("nothing"), world.session)
+        world.interpreter.execute(nodes.Use("nothing"), world.session)
     assert caught.value.text == "USE nothing"
 
 
@@ -518,26 +520,26 @@ def test_every_statement_of_the_language_has_a_handler() -> None:
 
 def test_a_script_stops_where_it_fails(world: World) -> None:
     script = "USE shop; USE nothing; CREATE EXTERNAL CONNECTION x AS 'null://'"
-    results = world.engine.execute_script(script, world.session)
+    results = world.interpreter.execute_script(script, world.session)
     assert next(results).tag == "USE"
     with pytest.raises(ChangefeedError):
         next(results)
-    assert world.engine.connections() == ["shop"]
+    assert world.interpreter.connections() == ["shop"]
 
 
 def test_a_source_uri_becomes_a_connection_once(world: World) -> None:
     session = Session()
     uri = "postgresql://app:s3cret@db2/Shop-2?sslmode=require"
-    world.engine.use_source(session, uri)
+    world.interpreter.use_source(session, uri)
     assert session.source == "shop_2"
-    world.engine.use_source(session, uri)
-    assert world.engine.connections() == ["shop", "shop_2"]
-    world.engine.use_source(session, "postgresql://app@db3/shop")
+    world.interpreter.use_source(session, uri)
+    assert world.interpreter.connections() == ["shop", "shop_2"]
+    world.interpreter.use_source(session, "postgresql://app@db3/shop")
     assert session.source == "shop_3"  # shop and shop_2 are other databases
-    world.engine.use_source(session, "shop")
+    world.interpreter.use_source(session, "shop")
     assert session.source == "shop"
     with pytest.raises(ChangefeedError) as caught:
-        world.engine.use_source(session, "kafka://u:s3cret@k")
+        world.interpreter.use_source(session, "kafka://u:s3cret@k")
     assert "s3cret" not in str(caught.value)
 
 
@@ -551,12 +553,12 @@ def test_the_toolbar(world: World) -> None:
     )
     world.catalog.save_progress(2, {CUSTOMERS: scanning}, lease=lease)
     world.catalog.transition(2, Status.SCANNING, reason="initial scan")
-    summary = world.engine.summary()
+    summary = world.interpreter.summary()
     assert (summary.feeds, summary.running, summary.troubled) == (2, 2, 0)
     assert summary.worst_lag == 3.0 and str(summary.worst_lag) == "3s"
     assert summary.scanning == {"b": (500, 2000)}
     world.catalog.transition(1, Status.FAILED, reason="x")
-    assert world.engine.summary().troubled == 1
+    assert world.interpreter.summary().troubled == 1
 
 
 def test_sources_are_opened_once_and_anew_for_another_uri(world: World) -> None:
@@ -566,13 +568,15 @@ def test_sources_are_opened_once_and_anew_for_another_uri(world: World) -> None:
         opened.append(uri)
         return world.open_source(name, uri)
 
-    engine = Engine(world.catalog, world.clock, open_source=open_source)  # type: ignore[arg-type]
+    interpreter = Interpreter(world.catalog, world.clock, open_source=open_source)  # type: ignore[arg-type]
     session = Session()
     for _ in range(3):
-        engine.execute("SHOW TABLES", session)
+        interpreter.execute("SHOW TABLES", session)
     assert len(opened) == 1
-    engine.execute("ALTER EXTERNAL CONNECTION shop AS 'postgresql://app:new@db:5432/shop'", session)
-    engine.execute("SHOW TABLES", session)
+    interpreter.execute(
+        "ALTER EXTERNAL CONNECTION shop AS 'postgresql://app:new@db:5432/shop'", session
+    )
+    interpreter.execute("SHOW TABLES", session)
     assert len(opened) == 2
 
 

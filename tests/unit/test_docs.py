@@ -101,7 +101,7 @@ def test_the_page_on_operating_has_every_metric(tmp_path: Path) -> None:
     table = page.partition("## Metrics")[2].partition("```yaml")[0]
     listed = {name.removesuffix("_total") for name in re.findall(r"`(changefeed_\w+)", table)}
     with Application(str(tmp_path / "state")) as application:
-        served = {metric.name for metric in StateCollector(application.engine).collect()}
+        served = {metric.name for metric in StateCollector(application.interpreter).collect()}
     assert listed == served
     rules = re.findall(r"expr: (changefeed_\w+)", page)
     assert len(rules) >= 4 and set(rules) <= served

@@ -88,8 +88,8 @@ def test_every_status_is_listed() -> None:
 def test_the_summary_counts_them(world: World) -> None:
     world.run("CREATE CHANGEFEED g FOR orders INTO 'null://'")
     world.fail_table("f", "items", "CF2106 dropped at the source")
-    summary = world.engine.summary()
+    summary = world.interpreter.summary()
     assert (summary.feeds, summary.running, summary.troubled, summary.stopped) == (2, 1, 1, 0)
     world.node.up = False
-    summary = world.engine.summary()
+    summary = world.interpreter.summary()
     assert (summary.running, summary.troubled, summary.stopped, summary.active) == (0, 2, 2, 2)

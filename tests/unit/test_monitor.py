@@ -23,7 +23,7 @@ class Bench:
     def __init__(self, world: World) -> None:
         self.world = world
         self.ill = ""
-        self.server = MonitorServer("127.0.0.1", 0, Monitor(world.engine, self._check))
+        self.server = MonitorServer("127.0.0.1", 0, Monitor(world.interpreter, self._check))
 
     def _check(self) -> None:
         if self.ill:
@@ -139,7 +139,7 @@ def test_health(bench: Bench) -> None:
 def test_an_address_that_is_taken(bench: Bench) -> None:
     port = int(bench.server.address.rpartition(":")[2])
     with pytest.raises(ChangefeedError) as caught:
-        MonitorServer("127.0.0.1", port, Monitor(bench.world.engine, bench._check))
+        MonitorServer("127.0.0.1", port, Monitor(bench.world.interpreter, bench._check))
     assert caught.value.code.number == "CF6006"
 
 
@@ -163,7 +163,7 @@ def test_names_of_this_machine_are_answered_with_protection(bench: Bench, host: 
 
 
 def test_a_silent_connection_is_closed(bench: Bench) -> None:
-    monitor = Monitor(bench.world.engine, lambda: None)
+    monitor = Monitor(bench.world.interpreter, lambda: None)
     with MonitorServer("127.0.0.1", 0, monitor, read_timeout=0.2) as server:
         address = urllib.parse.urlsplit(server.address)
         place = (str(address.hostname), address.port or 0)

@@ -10,7 +10,7 @@ from shell.backend import Backend
 from shell.repl.toolbar import Watcher, line
 
 
-class FakeEngine:
+class FakeInterpreter:
     """Figures of a state without feeds."""
 
     def summary(self) -> Any:
@@ -23,7 +23,7 @@ class FakeApplication:
     """A state whose other node a test starts and stops."""
 
     def __init__(self) -> None:
-        self.engine = FakeEngine()
+        self.interpreter = FakeInterpreter()
         self.elsewhere = True
         self.is_node = False
         self.starts = 0

@@ -307,7 +307,7 @@ class SlowBackend:
 
     def __init__(self) -> None:
         self.let = threading.Event()
-        self.engine = self
+        self.interpreter = self
         self.session = None
 
     def connections(self) -> list[str]:

@@ -40,7 +40,7 @@ from tests.helpers.waiting import until
 
 
 @dataclass
-class FakeEngine:
+class FakeInterpreter:
     """Remembers statements; does what a test says."""
 
     ran: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class FakeBackend:
     state = "/srv/state"
 
     def __init__(self) -> None:
-        self.engine = FakeEngine()
+        self.interpreter = FakeInterpreter()
         self.session = Session()
 
     def ready_for(self, statement: nodes.Statement) -> None:
@@ -78,14 +78,14 @@ class Typist:
     keys: PipeInput
     loop: Loop
     client: Client
-    engine: FakeEngine
+    interpreter: FakeInterpreter
     errors: io.StringIO
 
     def type(self, text: str) -> list[str]:
         """Type, leave with Ctrl-D, and answer with the statements that ran."""
         self.keys.send_text(text + "\x04")
         self.loop.run()
-        return self.engine.ran
+        return self.interpreter.ran
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def typist() -> Iterator[Typist]:
             output=DummyOutput(),
         )
         names = NameCache(backend)  # type: ignore[arg-type]
-        yield Typist(keys, Loop(client, prompt, names), client, backend.engine, errors)
+        yield Typist(keys, Loop(client, prompt, names), client, backend.interpreter, errors)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_ctrl_r_finds_what_ran_before(shell: Typist) -> None:
     searching.start()
     shell.loop.run()
     searching.join()
-    assert shell.engine.ran == ["SHOW JOBS", "SHOW JOBS"]
+    assert shell.interpreter.ran == ["SHOW JOBS", "SHOW JOBS"]
 
 
 @pytest.mark.parametrize("leave", ["\x03", "\x07"])
@@ -175,14 +175,14 @@ def test_a_local_command_runs_at_once(shell: Typist) -> None:
 def test_quit_leaves(shell: Typist) -> None:
     shell.keys.send_text("\\q\nSHOW JOBS;\n")
     shell.loop.run()
-    assert shell.engine.ran == []
+    assert shell.interpreter.ran == []
 
 
 @pytest.mark.parametrize("word", ["exit", "quit;", "  EXIT "])
 def test_words_of_other_prompts_leave_too(shell: Typist, word: str) -> None:
     shell.keys.send_text(f"{word}\nSHOW JOBS;\n")
     shell.loop.run()
-    assert shell.engine.ran == []
+    assert shell.interpreter.ran == []
 
 
 def test_help_is_help(shell: Typist) -> None:
@@ -199,13 +199,13 @@ def test_a_mistake_in_an_included_file_does_not_end_the_shell(
 
 
 def test_an_error_is_shown_and_ends_what_was_typed_with_it(shell: Typist) -> None:
-    shell.engine.raises["SHOW JOBS"] = ChangefeedError("CF6001", "the state is gone")
+    shell.interpreter.raises["SHOW JOBS"] = ChangefeedError("CF6001", "the state is gone")
     assert shell.type("SHOW JOBS; SHOW TABLES;\nSHOW TABLES;\n") == ["SHOW JOBS", "SHOW TABLES"]
     assert "ERROR CF6001: the state is gone" in shell.errors.getvalue()
 
 
 def test_ctrl_c_cancels_what_runs(shell: Typist) -> None:
-    shell.engine.raises["SYNC CHANGEFEED f"] = KeyboardInterrupt()
+    shell.interpreter.raises["SYNC CHANGEFEED f"] = KeyboardInterrupt()
     assert shell.type("SYNC CHANGEFEED f;\nSHOW JOBS;\n") == ["SYNC CHANGEFEED f", "SHOW JOBS"]
     assert "note: cancelled; feeds keep running" in shell.errors.getvalue()
 
@@ -476,7 +476,7 @@ def test_the_user_s_own_beginning(shell: Typist, tmp_path: Path) -> None:
     run_rc(shell.client, rc)
     run_rc(shell.client, tmp_path / "missing")
     run_rc(shell.client, None)
-    assert shell.client.settings.timing and shell.engine.ran == ["USE shop"]
+    assert shell.client.settings.timing and shell.interpreter.ran == ["USE shop"]
     assert f"{rc}:3: ERROR CF1001" in shell.errors.getvalue()
 
 
