@@ -58,7 +58,7 @@ class StagingArea:
             hadoop: Any = context._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
             settings = context._jsc.hadoopConfiguration()
             with self._told():
-                files, local = self._files(), hadoop.FileSystem.getLocal(settings).getRaw()
+                files, local = self._files(), _local_files(context)
 
                 def copy(path: str) -> str:
                     name = f"{folder}/{Path(path).name}"
@@ -145,6 +145,18 @@ class StagingArea:
                 hint="check the address and the rights of the staging place; spark.log in the "
                 "state directory has the details.",
             ) from failure
+
+
+def _local_files(context: Any) -> Any:
+    """Hadoop's client of this machine's files, without checksum files.
+
+    Not ``FileSystem.getLocal``: it casts what the JVM keeps for ``file:``, which is of the class
+    that ``fs.file.impl`` names, ours unless something had asked for it before the session.
+    """
+    java: Any = context._jvm
+    local = java.org.apache.hadoop.fs.RawLocalFileSystem()
+    local.initialize(java.java.net.URI("file:///"), context._jsc.hadoopConfiguration())
+    return local
 
 
 def _java_kind(failure: Exception) -> str:

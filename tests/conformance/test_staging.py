@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,7 +41,24 @@ def test_each_file_is_a_task_by_its_place(spark_engine: NodeSpark, tmp_path: Pat
     assert sorted(done, key=lambda d: d.item) == [TaskResult(n, n + 1, n) for n in range(5)]
 
 
-def test_files_are_copied_for_a_block_and_removed(spark_engine: NodeSpark, tmp_path: Path) -> None:
+def keep_local_files(spark: NodeSpark, kind: str) -> None:
+    """Have Hadoop's cache hold a client of this class for ``file:``."""
+    context: Any = spark.session().sparkContext
+    hadoop = context._jvm.org.apache.hadoop
+    settings = hadoop.conf.Configuration(context._jsc.hadoopConfiguration())
+    settings.set("fs.file.impl", f"org.apache.hadoop.fs.{kind}")
+    root = context._jvm.java.net.URI("file:///")
+    hadoop.fs.FileSystem.get(root, settings).close()
+    found = hadoop.fs.FileSystem.get(root, settings)
+    assert found.getClass().getSimpleName() == kind
+
+
+@pytest.mark.parametrize("kept", ["LocalFileSystem", "RawLocalFileSystem"])
+def test_files_are_copied_for_a_block_and_removed(
+    spark_engine: NodeSpark, tmp_path: Path, kept: str
+) -> None:
+    """Whichever of its two classes the JVM keeps for local files."""
+    keep_local_files(spark_engine, kept)
     place = tmp_path / "place"
     staging = StagingArea(StagingPlace(str(place)), spark_engine.session)
     paths = made(tmp_path / "own", 6)
