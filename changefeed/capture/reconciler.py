@@ -196,7 +196,7 @@ class SourceReconciler:
         lost = None
         try:
             source_runtime.watch(wish.tables)
-            lost = source_runtime.why_lost(self._stopping)
+            lost = source_runtime.log.why_lost(self._stopping)
         except ChangefeedError as error:
             if error.code not in LOG_LOST:
                 raise
@@ -224,7 +224,7 @@ class SourceReconciler:
         self.error = error
         if not leaving:
             if error.code in LOG_LOST:
-                self._source_runtime().fail(error)
+                self._source_runtime().log.fail(error)
             # The feeds first: a statement that sees the source's state answers with theirs.
             self._tell_waiting(error)
             self._catalog.save_source_state(

@@ -51,7 +51,7 @@ class TableDeparture:
             TableError: one that the feed names is lost.
         """
         for table in list(feed.tables.values()):
-            lost = self._source_runtime.lost(table.table, table.table_id)
+            lost = self._source_runtime.tables.lost(table.table, table.table_id)
             if lost is None or not self._settled(table, lost):
                 continue
             if table.joined or lost.now is None or not _can_follow(table, lost):
@@ -67,7 +67,7 @@ class TableDeparture:
             return table.joined  # one that is named waits for RESUME
         if table.state is not TableState.RUNNING or table.done_upto is None or table.scan_wanted:
             return True  # its scan would find no table, or another one
-        end = self._source_runtime.place_of(lost)
+        end = self._source_runtime.tables.place_of(lost)
         return end is not None and table.done_upto >= end
 
     def _leave(self, feed: Feed, table: TableProgress, lost: LostTable) -> None:

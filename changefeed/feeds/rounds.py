@@ -103,11 +103,11 @@ class Rounds:
         The pause comes second: a change that arrives after the pause then wakes the thread once.
         """
         # Not the high-water mark: it stays behind while a backfill is needed.
-        self._source_runtime.wait_beyond(self._seen, self._timings.feed_idle)
+        self._source_runtime.log.wait_beyond(self._seen, self._timings.feed_idle)
         pause = self._next_round - self._clock.monotonic()
         if pause > 0 and not self._hurried.is_set():
             # Ignore log growth during the pause, but wake for statements and for the scan.
-            self._source_runtime.wait_beyond(Timestamp.MAX, min(pause, self._timings.feed_idle))
+            self._source_runtime.log.wait_beyond(Timestamp.MAX, min(pause, self._timings.feed_idle))
 
     def turn(self, feed: Feed) -> bool:
         """Deliver what the log has beyond the feed's progress; returns whether rows were
@@ -116,7 +116,7 @@ class Rounds:
         if self._sink_session.pulled:
             self._seen = Timestamp.MAX
             follow_consumer(
-                feed, self._sink_session.consumed(), self._scanning, self._source_runtime.oldest
+                feed, self._sink_session.consumed(), self._scanning, self._source_runtime.log.oldest
             )
             return False
         began = self._clock.monotonic()
@@ -124,7 +124,7 @@ class Rounds:
             return False
         self._hurried.clear()
         self._leave_dropped_tables(feed)
-        frontier = self._source_runtime.frontier
+        frontier = self._source_runtime.log.frontier
         at = frontier.at if frontier else Timestamp.ZERO
         groups = list(self._groups(feed, at))
         # While a scan holds back every table, new log entries must not wake us.

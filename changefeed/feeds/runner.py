@@ -116,12 +116,12 @@ class FeedRunner:
             self.catalog, self._feed, services.node_id, services.spark, sink
         )
         self._delivery = Delivery(
-            job.name, self.source_runtime, services.messages, self.sink_session, services.sizes
+            job.name, self.source_runtime.log, services.messages, self.sink_session, services.sizes
         )
         backlog = Backlog(
             job.name,
-            self.source_runtime,
-            self.source_runtime.log_folder,
+            self.source_runtime.log,
+            self.source_runtime.log.folder,
             services.spark,
             self.sink_session,
             lambda text: self.catalog.record_event(self.job_id, "engine", text),
@@ -150,7 +150,9 @@ class FeedRunner:
             Deliverers(
                 self._delivery,
                 backlog,
-                WindowDelivery(job.name, self.source_runtime, self.sink_session, services.sizes),
+                WindowDelivery(
+                    job.name, self.source_runtime.log, self.sink_session, services.sizes
+                ),
             ),
             renames,
             *time,
@@ -208,7 +210,7 @@ class FeedRunner:
 
     def wake(self) -> None:
         """Wake the feed's thread."""
-        self.source_runtime.wake()
+        self.source_runtime.log.wake()
 
     @property
     def lease(self) -> Lease:

@@ -121,7 +121,7 @@ class ScanCoordinator:
         that it no longer has are lost.
         """
         self._source_runtime.wait_captured([table.table], self._stopping)
-        done, oldest = table.done_upto, self._source_runtime.oldest
+        done, oldest = table.done_upto, self._source_runtime.log.oldest
         if done is not None and done < oldest < Timestamp.MAX:
             self._catalog.record_event(
                 feed.job.id,
@@ -139,7 +139,7 @@ class ScanCoordinator:
         delivered, but the rows of the scan include their effect.
         """
         done = table.done_upto
-        oldest = self._source_runtime.oldest
+        oldest = self._source_runtime.log.oldest
         if done is None or done >= oldest:
             return
         feed.update(table.table, done_upto=None, scan_at=None)
@@ -274,7 +274,7 @@ class ScanCoordinator:
         else:
             self._source_runtime.wait_captured([table.table], self._stopping)
             position = table.start or self._source_runtime.source.current_position()
-            at = self._source_runtime.wait_position(position, self._stopping)
+            at = self._source_runtime.log.wait_position(position, self._stopping)
             if isinstance(feed.options[CURSOR], DebeziumOffset):
                 self._check_offset(table.table, position, at)
             # What was resolved meanwhile was committed before the statement answered.
@@ -283,7 +283,7 @@ class ScanCoordinator:
 
     def _check_offset(self, table: TableName, position: Position, at: Timestamp) -> None:
         """Check that the log has everything that the connector did not deliver."""
-        if not self._source_runtime.has(position):
+        if not self._source_runtime.log.has(position):
             raise TableError(
                 table,
                 ChangefeedError(
@@ -296,7 +296,7 @@ class ScanCoordinator:
 
     def _check_cursor(self, table: TableName, cursor: Timestamp) -> None:
         since = self._catalog.captured(self._source_runtime.name).get(table)
-        oldest = self._source_runtime.oldest
+        oldest = self._source_runtime.log.oldest
         begin = oldest if since is None else max(since, oldest)
         if cursor < begin:
             raise TableError(

@@ -81,7 +81,7 @@ class FeedScanHost:
 
     def wake(self) -> None:
         """Let the feed's thread look at the scan."""
-        self.source_runtime.wake()
+        self.source_runtime.log.wake()
 
     def recognise(self, schema: TableSchema) -> None:
         """Raise CF2106 unless the table is the one that the feed began with."""

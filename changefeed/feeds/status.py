@@ -53,14 +53,14 @@ class FeedStatus:
             ChangefeedError: the source stopped with an error that is not retried.
         """
         self._check_tables(feed)
-        error = self._source_runtime.error
+        error = self._source_runtime.log.error
         if error is not None and error.action is not Action.RETRY:
             raise error
         if error is not None:
             self._trying = False
             self.show(feed, Status.RETRYING, f"source: {error.explained}", error)
-        elif self._source_runtime.stalled:
-            self.show(feed, Status.STALLED, self._source_runtime.stalled)
+        elif self._source_runtime.log.stalled:
+            self.show(feed, Status.STALLED, self._source_runtime.log.stalled)
         elif self._trying:
             return  # what was written when it failed is still true
         elif self._scanning.owes(feed):
@@ -69,9 +69,9 @@ class FeedStatus:
             self.show(feed, Status.RUNNING, "running")
 
     def _check_tables(self, feed: Feed) -> None:
-        gaps = self._source_runtime.gaps
+        gaps = self._source_runtime.tables.gaps
         for table in feed.in_state(TableState.PENDING, TableState.SCANNING, TableState.RUNNING):
-            if (problem := self._source_runtime.problems.get(table.table)) is not None:
+            if (problem := self._source_runtime.tables.problems.get(table.table)) is not None:
                 raise TableError(table.table, problem)
             gap = gaps.get(table.table)
             if gap is not None and concerns(gap, table):

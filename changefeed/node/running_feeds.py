@@ -131,7 +131,7 @@ class RunningFeeds:
             self._catalog.release_lease(lease)
             return
         source_runtime = self._sources.runtime(job.source)
-        if source_runtime.error is not None:
+        if source_runtime.log.error is not None:
             source_runtime.retry()
         try:
             runner = FeedRunner(job, lease, services, source_runtime)

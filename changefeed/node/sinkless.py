@@ -73,7 +73,7 @@ class SinklessFeeds:
             self._wake()
             self._await_source(job)
             source_runtime = self._source_runtime(job.source)
-            if source_runtime.error is not None:
+            if source_runtime.log.error is not None:
                 source_runtime.retry()
             runner = FeedRunner(job, lease, self._services, source_runtime, sink)
             # Before the loop sees it: a runner that is not alive gives its lease back.

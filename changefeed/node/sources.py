@@ -66,7 +66,7 @@ class NodeSources:
         """
         with self._mutex:
             known = self._runtimes.get(name)
-            if known is None or known.closed:
+            if known is None or known.log.closed:
                 known = self._runtimes[name] = SourceRuntime(
                     self._catalog,
                     self._state,
@@ -132,7 +132,7 @@ class NodeSources:
     def save_frontiers(self) -> None:
         """Save how far the logs reach, for other processes (SHOW, SYNC)."""
         for name, runtime in list(self._runtimes.items()):
-            frontier = runtime.frontier
+            frontier = runtime.log.frontier
             if frontier is not None and frontier != self._saved_frontiers.get(name):
                 self._saved_frontiers[name] = frontier
                 self._catalog.save_source_state(
@@ -149,7 +149,7 @@ class NodeSources:
     def wake(self) -> None:
         """Wake all threads that wait for a log, so that they check whether to stop."""
         for runtime in list(self._runtimes.values()):
-            runtime.wake()
+            runtime.log.wake()
 
     def close(self) -> None:
         """End captures; what is held at the sources stays."""

@@ -125,9 +125,9 @@ class SnapshotScan(threading.Thread):
         if self._host.promised is not None:
             # An idle source's image has the instant of the last frontier, which consumers may
             # have been told is complete.
-            source_runtime.wait_above(self._host.promised, self._stopping)
+            source_runtime.log.wait_above(self._host.promised, self._stopping)
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
-            self.at = source_runtime.wait_position(snapshot.position, self._stopping)
+            self.at = source_runtime.log.wait_position(snapshot.position, self._stopping)
             self._began = self._clock.monotonic()
             self._host.wake()
             fault_point(Point.SCAN_AFTER_SNAPSHOT)
@@ -165,7 +165,7 @@ class SnapshotScan(threading.Thread):
                     table.name.schema, table.name.name
                 )
                 self._host.recognise(shape)
-                logged = self._host.source_runtime.logged(shape)
+                logged = self._host.source_runtime.tables.logged(shape)
                 table.schema = self._host.intern_schema(logged)
                 found.append(table)
             except ChangefeedError as error:

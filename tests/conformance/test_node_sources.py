@@ -360,7 +360,11 @@ def test_a_paused_feed_misses_nothing_of_a_table_that_was_left_out(bench: Bench)
     bench.database.execute("alter table a drop constraint a_pkey")
     bench.fails("a", "no replica identity", "CF2003")
     bench.database.execute("update a set note = 'a2'; alter table a add primary key (id)")
-    until(lambda: not bench.feeds.node.source_runtime("shop").problems, "a is captured again", 60)
+    until(
+        lambda: not bench.feeds.node.source_runtime("shop").tables.problems,
+        "a is captured again",
+        60,
+    )
     bench.feeds.execute("RESUME CHANGEFEED f")
     bench.feeds.sync("f")
     assert bench.notes("a") == ["a1", "a2"]

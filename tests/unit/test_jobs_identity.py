@@ -75,6 +75,10 @@ class FakeSourceRuntime:
     def source(self) -> FakeSourceRuntime:
         return self
 
+    @property
+    def tables(self) -> FakeSourceRuntime:
+        return self
+
     def locate(self, tables: object, ids: object) -> TableLocations:
         self.asked += 1
         return TableLocations(self.ids, self.names)

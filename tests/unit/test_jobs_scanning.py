@@ -67,6 +67,7 @@ class StillSourceRuntime:
     def __init__(self) -> None:
         self.oldest = Timestamp(1)
         self.source = self
+        self.log = self
         self.captured: list[TableName] = []
         #: Positions below it the log does not have.
         self.first = 0

@@ -179,9 +179,9 @@ def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(
     source_runtime = SourceRuntime(
         prompt, str(tmp_path), "shop", capturing=False, timings=Timings(gaps=0.0)
     )
-    assert source_runtime.gaps == {}
+    assert source_runtime.tables.gaps == {}
     node.add_gaps({TABLE: "the table was taken out of the publication"})
-    assert source_runtime.gaps[TABLE].error.code is Code.TABLE_GAP
+    assert source_runtime.tables.gaps[TABLE].error.code is Code.TABLE_GAP
     source_runtime.close()
     node.close()
     prompt.close()

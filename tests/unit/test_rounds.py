@@ -42,9 +42,10 @@ class World:
         )
         scanning = SimpleNamespace(holds=lambda table: False, at=None)
         catalog = SimpleNamespace(version=lambda: 1, tables=lambda job: [table])
-        self.source_runtime = SimpleNamespace(
+        change_log = SimpleNamespace(
             frontier=Frontier(END, "1"), wait_beyond=lambda at, seconds: self.waits.append(at)
         )
+        self.source_runtime = SimpleNamespace(log=change_log)
         self.waits: list[Timestamp] = []
         self.rename: SchemaChange | None = None
         self.followed: list[tuple[object, ...]] = []
