@@ -19,9 +19,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from changefeed.core import faults
 from changefeed.core.durable import sync_path
 from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.log.draft import COMMIT_GROUP, FrameBuilder, commit_batch
 from changefeed.log.frame import (
@@ -208,7 +208,7 @@ class JournalMerge:
         try:
             for table, measured in self._blocks(runs, step, size):
                 writer = writer or draft.open_segment(shape)
-                faults.fault_point(faults.Point.LOG_COMPACT_WRITE)
+                fault_point(Point.LOG_COMPACT_WRITE)
                 writer.add(table, measured)
                 if writer.bytes >= self._settings.segment_target:
                     draft.close_segment(number, writer)
@@ -227,7 +227,7 @@ class JournalMerge:
         for table, measured in self._blocks(runs, step, size):
             draft = self._frame()
             number, _ = draft.declare(runs[0].schema)
-            faults.fault_point(faults.Point.LOG_COMPACT_WRITE)
+            fault_point(Point.LOG_COMPACT_WRITE)
             draft.inline(number, table.combine_chunks().to_batches()[0], measured)
             draft.rows += measured.rows
 

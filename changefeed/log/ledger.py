@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core import faults
 from changefeed.core.durable import sync_path
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import Frontier
+from changefeed.core.faults import Point, fault_point
 from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Stamp
@@ -212,20 +212,20 @@ def write_ledger(root: Path, ledger: Ledger) -> None:
         OSError: the disk is full or failed. If it is full, the ledger is as before, because no
             step after the rename needs room.
     """
-    faults.fault_point(faults.Point.LOG_LEDGER_WRITE)
+    fault_point(Point.LOG_LEDGER_WRITE)
     temporary = root / f"{LEDGER_NAME}.tmp"
     try:
         with temporary.open("w") as file:
             file.write(ledger.to_json())
             file.flush()
             os.fsync(file.fileno())
-        faults.fault_point(faults.Point.LOG_LEDGER_WRITTEN)
+        fault_point(Point.LOG_LEDGER_WRITTEN)
         temporary.replace(root / LEDGER_NAME)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     sync_path(root)
-    faults.fault_point(faults.Point.LOG_LEDGER_RENAMED)
+    fault_point(Point.LOG_LEDGER_RENAMED)
 
 
 @dataclass(frozen=True, slots=True)

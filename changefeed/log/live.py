@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.core import faults
 from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
+from changefeed.core.faults import Point, fault_point
 from changefeed.log.draft import DeclaredSchemas, FrameBuilder
 from changefeed.log.frame import UnitReader, frame_extents, frame_segments
 from changefeed.log.journal import (
@@ -75,7 +75,7 @@ class LiveJournal:
             os.pwrite(fd, file_header(number, sync), 0)
             os.fsync(fd)
             sync_path(root)
-            faults.fault_point(faults.Point.LOG_ROLL_CREATED)
+            fault_point(Point.LOG_ROLL_CREATED)
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class LiveJournal:
         start = self.tally.end
         try:
             end = self._write(b"".join(parts), start)
-            faults.fault_point(faults.Point.LOG_APPEND_WRITTEN)
+            fault_point(Point.LOG_APPEND_WRITTEN)
             _sync(self._fd)
         except BaseException:
             self._truncate(start)
@@ -125,7 +125,7 @@ class LiveJournal:
 
     def _write(self, data: bytes, start: int) -> int:
         view = memoryview(data)
-        faults.fault_point(faults.Point.LOG_APPEND_WRITE)
+        fault_point(Point.LOG_APPEND_WRITE)
         while view:
             written = os.pwrite(self._fd, view, start)
             start += written

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from changefeed.core import faults
+from changefeed.core.faults import Point, fault_point
 from changefeed.log.frame import RowGroup
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Measure, SchemaShape
@@ -51,7 +51,7 @@ class SegmentWriter:
 
     def add(self, rows: pa.Table, measure: Measure) -> None:
         """Write ``rows`` as the next row group."""
-        faults.fault_point(faults.Point.LOG_SEGMENT_WRITE)
+        fault_point(Point.LOG_SEGMENT_WRITE)
         self._writer.write_table(rows, row_group_size=max(len(rows), 1))
         self.groups.append(measure)
 
@@ -70,7 +70,7 @@ class SegmentWriter:
             self.size = os.fstat(fd).st_size
         finally:
             os.close(fd)
-        faults.fault_point(faults.Point.LOG_SEGMENT_SYNCED)
+        fault_point(Point.LOG_SEGMENT_SYNCED)
 
     def discard(self) -> None:
         """Close the file without an error, and remove it."""

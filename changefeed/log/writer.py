@@ -23,12 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core import faults
 from changefeed.core.clock import Timestamp
 from changefeed.core.durable import sync_path
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
+from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.log.compaction import JournalMerge, plan
 from changefeed.log.draft import FrameBuilder
@@ -86,7 +86,8 @@ class LogWriter:
         self._appended = 0
         self._lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = _lock(root)
+        lock = _lock(root)
+        self._lock_fd: int | None = lock
         try:
             with self._writing():
                 self._ledger = read_ledger(root) or self._begin()
@@ -99,7 +100,7 @@ class LogWriter:
                 self._measure()
                 self._publish()
         except BaseException:
-            os.close(self._lock_fd)
+            os.close(lock)
             raise
 
     def _begin(self) -> Ledger:
@@ -107,7 +108,6 @@ class LogWriter:
         for path in self.root.glob("journal-*"):
             if path.stat().st_size > FIRST_FRAME:
                 raise damaged(LEDGER_NAME, "gone, but there are journals")
-            path.unlink()
         LiveJournal.create(self.root, 1, None).close()
         ledger = Ledger(generation=1, next=2, live=1)
         write_ledger(self.root, ledger)
@@ -157,7 +157,7 @@ class LogWriter:
         """
         with self._lock, self._writing():
             self._check_usable()
-            faults.fault_point(faults.Point.LOG_APPEND_BEGIN)
+            fault_point(Point.LOG_APPEND_BEGIN)
             if flush.frontier is None and not flush.events:
                 return
             if flush.events and not self.room():
@@ -197,7 +197,7 @@ class LogWriter:
         self._appended += size
         self._lower_bounds = draft.lower_bounds
         try:
-            faults.fault_point(faults.Point.LOG_APPEND_SYNCED)
+            fault_point(Point.LOG_APPEND_SYNCED)
         except OSError as error:
             raise self._break(error) from error
 
@@ -245,7 +245,7 @@ class LogWriter:
 
     def _roll(self) -> None:
         """Close the live journal and begin the next."""
-        faults.fault_point(faults.Point.LOG_ROLL_BEGIN)
+        fault_point(Point.LOG_ROLL_BEGIN)
         old, frontier = self._live, self._live.frontier
         if frontier is None or old.after is None:
             raise ValueError("an empty journal cannot be sealed")
@@ -255,25 +255,28 @@ class LogWriter:
         try:
             # Compaction removes heartbeats, so the ledger must keep where the log began.
             base = self._ledger.base or (None if self._ledger.sealed else old.origin)
-            self._commit(live=number, sealed=sealed, base=base)
+            self._commit(new, sealed=sealed, base=base)
         except OSError:
             new.close()
             if self._broken is None:
-                (self.root / journal_name(number)).unlink(missing_ok=True)
+                (self.root / journal_name(number)).unlink()
             raise
-        self._live = new
-        old.close()
-        self._count()
-        self._publish()
 
     def _take_number(self) -> int:
         with self._lock:
+            number = self._next
             self._next += 1
-            return self._next - 1
+            return number
 
-    def _commit(self, **fields: Any) -> None:
-        """Make a change of the ledger durable; call with the lock held."""
-        changed = self._ledger.changed(next=self._next, **fields)
+    def _commit(self, live: LiveJournal | None = None, **fields: Any) -> None:
+        """Make a change of the ledger durable and publish it; call with the lock held.
+
+        Args:
+            live: the new live journal, if the change seals the present one.
+            fields: of the ledger, that change.
+        """
+        number = (live or self._live).number
+        changed = self._ledger.changed(next=self._next, live=number, **fields)
         try:
             write_ledger(self.root, changed)
         except OSError as error:
@@ -284,14 +287,18 @@ class LogWriter:
             raise
         self._ledger = changed
         self._saved_time = changed.time
+        if live is not None:
+            self._live.close()
+            self._live = live
         self._count()
+        self._publish()
 
     def _publish(self) -> None:
         """Overwrite HEAD, so that readers see what is complete."""
         head = Head(self._ledger.generation, self._live.number, self._live.complete.end)
         try:
             os.pwrite(self._head_fd, head.to_bytes(), 0)
-            faults.fault_point(faults.Point.LOG_APPEND_PUBLISHED)
+            fault_point(Point.LOG_APPEND_PUBLISHED)
         except OSError as error:
             raise self._break(error) from error
 
@@ -442,7 +449,6 @@ class LogWriter:
             saved, time = self._saved_time, self._ledger.time
             if time is not None and (saved is None or time.at - saved.at >= _SAVE_TIME):
                 self._commit()
-                self._publish()
 
     def roll(self) -> bool:
         """Close the live journal now, if it has a complete flush and no unfinished one."""
@@ -477,7 +483,7 @@ class LogWriter:
             )
             if not count:
                 return 0
-            faults.fault_point(faults.Point.LOG_RETAIN_DECIDED)
+            fault_point(Point.LOG_RETAIN_DECIDED)
             gone, kept = self._ledger.sealed[:count], self._ledger.sealed[count:]
             self._commit(
                 base=gone[-1].frontier,
@@ -485,7 +491,6 @@ class LogWriter:
                 garbage=(*self._ledger.garbage, *_garbage(gone, kept, since=0)),
             )
             self._growth.forget(gone[-1].upto)
-            self._publish()
             return count
 
     def _excess(self) -> int:
@@ -509,23 +514,22 @@ class LogWriter:
         return merged
 
     def _merge(self, run: tuple[SealedJournal, ...], now: int) -> None:
-        faults.fault_point(faults.Point.LOG_COMPACT_BEGIN)
+        fault_point(Point.LOG_COMPACT_BEGIN)
         merge = JournalMerge(self.root, self._take_number(), run, self.settings)
         try:
             made = merge.run()
-            faults.fault_point(faults.Point.LOG_COMPACT_WRITTEN)
+            fault_point(Point.LOG_COMPACT_WRITTEN)
             with self._lock:
                 at = self._ledger.sealed.index(run[0])
                 rest = self._ledger.sealed
                 sealed = (*rest[:at], made, *rest[at + len(run) :])
                 garbage = _garbage(run, sealed, since=now)
                 self._commit(sealed=sealed, garbage=(*self._ledger.garbage, *garbage))
-                self._publish()
         except BaseException:
             if self._broken is None:
                 merge.discard()
             raise
-        faults.fault_point(faults.Point.LOG_COMPACT_DONE)
+        fault_point(Point.LOG_COMPACT_DONE)
 
     def _sweep(self, now: int) -> int:
         """Remove files that no reader needs any more; return their bytes."""
@@ -535,27 +539,25 @@ class LogWriter:
         gone = swept(garbage, self.settings, now=now, pressed=pressed)
         if not gone:
             return 0
-        faults.fault_point(faults.Point.LOG_SWEEP_BEGIN)
+        fault_point(Point.LOG_SWEEP_BEGIN)
         for item in gone:
             (self.root / item.name).unlink(missing_ok=True)
-        faults.fault_point(faults.Point.LOG_SWEEP_REMOVED)
+        fault_point(Point.LOG_SWEEP_REMOVED)
         with self._lock:
             self._commit(garbage=tuple(g for g in self._ledger.garbage if g not in gone))
-            self._publish()
         return sum(g.size for g in gone)
 
     def close(self) -> None:
-        """Cut off an unfinished transaction, sync, release the lock. May be called twice."""
+        """Cut off an unfinished transaction, release the lock. May be called twice."""
         with self._upkeep_lock, self._lock:
-            if self._lock_fd < 0:
+            if self._lock_fd is None:
                 return
             if self._broken is None:
                 self._live.cut()
-                os.fsync(self._head_fd)
             self._live.close()
             os.close(self._head_fd)
             os.close(self._lock_fd)
-            self._lock_fd = -1
+            self._lock_fd = None
             self._broken = "it was closed"
 
     def __enter__(self) -> LogWriter:

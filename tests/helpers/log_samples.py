@@ -135,7 +135,8 @@ def keys(table: pa.Table) -> list[int]:
 def drop_process(writer: LogWriter) -> None:
     """Let go of a writer the way a killed process does: nothing is flushed, cut or tidied."""
     writer._live.close()
+    assert writer._lock_fd is not None
     os.close(writer._head_fd)
     os.close(writer._lock_fd)
-    writer._lock_fd = -1
+    writer._lock_fd = None
     writer._broken = "its process is gone"

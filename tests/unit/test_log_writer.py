@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.journal import FIRST_FRAME, journal_name
-from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head, read_ledger
+from changefeed.log.writer import LOCK_NAME
 from tests.helpers.log_samples import (
     Row,
     batch,
@@ -28,6 +32,7 @@ from tests.helpers.log_samples import (
 )
 
 A, B = narrow("a"), wide("b")
+SECOND = 10**9
 
 
 def at(wall: int, logical: int = 0) -> Timestamp:
@@ -50,11 +55,25 @@ def rows_of(root: Path, after: int = 1000) -> list[int]:
         return [seq for piece in got.pieces for seq in keys(piece.load())]
 
 
+def open_files(root: Path) -> list[str]:
+    """The files of a log that this process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            path = Path(os.readlink(link))
+        except FileNotFoundError:
+            continue  # the folder of descriptors itself
+        if path.is_relative_to(root):
+            found.append(path.name)
+    return sorted(found)
+
+
 def test_a_new_log_is_empty(tmp_path: Path) -> None:
-    with LogWriter(tmp_path) as log:
+    root = tmp_path / "logs" / "shop"
+    with LogWriter(root) as log:
         assert log.frontier is None
         assert log.oldest == Timestamp.MAX
-    with LogReader(tmp_path) as reader:
+    with LogReader(root) as reader:
         assert reader.refresh() is None
         assert reader.slice({A.table: at(5)}, Timestamp.MAX, 10, 10).upto == at(5)
 
@@ -79,6 +98,57 @@ def test_one_append_is_one_sync_of_the_journal(
     events = [batch(narrow(f"t{i}"), [Row(at(2000), 1 + i)]) for i in range(40)]
     writer.append(flush(events, at(2000), 2))
     assert len(synced) == 1
+
+
+def test_a_segment_is_durable_before_the_frame_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes, and its name in the folder."""
+    with LogWriter(tmp_path, LogSettings(segment_rows=1)) as writer:
+        synced: list[str] = []
+
+        def sync(fd: int) -> None:
+            synced.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr("changefeed.log.live._sync", lambda fd: synced.append("journal"))
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        assert synced == ["file", "folder", "journal"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system lists no open files")
+def test_what_is_not_needed_any_more_is_closed(writer: LogWriter, tmp_path: Path) -> None:
+    open_now = sorted([HEAD_NAME, LOCK_NAME, journal_name(1)])
+    assert open_files(tmp_path) == open_now
+    with pytest.raises(ChangefeedError):
+        LogWriter(tmp_path)
+    assert open_files(tmp_path) == open_now
+    with faults.armed(f"{faults.Point.LOG_LEDGER_WRITE}:full"), pytest.raises(ChangefeedError):
+        writer.roll()
+    assert open_files(tmp_path) == open_now
+    assert len(list(tmp_path.glob("journal-*"))) == 1
+    assert writer.roll()
+    assert len(open_files(tmp_path)) == 3
+    writer.close()
+    assert open_files(tmp_path) == []
+
+
+def test_a_source_may_move_on_without_time(writer: LogWriter) -> None:
+    writer.append(flush([], at(1000), 2))
+    assert writer.frontier == Frontier(at(1000), position(2))
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_log_that_is_opened_again_knows_how_much_lies_above(
+    writer: LogWriter, tmp_path: Path, rolled: bool
+) -> None:
+    writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+    size = writer.bytes
+    assert not rolled or writer.roll()
+    writer.close()
+    with LogWriter(tmp_path) as again:
+        assert again.above(at(0)) == (size if rolled else again.bytes)
+        assert again.above(at(2000)) == 0
 
 
 def test_only_one_process_writes(writer: LogWriter, tmp_path: Path) -> None:
@@ -241,6 +311,7 @@ class TestRoom:
             with faults.armed(f"{point}:full"), pytest.raises(ChangefeedError) as caught:
                 writer.append(wanted)
             assert caught.value.code.number == "CF3003"
+            assert f"injected at {point}" in caught.value.detail
             assert writer.bytes == size
         writer.append(wanted)
         assert rows_of(tmp_path) == [1]
@@ -278,6 +349,19 @@ class TestDamage:
         self._two_frames(tmp_path)
         (tmp_path / name).unlink()
         with pytest.raises(ChangefeedError) as caught:
+            LogWriter(tmp_path)
+        assert caught.value.code.number == "CF3001"
+
+    @pytest.mark.parametrize("left", [None, FIRST_FRAME])
+    def test_a_sealed_journal_is_gone_or_shorter(self, tmp_path: Path, left: int | None) -> None:
+        with LogWriter(tmp_path) as writer:
+            writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+            writer.roll()
+        path = tmp_path / journal_name(1)
+        path.unlink() if left is None else os.truncate(path, left)
+        with pytest.raises(
+            ChangefeedError, match="gone" if left is None else "too short"
+        ) as caught:
             LogWriter(tmp_path)
         assert caught.value.code.number == "CF3001"
 
@@ -331,8 +415,114 @@ def test_rows_that_look_like_a_frame_are_rows(writer: LogWriter, tmp_path: Path)
     assert rows_of(tmp_path) == [1]
 
 
+def refuses_all(writer: LogWriter) -> None:
+    """Every call says that the log must be opened again."""
+    calls: list[Callable[[], object]] = [
+        writer.roll,
+        writer.abandon,
+        lambda: writer.append(flush([], at(3000), 3)),
+        lambda: writer.maintain(clocks(at(3000))),
+    ]
+    for call in calls:
+        with pytest.raises(ChangefeedError, match="opened again") as refused:
+            call()
+        assert refused.value.code.number == "CF3004"
+
+
+class TestFailedAppend:
+    """The disk failed while a flush was being stored: opening the log again finds out."""
+
+    def test_after_it_was_durable(self, writer: LogWriter, tmp_path: Path) -> None:
+        with (
+            faults.armed(f"{faults.Point.LOG_APPEND_SYNCED}:error"),
+            pytest.raises(ChangefeedError) as caught,
+        ):
+            writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        assert caught.value.code.number == "CF3004"
+        refuses_all(writer)
+        writer.close()
+        LogWriter(tmp_path).close()
+        assert rows_of(tmp_path) == [1]
+
+    def test_and_could_not_be_undone(
+        self, writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(fd: int, length: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "ftruncate", fail)
+            with (
+                faults.armed(f"{faults.Point.LOG_APPEND_WRITTEN}:full"),
+                pytest.raises(ChangefeedError) as caught,
+            ):
+                writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        assert caught.value.code.number == "CF3004"
+        refuses_all(writer)
+
+
 class TestUpkeep:
     """What maintain does when the disk, or the time, is not as usual."""
+
+    def test_a_journal_is_closed_at_its_age(self, tmp_path: Path) -> None:
+        """That of its first event: one without events has no age."""
+        with LogWriter(tmp_path, LogSettings(roll_age=100.0)) as writer:
+            writer.append(flush([], at(SECOND), 1))
+            assert not writer.maintain(clocks(at(900 * SECOND))).rolled
+            writer.append(flush([batch(A, [Row(at(2 * SECOND), 1)])], at(2 * SECOND), 2))
+            rolled = [writer.maintain(clocks(at(n * SECOND))).rolled for n in (1000, 1099, 1100)]
+            assert rolled == [False, False, True]
+
+    @pytest.mark.parametrize(("more", "journals"), [(0, 2), (1, 1)])
+    def test_a_journal_is_closed_at_its_size(
+        self, writer: LogWriter, tmp_path: Path, more: int, journals: int
+    ) -> None:
+        writer.settings = LogSettings(roll_bytes=writer.bytes + more)
+        writer.append(flush([batch(A, [Row(at(2000), 1)])], at(2000), 2))
+        assert len(list(tmp_path.glob("journal-*"))) == journals
+
+    @pytest.mark.parametrize(("less", "merged"), [(0, 2), (1, 0)])
+    def test_a_merge_needs_room_for_the_old_files_and_the_new(
+        self, writer: LogWriter, tmp_path: Path, less: int, merged: int
+    ) -> None:
+        for wall in (2000, 3000):
+            writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+            writer.roll()
+        ledger = read_ledger(tmp_path)
+        assert ledger is not None
+        room = 2 * sum(sealed.length for sealed in ledger.sealed) - less
+        writer.settings = LogSettings(disk_budget=writer.bytes + room)
+        assert writer.maintain(clocks(at(4000))).merged == merged
+
+    def test_what_waits_to_be_removed_is_no_history(self, tmp_path: Path) -> None:
+        """No history goes for a limit that is met without the files that a merge replaced."""
+        with LogWriter(tmp_path, LogSettings(grace=1000.0)) as writer:
+            for wall in (2000, 3000):
+                writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+                writer.roll()
+            full = writer.bytes
+            assert writer.maintain(clocks(at(4000))).merged == 2
+            assert writer.bytes > full
+            writer.settings = LogSettings(grace=1000.0, keep_bytes=full)
+            assert writer.maintain(clocks(at(4000))).dropped == 0
+            writer.settings = LogSettings(grace=1000.0, keep_bytes=(writer.bytes - full) // 2)
+            assert writer.maintain(clocks(at(4000))).dropped == 1
+            assert writer.above(at(0)) == 0
+
+    def test_a_removal_that_could_not_be_noted_is_gone_on_with(self, tmp_path: Path) -> None:
+        with LogWriter(tmp_path, LogSettings(grace=0.0)) as writer:
+            for wall in (2000, 3000):
+                writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
+                writer.roll()
+            with (
+                faults.armed(f"{faults.Point.LOG_SWEEP_REMOVED}:full"),
+                pytest.raises(ChangefeedError) as caught,
+            ):
+                writer.maintain(clocks(at(4000)))
+            assert caught.value.code.number == "CF3003"
+            assert writer.maintain(clocks(at(4000))).removed > 0
+            assert writer.bytes == sum(p.stat().st_size for p in tmp_path.glob("journal-*"))
+        assert rows_of(tmp_path, after=1999) == [2000, 3000]
 
     def test_a_ledger_that_a_crash_may_or_may_not_leave_ends_the_writer(
         self, writer: LogWriter, tmp_path: Path
@@ -344,10 +534,7 @@ class TestUpkeep:
             pytest.raises(ChangefeedError),
         ):
             writer.roll()
-        for work in (writer.roll, lambda: writer.append(flush([], at(3000), 3))):
-            with pytest.raises(ChangefeedError) as refused:
-                work()
-            assert refused.value.code.number == "CF3004"
+        refuses_all(writer)
         writer.close()
         with LogWriter(tmp_path) as again:
             assert again.frontier is not None
@@ -367,7 +554,8 @@ class TestUpkeep:
             assert writer.maintain(clocks(at(second)), keep_from=None).dropped == 0
             with faults.armed(f"{faults.Point.LOG_ROLL_BEGIN}:{fault}"):
                 if works:
-                    assert writer.maintain(clocks(at(100 * second)), keep_from=None).dropped == 1
+                    done = writer.maintain(clocks(at(100 * second)), keep_from=None)
+                    assert (done.rolled, done.dropped) == (False, 1)
                 else:
                     with pytest.raises(ChangefeedError):
                         writer.maintain(clocks(at(100 * second)), keep_from=None)
@@ -404,15 +592,18 @@ class TestUpkeep:
 
     def test_what_a_full_log_frees_lets_appends_go_on_for_a_while(self, tmp_path: Path) -> None:
         """A tenth of what is used, and not all history."""
-        settings = LogSettings(disk_budget=40_000, roll_bytes=500)
+        settings = LogSettings(disk_budget=31_000, roll_bytes=500)
         with LogWriter(tmp_path, settings) as writer:
             wall = 1000
             while writer.room():
                 writer.append(flush([batch(A, [Row(at(wall), wall)])], at(wall), wall))
                 wall += 1
-            used = writer.bytes
-            writer.maintain(clocks(at(wall)), keep_from=at(wall))
-            assert used // 2 < writer.bytes < used
+            writer.roll()
+            used, ledger = writer.bytes, read_ledger(tmp_path)
+            assert ledger is not None
+            freed = list(accumulate(sealed.bytes for sealed in ledger.sealed))
+            done = writer.maintain(clocks(at(wall)), keep_from=at(wall))
+            assert done.dropped == 1 + sum(size < used // 10 for size in freed)
 
     def test_closing_cuts_off_what_is_not_complete(self, tmp_path: Path) -> None:
         writer = LogWriter(tmp_path)
