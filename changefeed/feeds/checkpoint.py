@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from changefeed.core.clock import Clock, SystemClock, Timestamp
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.timings import Timings
 from changefeed.feeds.feed import Feed
@@ -24,14 +24,14 @@ class Checkpoint:
         self,
         sink_session: SinkSession,
         joining: Callable[[], bool],
-        clock: Clock | None = None,
-        timings: Timings | None = None,
+        clock: Clock,
+        timings: Timings,
     ) -> None:
         """``joining``: whether a statement has added a table that the feed does not know yet."""
         self._sink_session = sink_session
         self._joining = joining
-        self._clock = clock or SystemClock()
-        self._timings = timings or Timings()
+        self._clock = clock
+        self._timings = timings
         self._wanted = threading.Event()
         self._saved_at = 0.0
         self._resolved_at = 0.0

@@ -131,6 +131,15 @@ def test_a_manual_clock_moves_instead_of_waiting() -> None:
     event.set()
     assert clock.wait(event, 3600)
     assert clock.monotonic() == began + 3600
+    waited: list[float | None] = []
+
+    class Asked:
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return True
+
+    assert clock.wait(Asked(), 3600)
+    assert waited == [0], "the wait takes no time of the machine's clock"
     condition = threading.Condition()
     with condition:
         assert not clock.wait(condition, 1)

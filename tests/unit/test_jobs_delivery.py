@@ -16,12 +16,13 @@ import pytest
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
+from changefeed.core.timings import Timings
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.chunks import SLICE_BYTES, MarkItem, items
 from changefeed.feeds.delivery import Delivery
@@ -869,7 +870,7 @@ def test_nothing_is_resolved_while_a_table_joins(bench: Bench) -> None:
     told: list[Timestamp] = []
     sink_session = SimpleNamespace(resolves_by_topic=False, resolves=True, resolved=told.append)
     joining = [True]
-    checkpoint = Checkpoint(cast(Any, sink_session), lambda: joining[0])
+    checkpoint = Checkpoint(cast(Any, sink_session), lambda: joining[0], SYSTEM_CLOCK, Timings())
     with_resolved = bench.catalog.alter_job(bench.feed.job.id, options={"resolved": ""})
     feed = Feed(bench.catalog, with_resolved, bench.feed.lease)
     feed.tables = bench.feed.tables

@@ -108,12 +108,13 @@ class TestSharing:
 
 
 class TestRetryClock:
-    def test_pauses_grow_to_a_bound(self) -> None:
-        clock = RetryClock()
-        pauses = [clock.next_pause() for _ in range(12)]
-        assert pauses[0] < 1
-        assert max(pauses) <= 30 * 1.25
-        assert pauses[-1] > 20
+    def test_pauses_double_up_to_a_bound(self) -> None:
+        """Each a little shorter or longer, so that feeds do not try at the same moments."""
+        clock = RetryClock(ManualClock(), Timings(retry_first=1.0, retry_longest=8.0))
+        for usual in (1, 2, 4, 8, 8):
+            assert 0.75 * usual <= clock.next_pause() <= 1.25 * usual
+        clock.attempt = 5000
+        assert clock.next_pause() <= 10
 
     def test_a_target_that_is_away_for_days_is_tried_until_the_budget_is_spent(
         self,
@@ -139,12 +140,18 @@ class TestRetryClock:
         assert clock.allows(60) and clock.next_pause() < 1
 
     def test_the_budget_counts_from_the_first_failure(self) -> None:
-        clock = RetryClock()
-        assert clock.allows(60)
+        time = ManualClock()
+        clock = RetryClock(time)
         assert not clock.allows(0)
+        assert clock.allows(1)
+        time.advance(60)
+        assert clock.allows(60)
+        time.advance(1)
+        assert not clock.allows(60)
         clock.next_pause()
         clock.reset()
         assert clock.attempt == 0
+        assert clock.allows(60)
 
 
 def changed(new: TableSchema, rewritten: bool = False) -> SchemaChange:

@@ -11,7 +11,8 @@ import pytest
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.events import Frontier, SchemaChange
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.table_errors import TableError
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import BacklogResult
 from changefeed.feeds.rounds import Deliverers, Rounds
@@ -29,36 +30,55 @@ class World:
     ) -> None:
         self.done = done
         self.delivered: list[Timestamp] = []
+        self.bounds: list[dict[TableName, Timestamp]] = []
+        self.scanned: list[bool] = []
+        self.rows = 1
         self.windows: list[Timestamp] = []
         self.commits = 0
         table = TableProgress(T, "t", state=TableState.RUNNING, scan_wanted=False, done_upto=BEGIN)
+        tables = {T: table}
         self.feed = SimpleNamespace(
             job=SimpleNamespace(id=1, name="f", end_time=None),
             options=Options.from_dict({}),
-            tables={T: table},
-            in_state=lambda *states: [table],
-            keep_only=lambda names: None,
+            tables=tables,
+            in_state=lambda *states: [t for t in tables.values() if t.state in states],
+            keep_only=self._keep_only,
             query=None,
+            update=self._update,
+            record_event=lambda *told: self.events.append(told),
         )
-        scanning = SimpleNamespace(holds=lambda table: False, at=None)
-        catalog = SimpleNamespace(version=lambda: 1, tables=lambda job: [table])
-        change_log = SimpleNamespace(
-            frontier=Frontier(END, "1"), wait_beyond=lambda at, seconds: self.waits.append(at)
+        self.events: list[tuple[object, ...]] = []
+        self.held: set[TableName] = set()
+        self.scanning = SimpleNamespace(holds=lambda table: table.table in self.held, at=None)
+        #: The tables of the job, as the state has them, and how often it was changed.
+        self.stored, self.version = [T], 1
+        catalog = SimpleNamespace(
+            version=lambda: self.version,
+            tables=lambda job: [SimpleNamespace(table=name) for name in self.stored],
         )
-        self.source_runtime = SimpleNamespace(log=change_log)
+        self.change_log = SimpleNamespace(
+            frontier=Frontier(END, "1"),
+            wait_beyond=lambda at, seconds: self.waits.append(at),
+            oldest=BEGIN,
+        )
+        source_runtime = SimpleNamespace(log=self.change_log)
         self.waits: list[Timestamp] = []
         self.rename: SchemaChange | None = None
+        self.change: SchemaChange | None = None
         self.followed: list[tuple[object, ...]] = []
         delivery = SimpleNamespace(deliver=self._driver)
         backlog = SimpleNamespace(deliver=lambda *args, **named: self.done)
         windows = SimpleNamespace(deliver=self._windows)
         self.clock = ManualClock()
         self.interrupted = False
+        self.sink_session = SimpleNamespace(
+            pulled=False, pace=pace, takes_rows=False, consumed=lambda: Timestamp(14)
+        )
         self.rounds = Rounds(
             cast(Any, catalog),
-            cast(Any, self.source_runtime),
-            cast(Any, SimpleNamespace(pulled=False, pace=pace)),
-            cast(Any, scanning),
+            cast(Any, source_runtime),
+            cast(Any, self.sink_session),
+            cast(Any, self.scanning),
             Deliverers(cast(Any, delivery), cast(Any, backlog), cast(Any, windows)),
             renames=cast(Any, SimpleNamespace(follow=self._follow)),
             clock=self.clock,
@@ -67,11 +87,35 @@ class World:
             interrupted=lambda: self.interrupted,
         )
 
-    def _driver(self, feed: object, bounds: object, upto: Timestamp, **named: Any) -> int:
+    def _driver(
+        self, feed: object, bounds: dict[TableName, Timestamp], upto: Timestamp, **named: Any
+    ) -> int:
         self.delivered.append(upto)
+        self.bounds.append(bounds)
+        self.scanned.append(named["scanned"])
         if self.rename is not None:
             named["on_rename"](self.rename)
-        return 3
+        if self.change is not None:
+            named["on_schema_change"](self.change)
+        return self.rows
+
+    def _keep_only(self, names: set[TableName]) -> None:
+        for name in self.feed.tables.keys() - names:
+            del self.feed.tables[name]
+
+    def _update(self, name: TableName, **changes: Any) -> None:
+        self.feed.tables[name] = replace(self.feed.tables[name], **changes)
+
+    def add(self, name: str, done_upto: Timestamp | None, **fields: Any) -> TableName:
+        """Another table of the feed."""
+        table = replace(T, name=name)
+        fields = {"state": TableState.RUNNING, "scan_wanted": False, **fields}
+        self.feed.tables[table] = TableProgress(table, name, done_upto=done_upto, **fields)
+        self.stored.append(table)
+        return table
+
+    def joining(self) -> bool:
+        return self.rounds.joining(cast(Any, self.feed))
 
     def _follow(self, *told: object) -> None:
         self.followed.append(told[1:])
@@ -157,3 +201,258 @@ def test_what_comes_under_another_name_is_not_waited_for() -> None:
     assert world.followed == [(T, now, Timestamp(15))]
     world.rounds.wait()
     assert world.waits[0] == Timestamp.ZERO
+
+
+def test_a_round_without_rows_needs_no_rest() -> None:
+    world = World(BacklogResult(), pace=5.0)
+    world.rows = 0
+    assert not world.turn()
+    world.rounds.wait()
+    assert world.waits == [END]
+    assert not world.turn() and len(world.delivered) == 2
+
+
+def test_rounds_begin_at_most_so_often_however_fast_they_are() -> None:
+    world = World(BacklogResult(), timings=Timings(gather=2.0))
+    assert world.turn()
+    world.clock.advance(1.9)
+    assert not world.turn()
+    world.clock.advance(0.1)
+    assert world.turn()
+
+
+def test_a_slow_round_has_gathered_enough() -> None:
+    world = World(BacklogResult(), timings=Timings(gather=2.0))
+    clock = world.clock
+    world.rounds._committed = lambda: clock.advance(3.0)
+    world.done = BacklogResult(5, moved=True)
+    assert world.turn() and world.turn()
+
+
+def test_who_hurries_does_not_wait_for_the_pace_once() -> None:
+    world = World(BacklogResult(), pace=60.0)
+    assert world.turn()
+    world.rounds.hurry()
+    world.rounds.wait()
+    assert world.waits == [END]
+    assert world.turn()
+    assert not world.turn()
+    world.rounds.wait()
+    assert world.waits == [END, END, Timestamp.MAX]
+
+
+def test_a_dropped_table_is_left_and_a_new_one_is_joining() -> None:
+    world = World(BacklogResult())
+    gone = world.add("gone", BEGIN)
+    world.stored.remove(gone)
+    assert not world.joining()
+    assert list(world.feed.tables) == [T]
+    world.add("new", None)
+    del world.feed.tables[replace(T, name="new")]
+    assert not world.joining(), "nobody changed the state"
+    world.version += 1
+    assert world.joining() and world.joining()
+    world.add("new", None, state=TableState.PENDING)
+    assert world.joining(), "the feed was not reloaded"
+    world.rounds.reloaded()
+    assert not world.joining()
+
+
+def test_a_turn_leaves_dropped_tables_first() -> None:
+    world = World(BacklogResult())
+    world.stored.clear()
+    assert not world.turn()
+    assert world.delivered == []
+
+
+def test_a_consumer_that_reads_the_log_itself_is_followed() -> None:
+    world = World(BacklogResult())
+    world.sink_session.pulled = True
+    seen: list[tuple[list[TableName], Timestamp]] = []
+    world.feed.advance = lambda names, upto: seen.append((names, upto))
+    assert not world.turn()
+    assert seen == [([T], Timestamp(14))]
+    assert world.delivered == []
+    world.rounds.wait()
+    assert world.waits == [Timestamp.MAX], "what comes into the log is no work of the feed"
+
+
+def test_before_the_log_has_anything_nothing_is_delivered() -> None:
+    world = World(BacklogResult())
+    world.change_log.frontier = None
+    assert not world.turn()
+    assert world.delivered == []
+
+
+def test_tables_advance_together_as_far_as_the_log_is_complete() -> None:
+    world = World(BacklogResult())
+    other = world.add("other", Timestamp(12))
+    world.add("there", END)
+    world.add("fresh", None)
+    world.add("broken", BEGIN, state=TableState.FAILED)
+    world.add("scanned", BEGIN, state=TableState.SCANNING)
+    assert world.turn()
+    assert world.delivered == [END]
+    assert world.bounds == [{T: BEGIN, other: Timestamp(12)}]
+    assert world.scanned == [False]
+
+
+def test_nothing_is_delivered_twice() -> None:
+    world = World(BacklogResult())
+    world.feed.tables[T] = replace(world.feed.tables[T], done_upto=END)
+    assert not world.turn()
+    assert world.delivered == []
+
+
+@pytest.mark.parametrize(("end", "upto"), [(Timestamp(15), Timestamp(15)), (Timestamp(99), END)])
+def test_a_feed_goes_no_further_than_its_end(end: Timestamp, upto: Timestamp) -> None:
+    world = World(BacklogResult())
+    world.feed.job.end_time = end
+    assert world.turn()
+    assert world.delivered == [upto]
+
+
+def test_a_feed_that_only_scans_delivers_no_changes() -> None:
+    world = World(BacklogResult())
+    world.feed.options = Options.from_dict({"initial_scan": "only"})
+    assert not world.turn()
+    assert world.delivered == []
+
+
+def test_a_table_waits_for_its_scan_at_the_scans_timestamp() -> None:
+    world = World(BacklogResult())
+    world.held = {world.add("held", Timestamp(11), state=TableState.SCANNING)}
+    assert world.turn()
+    assert world.delivered == [END], "the scan has no timestamp yet"
+    world.delivered.clear()
+    world.scanning.at = Timestamp(16)
+    world.clock.advance(1.0)
+    assert world.turn()
+    assert world.delivered == [END, Timestamp(16)]
+    assert world.scanned[-2:] == [False, True]
+    assert world.bounds[-1] == dict.fromkeys(world.held, Timestamp(11))
+    world.rounds.wait()
+    assert world.waits[0] == END
+
+
+def test_a_scan_that_is_ahead_of_the_log_waits_for_it() -> None:
+    world = World(BacklogResult())
+    world.held, world.scanning.at = {T}, Timestamp(99)
+    assert world.turn()
+    assert (world.delivered, world.scanned) == ([END], [False])
+
+
+def test_while_a_scan_holds_back_every_table_the_log_wakes_nobody() -> None:
+    world = World(BacklogResult())
+    world.held, world.scanning.at = {T}, Timestamp(16)
+    assert world.turn()
+    assert world.delivered == [Timestamp(16)]
+    world.clock.advance(1.0)
+    world.rounds.wait()
+    assert world.waits == [Timestamp.MAX]
+
+
+def test_tables_that_no_scan_holds_are_not_told_as_scanned() -> None:
+    """Though the log ends where the scan is."""
+    world = World(BacklogResult())
+    world.scanning.at = END
+    assert world.turn()
+    assert world.scanned == [False]
+
+
+def test_a_part_that_spark_leaves_is_not_waited_for() -> None:
+    for upto, waits in ((Timestamp(15), Timestamp.ZERO), (END, END)):
+        world = World(BacklogResult(node_upto=upto))
+        assert world.turn()
+        world.rounds.wait()
+        assert world.waits[0] == waits
+
+
+def test_tables_that_are_as_far_as_spark_says_are_left_out() -> None:
+    world = World(BacklogResult(node_upto=Timestamp(15)))
+    world.add("there", Timestamp(15))
+    assert world.turn()
+    assert world.bounds == [{T: BEGIN}]
+
+
+def test_an_interruption_ends_a_round_between_its_parts() -> None:
+    world = World(BacklogResult())
+    world.held, world.scanning.at = {world.add("held", BEGIN)}, Timestamp(16)
+    world.interrupted = True
+    assert not world.turn()
+    assert world.delivered == []
+    deliver = world._driver
+
+    def interrupting(*given: Any, **named: Any) -> int:
+        world.interrupted = True
+        return deliver(*given, **named)
+
+    world.interrupted = False
+    world.rounds._deliverers.delivery.deliver = interrupting  # type: ignore[method-assign]
+    assert world.turn()
+    assert world.delivered == [END]
+
+
+def _change(world: World, **fields: Any) -> SchemaChange:
+    column = Column("a", "integer", "int32", Form.NATIVE, "int32", False, 1)
+    more = Column("b", "text", "string", Form.TEXT, "text", True, 2)
+    old = TableSchema(T, (column,), (0,), version=1)
+    new = replace(old, **{"columns": (column, more), "version": 2, **fields})
+    world.change = SchemaChange(old, new, Timestamp(15), 3)
+    return world.change
+
+
+def test_a_schema_change_is_recorded() -> None:
+    world = World(BacklogResult())
+    _change(world)
+    assert world.turn()
+    assert world.events == [("schema", 'column "b" added (text)', T, Timestamp(15))]
+    assert not world.feed.tables[T].scan_wanted
+
+
+@pytest.mark.parametrize(
+    ("before", "since"),
+    [
+        ({}, Timestamp(15)),
+        ({"scan_at": Timestamp(12)}, Timestamp(15)),
+        ({"scan_wanted": True}, Timestamp(15)),
+        ({"scan_wanted": True, "scan_at": Timestamp(12)}, Timestamp(12)),
+    ],
+)
+def test_a_backfill_is_owed_since_the_first_change_that_needs_it(
+    before: dict[str, Any], since: Timestamp
+) -> None:
+    world = World(BacklogResult())
+    world._update(T, scan_rows=7, scan_total=9, **before)
+    world.feed.options = Options.from_dict(
+        {"schema_change_policy": "backfill", "schema_change_events": "column_changes"}
+    )
+    _change(world)
+    assert world.turn()
+    owed = world.feed.tables[T]
+    assert (owed.scan_wanted, owed.scan_at) == (True, since)
+    assert (owed.scan_rows, owed.scan_total) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "takes_rows", "refused"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"scan_wanted": True}, False, False),
+        ({"schema_version": 2}, False, False),
+    ],
+)
+def test_other_keys_of_messages_are_refused(
+    fields: dict[str, Any], takes_rows: bool, refused: bool
+) -> None:
+    """Unless rows are sent instead of messages, or a scan sends every row under its new key."""
+    world = World(BacklogResult())
+    world._update(T, **fields)
+    world.sink_session.takes_rows = takes_rows
+    _change(world, key=(0, 1))
+    if refused:
+        with pytest.raises(TableError, match="would get other keys"):
+            world.turn()
+    else:
+        assert world.turn()
