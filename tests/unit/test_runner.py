@@ -35,15 +35,15 @@ class Source:
     """A source that has nothing and lacks nothing."""
 
     name = "shop"
-    log_folder = Path("log")
+    folder = Path("log")
     stalled = ""
     error = None
 
     def __init__(self) -> None:
         self.problems: dict[TableName, ChangefeedError] = {}
         self.gaps: dict[TableName, object] = {}
-
         self.woken = 0
+        self.log = self.tables = self
 
     def wake(self) -> None:
         self.woken += 1
