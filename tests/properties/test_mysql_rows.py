@@ -135,6 +135,15 @@ def test_rows_are_what_their_images_say(case: tuple[TableSchema, list[Statement]
 
 
 @pytest.mark.parametrize("small", [0, 10**9])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 17])
+def test_each_column_has_a_bit_that_says_whether_it_is_null(count: int, small: int) -> None:
+    schema = schema_of(count, (0,), BeforeImage.KEY)
+    image = tuple(None if n % 3 else n for n in range(count))
+    found = decoded(schema, [Statement(INSERT, (image, image))], small)
+    assert [column.to_pylist() for column in found.after] == [[value] * 2 for value in image]
+
+
+@pytest.mark.parametrize("small", [0, 10**9])
 def test_an_update_whose_rows_do_not_pair_is_an_error(small: int) -> None:
     schema = schema_of(1, (0,), BeforeImage.KEY)
     for statements in (

@@ -17,7 +17,7 @@ from changefeed.sources.postgres.pgoutput import Inbox, read_truncate
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.types import schema_of
 from tests.helpers import garbage_child
-from tests.helpers.postgres_messages import Table, frame, row, truncate
+from tests.helpers.postgres_messages import UNCHANGED, Table, frame, row, truncate
 
 TEXT = Table(1, "notes", {"id": 23, "word": 25}, ("id",))
 
@@ -82,6 +82,16 @@ def test_a_truncate_names_as_many_tables_as_it_counts() -> None:
         read_truncate(bad.data, bad.marks[0].place, streamed=False)
 
 
+def decoders(table: Table, *messages: bytes) -> list[Callable[[], DecodedRows]]:
+    """Both, for these messages."""
+    inbox, schema = scanned(b"".join(messages)), schema_of(table.details(), "shop")
+    tags = np.array(inbox.rows, np.intp)
+    return [
+        lambda: decode_rows(inbox.data, inbox.rows, schema),
+        lambda: decode_columns(Block(inbox.bytes()), tags, schema),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -97,23 +107,53 @@ def test_both_decoders_refuse_values_that_cannot_be(
 ) -> None:
     data = row("I", TEXT, ["7", "hé"])
     assert change[0] in data
-    inbox = scanned(data.replace(*change))
-    schema = schema_of(TEXT.details(), "shop")
-    outcomes = []
-    tags = np.array(inbox.rows, np.intp)
-    decoders: list[Callable[[], DecodedRows]] = [
-        lambda: decode_rows(inbox.data, inbox.rows, schema),
-        lambda: decode_columns(Block(inbox.bytes()), tags, schema),
-    ]
-    for decode in decoders:
+    for decode in decoders(TEXT, data.replace(*change)):
         if message is None:  # a text is the same in both forms
-            outcomes.append([column.to_pylist() for column in decode().after])
+            assert [column.to_pylist() for column in decode().after] == [[7], ["hé"]]
             continue
         with pytest.raises(ChangefeedError, match=message) as caught:
             decode()
         assert caught.value.code.number == "CF2105"
-    if message is None:
-        assert outcomes[0] == outcomes[1] == [[7], ["hé"]]
+
+
+def test_both_decoders_read_values_in_binary_form() -> None:
+    table = Table(2, "numbers", {"id": 23, "n": 20}, ("id",))
+    seven, eight, large = (7).to_bytes(4), (8).to_bytes(4), (1 << 40).to_bytes(8)
+    messages = (
+        row("I", table, [seven, large]),
+        row("I", table, [eight, None]),
+        row("U", table, [seven, UNCHANGED]),
+    )
+    for decode in decoders(table, *messages):
+        found = decode()
+        assert [column.to_pylist() for column in found.after] == [[7, 8, 7], [1 << 40, None, None]]
+        assert {i: same.tolist() for i, same in found.unchanged.items()} == {
+            1: [False, False, True]
+        }
+
+
+@pytest.mark.parametrize(
+    ("ids", "names", "number", "message"),
+    [
+        (["7", (8).to_bytes(4)], ["a", "b"], "CF2105", "a column in two forms"),
+        (["7", "8"], [b"\x02\x20", b"\x02\x20"], "CF2101", "'net' .* no binary form"),
+    ],
+)
+def test_both_decoders_refuse_binary_values_that_cannot_be_read(
+    ids: list[str | bytes], names: list[str | bytes], number: str, message: str
+) -> None:
+    table = Table(3, "hosts", {"id": 23, "net": 869}, ("id",))
+    messages = [row("I", table, cells) for cells in zip(ids, names, strict=True)]
+    for decode in decoders(table, *messages):
+        with pytest.raises(ChangefeedError, match=message) as caught:
+            decode()
+        assert caught.value.code.number == number
+
+
+def test_a_value_may_end_where_the_bytes_end() -> None:
+    data = bytearray(row("I", TEXT, ["7", "last"]))
+    found = decode_rows(data, scanned(bytes(data)).rows, schema_of(TEXT.details(), "shop"))
+    assert found.after[1].to_pylist() == ["last"]
 
 
 @pytest.mark.parametrize("length", [0, 3, 2**31, 2**32 - 1])

@@ -96,8 +96,8 @@ def _tuple(data: bytearray, place: int, width: int, schema: TableSchema) -> tupl
         elif kind == UNCHANGED:
             values.append(_SAME)
         elif kind in (AS_TEXT, AS_BINARY):
-            end = place + 4 + int.from_bytes(data[place : place + 4], signed=True)
-            if not place + 4 <= end <= len(data):
+            end = place + 4 + int.from_bytes(data[place : place + 4])
+            if end > len(data):
                 raise _misfit(schema, "a value ends outside of its message")
             value = data[place + 4 : end]
             values.append(_decoded(value, column, schema) if kind == AS_TEXT else bytes(value))
