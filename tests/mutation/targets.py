@@ -36,6 +36,13 @@ _POSTGRES_TESTS = (
     "tests/unit/test_postgres_values.py",
     "tests/properties/test_postgres_decode.py",
 )
+_ROW_TESTS = (*_POSTGRES_TESTS, "tests/unit/test_postgres_garbage.py")
+_ASSEMBLER_TESTS = (
+    *_POSTGRES_TESTS,
+    "tests/unit/test_postgres_assemble.py",
+    "tests/unit/test_postgres_continuity.py",
+    "tests/unit/test_postgres_logical_messages.py",
+)
 _INBOX_TESTS = (
     "tests/unit/test_postgres_inbox.py",
     "tests/unit/test_postgres_logical_messages.py",
@@ -78,13 +85,13 @@ TARGETS = {
         "changefeed.encoding.reused_keys", ("tests/unit/test_reused_keys.py",)
     ),
     "encoding/select": Target("changefeed.encoding.select", _SELECT_TESTS),
-    "log/writer": Target("changefeed.log.writer", _LOG_TESTS),
+    "log/writer": Target("changefeed.log.writer", (*_LOG_TESTS, "tests/unit/test_log_upkeep.py")),
     "log/cut": Target("changefeed.log.cut", ("tests/properties/test_log_cut.py", *_LOG_TESTS)),
     "decoded/repeats": Target("changefeed.sources.decoded.repeats", _REPEATS_TESTS),
     "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _INBOX_TESTS),
-    "postgres/assemble": Target("changefeed.sources.postgres.assemble", _POSTGRES_TESTS),
-    "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _POSTGRES_TESTS),
-    "postgres/rows": Target("changefeed.sources.postgres.rows", _POSTGRES_TESTS),
+    "postgres/assemble": Target("changefeed.sources.postgres.assemble", _ASSEMBLER_TESTS),
+    "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _ASSEMBLER_TESTS),
+    "postgres/rows": Target("changefeed.sources.postgres.rows", _ROW_TESTS),
     "mysql/decode": Target("changefeed.sources.mysql.decode", _MYSQL_TESTS),
     "mysql/rows": Target("changefeed.sources.mysql.rows", _MYSQL_TESTS),
     "options/relations": Target("changefeed.options.relations", _OPTION_TESTS),
