@@ -57,7 +57,7 @@ $(VENV)/.python:
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-demo: $(VENV)/.installed-demo ## start a PostgreSQL with a small shop and watch feeds at work
+demo: $(VENV)/.installed-demo ## a database with a small shop and feeds at work (DEMO='--source mysql': MariaDB)
 	@$(BIN)/changefeed demo $(DEMO)
 
 # Tests wait for servers most of their time, so there are more workers than cores. WORKERS=0 runs

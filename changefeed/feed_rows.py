@@ -116,9 +116,13 @@ def _value(value: str, envelope: dict[str, Any]) -> Text:
 
 
 def _age(envelope: dict[str, Any]) -> str:
-    """Milliseconds since the source committed it, from ``updated``."""
+    """How long ago the source committed it, from ``updated``: milliseconds, or what it is less than
+    in seconds where the source says when in whole seconds."""
     updated = envelope.get("updated")
     if not isinstance(updated, str):
         return ""
-    seconds = time.time() - int(updated.partition(".")[0]) / 1e9
-    return f"{max(0.0, seconds) * 1000:,.0f} ms"
+    committed = int(updated.partition(".")[0])
+    seconds = max(0.0, time.time() - committed / 1e9)
+    if committed % 1_000_000_000 == 0:
+        return f"< {int(seconds) + 1} s"
+    return f"{seconds * 1000:,.0f} ms"

@@ -309,6 +309,11 @@ def start(
 @click.option(
     "--seconds", type=float, default=15.0, show_default=True, help="Seconds of live changes."
 )
+@click.option(
+    "--source",
+    type=click.Choice(["postgresql", "mysql"]),
+    help="The server (default: postgresql, or what --folder has); mysql is a MariaDB.",
+)
 @click.option("--port", type=int, help="Port of the server on 127.0.0.1 (default: a free one).")
 @click.option(
     "--keep",
@@ -330,13 +335,14 @@ def start(
 def demo(
     context: click.Context,
     seconds: float,
+    source: str | None,
     port: int | None,
     keep: bool,
     prompt: bool,
     folder: Path | None,
     feeds: Path | None,
 ) -> None:
-    """A real PostgreSQL with a small shop, and feeds at work on it."""
+    """A real PostgreSQL or MariaDB with a small shop, and feeds at work on it."""
     from changefeed.demo import run, trial
     from shell.signals import end_cleanly
 
@@ -348,12 +354,12 @@ def demo(
     if prompt:
         from shell.open import Request, open_shell
 
-        with trial(port=port, keep=keep, folder=folder) as state:
+        with trial(source=source, port=port, keep=keep, folder=folder) as state:
             form = context.find_root().params.get("form")
             chosen = None if form is None else OutputFormat(form)
             status = open_shell(Request(state, format=chosen, source="shop"))
         context.exit(status)
-    context.exit(run(seconds=seconds, port=port, keep=keep, feeds=feeds))
+    context.exit(run(seconds=seconds, source=source, port=port, keep=keep, feeds=feeds))
 
 
 @cli.command()

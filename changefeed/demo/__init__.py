@@ -1,4 +1,4 @@
-"""``changefeed demo``: feeds at work on a real PostgreSQL, with nothing else installed.
+"""``changefeed demo``: feeds at work on a real PostgreSQL or MariaDB, with nothing else installed.
 
 Starts the embedded server, makes the shop, runs ``feeds.sql`` through the same door as the
 shell, shows the rows of the initial scan, lets somebody buy things and shows each change as
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def run(
     *,
     seconds: float = 15.0,
+    source: str | None = None,
     port: int | None = None,
     keep: bool = False,
     feeds: Path | None = None,
@@ -32,25 +33,27 @@ def run(
 
     Args:
         seconds: how long live changes are shown.
+        source: ``postgresql``, the default, or ``mysql``.
         port: TCP port of the server on 127.0.0.1; a free one by default.
         keep: leave the folder with database, job table and files, and say where it is.
         feeds: another file of statements; it may use the connections ``shop`` and ``lake``.
         console: where to print.
 
     Raises:
-        ChangefeedError: the ``demo`` extra is missing, the server does not start, or a
-            statement fails.
+        ChangefeedError: the server cannot be had (the ``demo`` extra is missing, or there is none
+            for this machine) or does not start, or a statement fails.
     """
     from changefeed.demo.play import play
 
     # Spark's JVM lives for a minute here, half of which HotSpot's second compiler would take.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
-    return play(seconds=seconds, port=port, keep=keep, feeds=feeds, console=console)
+    return play(seconds=seconds, source=source, port=port, keep=keep, feeds=feeds, console=console)
 
 
 @contextmanager
 def trial(
     *,
+    source: str | None = None,
     port: int | None = None,
     keep: bool = False,
     folder: Path | None = None,
@@ -59,17 +62,19 @@ def trial(
     """The shop with somebody who buys there, for a prompt; yields the state's directory.
 
     Args:
+        source: ``postgresql`` or ``mysql``; that of the folder by default, else PostgreSQL.
         port: TCP port of the server on 127.0.0.1; a free one by default.
         keep: leave the folder, and print the command that starts it again.
         folder: one that was kept; it stays.
         console: where to print.
 
     Raises:
-        ChangefeedError: the ``demo`` extra is missing, or the server does not start.
+        ChangefeedError: the server cannot be had (the ``demo`` extra is missing, or there is none
+            for this machine), or does not start.
     """
     from changefeed.demo import stage
     from changefeed.demo.display import Display, default_console
 
     display = Display(console or default_console())
-    with stage.trial(display, port=port, keep=keep, folder=folder) as found:
+    with stage.trial(display, source=source, port=port, keep=keep, folder=folder) as found:
         yield str(found.state)

@@ -21,8 +21,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
 from changefeed.demo.display import Display, default_console
-from changefeed.demo.stage import connect, place
-from changefeed.embedded import EmbeddedPostgres
+from changefeed.demo.stage import ServerFolder, connect, place
 from changefeed.node.node import Node
 from changefeed.spark.java import INSTALL_HINT
 from grammar.split import split
@@ -44,8 +43,7 @@ StreamRow = tuple[str | None, str | None, str | None]
 class _Stage:
     """Where the demo takes place."""
 
-    folder: Path
-    server: EmbeddedPostgres
+    place: ServerFolder
     node: Node
     interpreter: Interpreter
     session: Session
@@ -54,12 +52,18 @@ class _Stage:
 
 
 def play(
-    *, seconds: float, port: int | None, keep: bool, feeds: Path | None, console: Console | None
+    *,
+    seconds: float,
+    source: str | None,
+    port: int | None,
+    keep: bool,
+    feeds: Path | None,
+    console: Console | None,
 ) -> int:
     """What :func:`changefeed.demo.run` does."""
     display = Display(console or default_console())
     try:
-        with _stage(display, port, keep) as stage:
+        with _stage(display, source, port, keep) as stage:
             if feeds:
                 _play(stage, feeds.name, feeds.read_text(), seconds)
             else:
@@ -71,14 +75,15 @@ def play(
 
 
 @contextmanager
-def _stage(display: Display, port: int | None, keep: bool) -> Iterator[_Stage]:
+def _stage(display: Display, source: str | None, port: int | None, keep: bool) -> Iterator[_Stage]:
     """Folder, server, shop, application, connections; all gone afterwards (but a kept folder)."""
-    with place(display, port=port, keep=keep) as found, _node(found.state) as node:
+    with (
+        place(display, source=source, port=port, keep=keep) as found,
+        _node(found.state) as node,
+    ):
         interpreter = Interpreter(node.catalog, host=node)
         session = connect(interpreter, found)
-        yield _Stage(
-            found.folder, found.server, node, interpreter, session, display, random.Random(7)
-        )
+        yield _Stage(found, node, interpreter, session, display, random.Random(7))
 
 
 @contextmanager
@@ -140,7 +145,7 @@ def _play(stage: _Stage, name: str, text: str, seconds: float) -> None:
             _watch(stage, result.stream, scanned, seconds)
             if name != SPARK:
                 stage.display.heading("after it")
-                stage.display.say(_lake(stage.folder / "lake"))
+                stage.display.say(_lake(stage.place.folder / "lake"))
         if result.failure is not None:
             raise result.failure
         if result.stream is None and result.rows:
@@ -156,9 +161,10 @@ def _watch(
     """
     display = stage.display
     pump = _Pump(stream)
-    writer = shop.ShopWriter(stage.server.uri(), display.committed, dice=stage.dice)
+    database, uri = stage.place.database, stage.place.uri
+    writer = shop.ShopWriter(database, uri, display.committed, dice=stage.dice)
     try:
-        expected = shop.row_count(stage.server.uri(), scanned) if scanned else None
+        expected = shop.row_count(database, uri, scanned) if scanned else None
         display.heading(f"initial scan: {expected} rows" if scanned else "initial scan")
         with display.waiting("waiting for the first row"):
             row = pump.next(FIRST_ROW_SECONDS)

@@ -6,15 +6,15 @@ makes the same for every run, and says in words what it committed.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib.resources import files
 from typing import Any
 
-import psycopg
+from changefeed.demo.databases import ShopDatabase
 
 #: The tables, in the order a reader wants to see them.
 TABLES = ("customers", "products", "orders", "order_items")
@@ -23,17 +23,11 @@ _NOTES = (None, None, "gift wrap", "ring twice", "leave at the door")
 _CITIES = ("London", "Paris", "Lagos", "Lima", "Oslo", "Kyoto")
 
 
-def create(uri: str) -> None:
-    """Make the tables and the first rows in an empty database."""
-    with psycopg.connect(uri, autocommit=True) as connection:
-        connection.execute((files("changefeed.demo") / "shop.sql").read_text())
-
-
-def row_count(uri: str, tables: tuple[str, ...]) -> int:
+def row_count(database: ShopDatabase, uri: str, tables: tuple[str, ...]) -> int:
     """Rows in these tables together."""
-    with psycopg.connect(uri) as connection:
-        counts = [connection.execute(f"select count(*) from {t}").fetchone() for t in tables]
-    return sum(count[0] for count in counts if count)
+    with database.connect(uri) as connection, connection.cursor() as cursor:
+        counts = [_one(cursor, f"select count(*) from {table}") for table in tables]
+    return sum(count for (count,) in counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,7 @@ class _Action:
     """Something that happens in the shop: how often, and how it is done and told."""
 
     weight: int
-    act: Callable[[psycopg.Cursor[Any], random.Random], str | None]
+    act: Callable[[Any, random.Random], str | None]
 
 
 class ShopWriter:
@@ -52,6 +46,7 @@ class ShopWriter:
 
     def __init__(
         self,
+        database: ShopDatabase,
         uri: str,
         told: Callable[[str], None],
         *,
@@ -59,13 +54,14 @@ class ShopWriter:
         dice: random.Random | None = None,
     ) -> None:
         """``dice`` decides what happens; a writer that goes on after another one takes its."""
+        self._database = database
         self._uri = uri
         self._told = told
         self._pause = pause
         self._random = dice or random.Random(7)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shop-writer", daemon=True)
-        self.failure: psycopg.Error | None = None
+        self.failure: Exception | None = None
 
     def start(self) -> None:
         """Begin to commit."""
@@ -79,29 +75,30 @@ class ShopWriter:
 
     def _run(self) -> None:
         try:
-            with psycopg.connect(self._uri) as connection:
+            with self._database.connect(self._uri) as connection:
                 while not self._stop.wait(self._pause):
                     self._commit_one(connection)
-        except psycopg.Error as error:
+        except self._database.errors as error:
             self.failure = error
 
-    def _commit_one(self, connection: psycopg.Connection) -> None:
+    def _commit_one(self, connection: Any) -> None:
         weights = [action.weight for action in _ACTIONS]
         (action,) = self._random.choices(_ACTIONS, weights)
-        with connection.transaction(), connection.cursor() as cursor:
+        with connection.cursor() as cursor:
             line = action.act(cursor, self._random)
+        connection.commit()
         if line is not None:
             self._told(line)
 
 
-def _place_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+def _place_order(cursor: Any, dice: random.Random) -> str | None:
     """Several rows of two tables in one transaction; the order is written twice."""
     customer_id, name = _pick(cursor, dice, "select id, name from customers order by id")
-    cursor.execute(
+    (order_id,) = _one(
+        cursor,
         "insert into orders (customer_id, note) values (%s, %s) returning id",
         [customer_id, dice.choice(_NOTES)],
     )
-    (order_id,) = _one(cursor)
     products = _rows(cursor, "select sku, price from products where active order by sku")
     total = Decimal(0)
     chosen = dice.sample(products, dice.randint(1, 3))
@@ -117,7 +114,7 @@ def _place_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None
     return f"{name} places order {order_id}: {items}, {total}"
 
 
-def _advance_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+def _advance_order(cursor: Any, dice: random.Random) -> str | None:
     open_orders = _rows(
         cursor, "select id, status from orders where status in ('new', 'paid') order by id"
     )
@@ -129,27 +126,27 @@ def _advance_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | No
     return f"order {order_id} is {following}"
 
 
-def _drop_order(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
-    """A delete that takes rows of another table with it."""
+def _drop_order(cursor: Any, dice: random.Random) -> str | None:
+    """Rows of two tables; the items by a statement, because MariaDB does not log what it deletes
+    by a foreign key."""
     new_orders = _rows(cursor, "select id from orders where status = 'new' order by id")
     if not new_orders:
         return None
     (order_id,) = dice.choice(new_orders)
+    cursor.execute("delete from order_items where order_id = %s", [order_id])
     cursor.execute("delete from orders where id = %s", [order_id])
     return f"order {order_id} is deleted with its items"
 
 
-def _move_customer(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+def _move_customer(cursor: Any, dice: random.Random) -> str | None:
     customer_id, name = _pick(cursor, dice, "select id, name from customers order by id")
     city = dice.choice(_CITIES)
-    cursor.execute(
-        "update customers set address = jsonb_build_object('city', %s::text) where id = %s",
-        [city, customer_id],
-    )
+    address = json.dumps({"city": city})
+    cursor.execute("update customers set address = %s where id = %s", [address, customer_id])
     return f"{name} moves to {city}"
 
 
-def _change_price(cursor: psycopg.Cursor[Any], dice: random.Random) -> str | None:
+def _change_price(cursor: Any, dice: random.Random) -> str | None:
     sku, price = _pick(cursor, dice, "select sku, price from products order by sku")
     changed = (price * Decimal(dice.choice(["0.9", "1.05", "1.1"]))).quantize(Decimal("0.01"))
     cursor.execute("update products set price = %s where sku = %s", [changed, sku])
@@ -165,15 +162,17 @@ _ACTIONS = (
 )
 
 
-def _pick(cursor: psycopg.Cursor[Any], dice: random.Random, query: str) -> tuple[Any, ...]:
+def _pick(cursor: Any, dice: random.Random, query: str) -> tuple[Any, ...]:
     return dice.choice(_rows(cursor, query))
 
 
-def _rows(cursor: psycopg.Cursor[Any], query: str) -> list[tuple[Any, ...]]:
-    return cursor.execute(query).fetchall()
+def _rows(cursor: Any, query: str) -> list[tuple[Any, ...]]:
+    cursor.execute(query)
+    return list(cursor.fetchall())
 
 
-def _one(cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
+def _one(cursor: Any, statement: str, values: list[Any] | None = None) -> tuple[Any, ...]:
+    cursor.execute(statement, values)
     row = cursor.fetchone()
     if row is None:
         raise LookupError("the statement returned no row")

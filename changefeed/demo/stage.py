@@ -1,4 +1,4 @@
-"""Where the demo takes place: a folder with a PostgreSQL, the shop in it, and a state."""
+"""Where the demo takes place: a folder with a server, the shop in it, and a state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.demo import shop
+from changefeed.demo.databases import DATABASES, ShopDatabase
 from changefeed.demo.display import Display
-from changefeed.embedded import EmbeddedPostgres
 from changefeed.embedded.account import server_account
 
 #: What to type at the prompt, each line a step further.
@@ -29,10 +29,11 @@ TRY = (
 
 @dataclass(frozen=True, slots=True)
 class ServerFolder:
-    """A folder with a running server."""
+    """A folder with a running server, and the address of the shop there."""
 
     folder: Path
-    server: EmbeddedPostgres
+    database: ShopDatabase
+    uri: str
 
     @property
     def state(self) -> Path:
@@ -42,12 +43,22 @@ class ServerFolder:
 
 @contextmanager
 def place(
-    display: Display, *, port: int | None, keep: bool, folder: Path | None = None
+    display: Display,
+    *,
+    source: str | None,
+    port: int | None,
+    keep: bool,
+    folder: Path | None = None,
 ) -> Iterator[ServerFolder]:
     """The server with the shop in it; all gone afterwards, unless it is to be kept.
 
+    ``source`` is a word of ``DATABASES``, or None for that of the folder, else PostgreSQL.
     ``folder`` is one that was kept before, or where to make one that is kept.
+
+    Raises:
+        ChangefeedError: CF1303, the folder has another database; others as the server's.
     """
+    database = DATABASES[_source(source, folder)]()
     with ExitStack() as stack:
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="changefeed-demo-", dir=_base()))
@@ -60,23 +71,35 @@ def place(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         # The server's account must get to its data, which is its own alone.
         folder.chmod(0o755)
-        data = folder / "postgresql"
-        again = data.exists()
-        display.heading("a shop in an embedded PostgreSQL")
-        with display.waiting("starting PostgreSQL"):
-            server = stack.enter_context(EmbeddedPostgres(data, port=port))
+        again = (folder / database.data).exists()
+        display.heading(f"a shop in an embedded {database.label}")
+        server = database.server(folder, port, display)
+        with display.waiting(f"starting {database.label}"):
+            stack.enter_context(server)
+        uri = server.uri(database.name)
         if not again:
-            shop.create(server.uri())
-        display.say(f"{server.uri()}  tables: {', '.join(shop.TABLES)}")
+            database.create(uri)
+        display.say(f"{uri}  tables: {', '.join(shop.TABLES)}")
         (folder / "state").mkdir(exist_ok=True)
-        yield ServerFolder(folder, server)
+        yield ServerFolder(folder, database, uri)
+
+
+def _source(asked: str | None, folder: Path | None) -> str:
+    kept = [word for word, kind in DATABASES.items() if folder and (folder / kind.data).exists()]
+    if asked and kept and asked not in kept:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"{folder} has a shop in another database: {kept[0]}",
+            hint="leave out --source, or name another folder.",
+        )
+    return asked or next(iter(kept), "postgresql")
 
 
 def connect(interpreter: Interpreter, found: ServerFolder) -> Session:
     """Make the connections; of a kept place, where they are now."""
     session = Session(client="demo")
     known = interpreter.connections()
-    places = {"shop": found.server.uri(), "lake": (found.folder / "lake").as_uri()}
+    places = {"shop": found.uri, "lake": (found.folder / "lake").as_uri()}
     places["tables"] = f"delta://{found.folder / 'tables'}"
     for name, uri in places.items():
         verb = "ALTER" if name in known else "CREATE"
@@ -86,16 +109,16 @@ def connect(interpreter: Interpreter, found: ServerFolder) -> Session:
 
 @contextmanager
 def trial(
-    display: Display, *, port: int | None, keep: bool, folder: Path | None
+    display: Display, *, source: str | None, port: int | None, keep: bool, folder: Path | None
 ) -> Iterator[ServerFolder]:
     """The shop at work, for a prompt: somebody buys until the block ends."""
-    with place(display, port=port, keep=keep, folder=folder) as found:
+    with place(display, source=source, port=port, keep=keep, folder=folder) as found:
         catalog = Catalog.open(str(found.state))
         try:
             connect(Interpreter(catalog), found)
         finally:
             catalog.close()
-        writer = shop.ShopWriter(found.server.uri(), lambda line: None)
+        writer = shop.ShopWriter(found.database, found.uri, lambda line: None)
         writer.start()
         try:
             display.heading("somebody is buying; try")

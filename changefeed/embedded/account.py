@@ -1,4 +1,4 @@
-"""Who runs the server: PostgreSQL refuses root, so root lends it an unprivileged account."""
+"""Who runs the server: servers refuse root, so root lends them an unprivileged account."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from changefeed.core.errors import ChangefeedError, Code
 
 #: Accounts to try, in order. ``postgres`` exists where the distribution's package is installed.
 _CANDIDATES = ("postgres", "nobody")
@@ -23,6 +25,21 @@ class Account:
         if os.geteuid() == 0:
             os.chown(path, self.uid, self.gid)
         path.chmod(0o700)
+
+    def take(self, folder: Path) -> None:
+        """Make ``folder``, where a server's data goes, and give it to the account.
+
+        Raises:
+            ChangefeedError: CF1303, the account cannot get there.
+        """
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.own(folder)
+        if not self.reaches(folder):
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"the server's account cannot reach {folder}",
+                hint="choose a folder outside of private homes, or run as an ordinary user.",
+            )
 
     def reaches(self, path: Path) -> bool:
         """Whether the account may pass through every parent of ``path`` and read ``path``."""
@@ -59,4 +76,4 @@ def server_account() -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid)
-    raise LookupError(f"PostgreSQL does not run as root and none of {_CANDIDATES} exists")
+    raise LookupError(f"the server does not run as root and none of {_CANDIDATES} exists")

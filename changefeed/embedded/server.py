@@ -160,14 +160,7 @@ class EmbeddedPostgres:
         )
 
     def _initialise(self) -> None:
-        self.data.mkdir(mode=0o700, exist_ok=True)
-        self.account.own(self.data)
-        if not self.account.reaches(self.data):
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                f"the server's account cannot reach {self.data}",
-                hint="choose a folder outside of private homes, or run as an ordinary user.",
-            )
+        self.account.take(self.data)
         command = [self._program("initdb"), "-D", str(self.data), "-U", self.user]
         command += ["-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         if self._spawn(command).wait(120) != 0:

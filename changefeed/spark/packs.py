@@ -83,7 +83,8 @@ _USES: dict[str, tuple[str, dict[str, str]]] = {
 @cache
 def packs() -> dict[str, Pack]:
     """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``, ``iceberg-aws``,
-    ``postgresql-jdbc``; ``debezium`` and those of its connectors, which Spark does not load."""
+    ``postgresql-jdbc``; what Spark does not load: ``debezium``, those of its connectors, and
+    ``mariadb-server``."""
     jars: dict[str, list[Jar]] = {}
     for line in (Path(__file__).parent / "jars.lock").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -95,7 +96,8 @@ def packs() -> dict[str, Pack]:
 
 def _pack(name: str, jars: tuple[Jar, ...]) -> Pack:
     extension, settings = _USES.get(name, ("", {}))
-    return Pack(name, jars, extension, tuple(settings.items()), not name.startswith("debezium"))
+    of_spark = not name.startswith(("debezium", "mariadb-server"))
+    return Pack(name, jars, extension, tuple(settings.items()), of_spark)
 
 
 def pack(name: str) -> Pack:

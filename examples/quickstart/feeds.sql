@@ -1,5 +1,5 @@
 -- What `make demo` runs first. Three connections are there already:
---   shop   a PostgreSQL with the tables of shop.sql
+--   shop   a database with the tables of shop.sql
 --   lake   a folder of files        tables   a folder of Delta tables
 USE shop;
 SHOW TABLES;

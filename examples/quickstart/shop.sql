@@ -30,7 +30,7 @@ create table orders (
 );
 
 create table order_items (
-    order_id bigint not null references orders on delete cascade,
+    order_id bigint not null references orders,
     line     int not null,
     sku      text not null references products,
     quantity int not null check (quantity > 0),

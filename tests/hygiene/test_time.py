@@ -19,6 +19,7 @@ MACHINE_TIME = {
     "changefeed/core/time_limits.py": "limits of sockets, which wait in the machine's time",
     "changefeed/demo/play.py": "a show: a person looks on",
     "changefeed/demo/shop.py": "a show: customers order at a pace that a person can follow",
+    "changefeed/embedded/mariadb.py": "another program starts and ends in the machine's time",
     "changefeed/embedded/server.py": "another program starts and ends in the machine's time",
     "changefeed/encoding/encode.py": "stamps messages; callers may hand in another moment",
     "changefeed/feeds/backlog.py": "how often a thread looks whether its feed is wanted elsewhere",

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DATA = {
     "changefeed/demo/feeds.sql",
     "changefeed/demo/shop.sql",
+    "changefeed/demo/shop_mysql.sql",
     "changefeed/py.typed",
     "changefeed/sources/debezium/java/Compile.java",
     "changefeed/sources/debezium/java/Door.java",

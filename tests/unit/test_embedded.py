@@ -1,7 +1,8 @@
-"""The embedded PostgreSQL: who may read what, and one server from start to end."""
+"""The embedded servers: who may read what, and each from start to end."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import stat
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from rich.console import Console
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.demo import shop
-from changefeed.embedded import EmbeddedPostgres
+from changefeed.demo.databases import DATABASES, mariadb_program
+from changefeed.demo.display import Display
+from changefeed.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, shared_folder, wheel_installation
 from changefeed.embedded.child import spawn
@@ -133,17 +137,61 @@ def test_a_server_that_cannot_start_says_why() -> None:
         assert "no_such_setting" in caught.value.detail
 
 
-@pytest.mark.postgres
-def test_the_shop_keeps_selling() -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("postgresql", marks=pytest.mark.postgres),
+        pytest.param("mysql", marks=[pytest.mark.slow, pytest.mark.extended]),
+    ],
+)
+def test_the_shop_keeps_selling(source: str) -> None:
     """Each kind of commit of the demo's writer, told after it happened."""
-    with server_folder("embedded") as folder, EmbeddedPostgres(folder / "data") as server:
-        shop.create(server.uri())
-        assert shop.row_count(server.uri(), shop.TABLES) == 17
+    database = DATABASES[source]()
+    display = Display(Console(file=io.StringIO()))
+    with server_folder("embedded") as folder, database.server(folder, None, display) as server:
+        uri = server.uri(database.name)
+        database.create(uri)
+        assert shop.row_count(database, uri, shop.TABLES) == 17
         told: list[str] = []
-        writer = shop.ShopWriter(server.uri(), told.append, pause=0.0)
-        with psycopg.connect(server.uri(), autocommit=True) as connection:
+        writer = shop.ShopWriter(database, uri, told.append, pause=0.0)
+        with database.connect(uri) as connection:
             for _ in range(60):
                 writer._commit_one(connection)
         kinds = {"places order", "is paid", "is shipped", "is deleted", "moves to", "costs"}
         assert {kind for kind in kinds if any(kind in line for line in told)} == kinds
+        assert shop.row_count(database, uri, shop.TABLES) > 17
         assert writer.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_mariadb_starts_again_with_what_it_had_and_says_why_it_does_not() -> None:
+    display = Display(Console(file=io.StringIO()))
+    with server_folder("embedded") as folder:
+        program = mariadb_program(folder / "program", display)
+        with EmbeddedMariaDB(folder / "data", program) as first:
+            database = DATABASES["mysql"]()
+            database.create(first.uri("shop"))
+            assert stat.S_IMODE((folder / "data").stat().st_mode) == 0o700
+            taken = EmbeddedMariaDB(folder / "other", program, port=first.port)
+            with pytest.raises(ChangefeedError, match="did not start") as caught:
+                taken.start()
+            assert "Address already in use" in caught.value.detail
+        with EmbeddedMariaDB(folder / "data", program) as again:
+            assert shop.row_count(database, again.uri("shop"), shop.TABLES) == 17
+
+
+def test_a_machine_without_a_mariadb_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    display = Display(Console(file=io.StringIO()))
+    with pytest.raises(ChangefeedError, match="no server of MariaDB") as caught:
+        mariadb_program(tmp_path / "program", display, path=str(tmp_path))
+    assert caught.value.code is Code.NOT_SUPPORTED
+    assert "Linux aarch64" in caught.value.detail
+    assert "apt install mariadb-server" in caught.value.hint
+    installed = tmp_path / "mariadbd"
+    installed.write_text("a program")
+    installed.chmod(0o755)
+    assert mariadb_program(tmp_path / "program", display, path=str(tmp_path)) == installed

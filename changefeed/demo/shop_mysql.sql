@@ -1,0 +1,1 @@
+../../examples/quickstart/shop_mysql.sql

@@ -1,0 +1,1 @@
+MULTI_STATEMENTS: int

@@ -1,0 +1,1 @@
+from pymysql.constants import CLIENT as CLIENT
