@@ -14,7 +14,7 @@ from changefeed.attachments import attachment
 from changefeed.catalog import Connection
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.uri import sink_location
 from changefeed.encoding.compile import (
     NOWHERE,
@@ -232,7 +232,7 @@ class Planner:
         if options is not None:
             self.problems += lookup_problems(self.statement.query, options)
         if self.statement.query is not None:
-            found = self._with_query(found, options, sink)
+            found = self._with_query(found, source, options, sink)
         for place in found:
             self.problems += check_table(place.delivered, place.target, options)
             self.problems += check_range(place, source)
@@ -242,7 +242,11 @@ class Planner:
         return found
 
     def _with_query(
-        self, found: list[ResolvedTarget], options: Options | None, sink: ResolvedSink | None
+        self,
+        found: list[ResolvedTarget],
+        source: Source,
+        options: Options | None,
+        sink: ResolvedSink | None,
     ) -> list[ResolvedTarget]:
         """The table with its query, where Spark can read it; else problems."""
         query, compiler = self.statement.query, self.around.compile_query
@@ -254,7 +258,12 @@ class Planner:
                 "a CDC query needs Spark in this process",
                 hint="run the statement in the changefeed shell.",
             )
-        compiled = self._attempt(lambda: compiler(found[0].schema, query))
+        schema = found[0].schema
+        stored = options is not None and options.stores_images and source.takes_row_images
+        if stored and not schema.keyless:
+            # The feed begins when changes in the log are completed from row images.
+            schema = replace(schema, before_image=BeforeImage.FULL)
+        compiled = self._attempt(lambda: compiler(schema, query))
         if compiled is None:
             return []
         self.problems += query_problems(compiled, found[0].target, options)

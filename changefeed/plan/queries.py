@@ -201,8 +201,8 @@ def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[
         elif not query.sees_leaving:
             yield (
                 f"{name} does not log its old rows, so every update of a row that does not satisfy "
-                f"the WHERE is delivered as a delete; ALTER TABLE {name} REPLICA IDENTITY FULL "
-                "limits that to rows that satisfied it before"
+                f"the WHERE is delivered as a delete; ALTER TABLE {name} REPLICA IDENTITY FULL, or "
+                "row_images = 'store', limits that to rows that satisfied it before"
             )
 
 

@@ -166,5 +166,6 @@ def no_images(compiled: CompiledQuery) -> ChangefeedError:
         Code.SOURCE_NOT_SET_UP,
         "cdc_prev needs the old values of all columns, and table "
         f"{table.schema}.{table.name} logs only its key",
-        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source.",
+        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source, or "
+        "row_images = 'store'. A feed that stopped goes on with ALTER CHANGEFEED .. RESCAN.",
     )

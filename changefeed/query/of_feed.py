@@ -58,7 +58,7 @@ class FeedQuery:
         Raises:
             ChangefeedError: CF1303 it tells of changes; see :meth:`compiled`.
         """
-        compiled = self.compiled(schema)
+        compiled = self._known(schema)
         said = self.grouped or SCHEMA_TIME in called(self._query)
         if said or compiled.of_changes or compiled.tells_change:
             raise ChangefeedError(
@@ -75,6 +75,13 @@ class FeedQuery:
         Raises:
             ChangefeedError: it does not fit the table: CF1101, CF1303, CF2003; CF4004 a look-up.
         """
+        compiled = self._known(schema)
+        if compiled.uses_prev and schema.before_image is not BeforeImage.FULL:
+            raise no_images(compiled)
+        return compiled
+
+    def _known(self, schema: TableSchema) -> CompiledQuery:
+        """The query over this version, whatever its rows before a change have."""
         with self._lock:
             known = self._compiled.get(schema)
             if known is None:
@@ -89,8 +96,6 @@ class FeedQuery:
             # Places are offsets into the job's own copy of the query, which nobody sees.
             error.span = None
             raise
-        if compiled.uses_prev and schema.before_image is not BeforeImage.FULL:
-            raise no_images(compiled)
         if compiled.lookups or CREATION_TIME in called(self._query):
             return replace(compiled, feed=self._job.id)
         return compiled

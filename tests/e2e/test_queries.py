@@ -211,6 +211,50 @@ def test_a_query_over_changes_tells_what_happened(
     assert "REPLICA IDENTITY FULL" in caught.value.hint
 
 
+def test_cdc_prev_and_rows_that_leave_by_row_images_of_a_table_that_logs_its_key_alone(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    """As with REPLICA IDENTITY FULL; also after the death of the process that has the images."""
+    out, left = tmp_path / "out", tmp_path / "left"
+    postgres.execute("alter table orders replica identity default")
+    stored = "WITH row_images = 'store'"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' {stored} AS SELECT id, event_op() AS op, "
+        "cdc_prev.total AS was, total FROM orders"
+    )
+    notices = feeds.execute(
+        f"CREATE CHANGEFEED g INTO 'file://{left}' {stored} AS SELECT id, total FROM orders "
+        "WHERE total > 100"
+    ).notices
+    assert not [notice for notice in notices if "REPLICA IDENTITY" in notice]
+    feeds.sync("f")
+    feeds.sync("g")
+    scanned = len(lines(out))
+    postgres.execute("insert into orders values (4, 'open', 400)")
+    postgres.execute("update orders set status = 'paid' where id = 4")
+    feeds.sync("f")
+    until(feeds.kill_capture())
+    postgres.execute("update orders set total = 5 where id = 4")
+    postgres.execute("update orders set total = 6 where id = 4")
+    postgres.execute("delete from orders where id = 4")
+    feeds.sync("f")
+    feeds.sync("g")
+    found = {(r["op"], r["was"], r["total"]) for r in lines(out)[scanned:]}
+    assert found == {
+        ("insert", None, 400),
+        ("update", 400, 400),
+        ("update", 400, 5),
+        ("update", 5, 6),
+        ("delete", 6, None),
+    }
+    # A row that the WHERE did not select before needs no delete.
+    totals = [r["total"] for r in lines(left)]
+    assert [total for total in totals if total is None] == [None]
+    with pytest.raises(ChangefeedError, match="cannot be verified") as caught:
+        feeds.execute("VERIFY CHANGEFEED f TABLE orders")
+    assert caught.value.code.number == "CF1303"
+
+
 def test_every_row_of_a_large_table_and_of_a_large_transaction_is_evaluated(
     feeds: Feeds, postgres: Database, tmp_path: Path
 ) -> None:
