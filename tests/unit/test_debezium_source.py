@@ -221,6 +221,8 @@ class FrameWriter:
             part(bytes(before is not None for _, _, before, _ in rows))
             for side in (3, 2):
                 cells: list[Row] = [row[side] for row in rows]  # type: ignore[misc]
+                if not any(cells):
+                    continue
                 part(bytes(cell is not None for cell in cells))
                 part(np.array([cell[0] if cell else 0 for cell in cells], "<i8").tobytes())
                 texts = [(cell[1] if cell else None) for cell in cells]
@@ -229,7 +231,11 @@ class FrameWriter:
                 part(np.cumsum([0, *map(len, data)]).astype("<i4").tobytes())
                 part(b"".join(data))
             unsent = [[column, row] for column, row in self.unsent]
-            groups.append({"table": table, "rows": len(rows), "parts": parts, "unsent": unsent})
+            told = {"table": table, "rows": len(rows), "parts": parts, "unsent": unsent}
+            sides = zip(
+                ("before", "after"), zip(*(row[2:] for row in rows), strict=True), strict=True
+            )
+            groups.append({**told, **{side: any(cells) for side, cells in sides}})
         head = {"frame": 1, "records": self.records, "marks": self.marks, "groups": groups}
         text = json.dumps(head).encode()
         whole = struct.pack("<i", len(text)) + text

@@ -213,10 +213,8 @@ def _moment_text(micros: pa.Array, logical: str) -> pa.Array:
 
 
 def _trimmed(texts: pa.Array) -> pa.Array:
-    """Without zeros at the end of a fraction."""
-    return pc.replace_substring_regex(
-        pc.replace_substring_regex(texts, r"(\.\d*?)0+$", r"\1"), r"\.$", ""
-    )
+    """Without zeros at the end of the fraction, which Arrow writes with six digits."""
+    return pc.ascii_rtrim(pc.ascii_rtrim(texts, characters="0"), characters=".")
 
 
 def _hours_text(micros: pa.Array) -> pa.Array:

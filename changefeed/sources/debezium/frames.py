@@ -127,6 +127,10 @@ def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> DoorBatch:
     return DoorBatch(head["frame"], head["records"], marks, groups)
 
 
+#: By how values travel, see ``java/Values.java``.
+_TYPES = {"t": pa.string(), "z": pa.bool_(), "i": pa.int64(), "d": pa.float64()}
+
+
 class _Parts:
     """The parts of a group, one after the other."""
 
@@ -149,8 +153,7 @@ class _Parts:
         if kind == "z":
             bits = np.packbits(np.frombuffer(self.next(), np.uint8, count), bitorder="little")
             return pa.Array.from_buffers(pa.bool_(), count, [valid, pa.py_buffer(bits)], nulls)
-        number = pa.int64() if kind == "i" else pa.float64()
-        return pa.Array.from_buffers(number, count, [valid, self.next()], nulls)
+        return pa.Array.from_buffers(_TYPES[kind], count, [valid, self.next()], nulls)
 
 
 def _group(whole: pa.Buffer, start: int, told: Mapping[str, Any], shape: TableShape) -> Group:
@@ -160,7 +163,12 @@ def _group(whole: pa.Buffer, start: int, told: Mapping[str, Any], shape: TableSh
     op = np.frombuffer(parts.next(), np.uint8, count)
     there = np.frombuffer(parts.next(), np.uint8, count).astype(np.bool_)
     kinds = [column.kind for column in shape.columns]
-    after = [parts.column(kind, count) for kind in kinds]
-    before = [parts.column(kind, count) for kind in kinds]
+    after, before = (
+        [
+            parts.column(kind, count) if told[side] else pa.nulls(count, _TYPES[kind])
+            for kind in kinds
+        ]
+        for side in ("after", "before")
+    )
     unsent = [(column, row) for column, row in told["unsent"]]
     return Group(told["table"], at, op, there, after, before, unsent)

@@ -297,11 +297,14 @@ public class Door {
                 }
                 Struct value = (Struct) record.value();
                 Schema schema = value.schema();
-                String name = String.valueOf(schema.name());
-                if (name.endsWith(".Envelope")) {
-                    Struct source = value.getStruct("source");
-                    String op = value.getString("op");
-                    Table table = table(schema, record.keySchema(), source);
+                Table table = (Table) schemas.get(schema);
+                String name = table != null ? "" : String.valueOf(schema.name());
+                if (table != null || name.endsWith(".Envelope")) {
+                    if (table == null) {
+                        table = described(schema, record.keySchema(), value.getStruct("source"));
+                    }
+                    Struct source = (Struct) value.get(table.source);
+                    String op = (String) value.get(table.operation);
                     Rows rows = (Rows) groups.get(table);
                     if (rows == null) {
                         rows = new Rows(table);
@@ -314,7 +317,8 @@ public class Door {
                         mark.put("source", plain(source));
                         marks.add(mark);
                     } else {
-                        rows.add(i, op.charAt(0), field(value, "before"), field(value, "after"));
+                        rows.add(
+                            i, op.charAt(0), part(value, table.before), part(value, table.after));
                     }
                     newest = source;
                 } else if (name.endsWith("TransactionMetadataValue")) {
@@ -362,8 +366,8 @@ public class Door {
             send('B', whole.data, whole.size);
         }
 
-        private static Struct field(Struct value, String name) {
-            return value.schema().field(name) == null ? null : value.getStruct(name);
+        private static Struct part(Struct value, Field field) {
+            return field == null ? null : (Struct) value.get(field);
         }
 
         private static Map mark(int at, String kind, SourceRecord record) {
@@ -388,17 +392,14 @@ public class Door {
             return told;
         }
 
-        /** The table of an envelope; a new one is told first. */
-        private Table table(Schema envelope, Schema key, Struct source) throws IOException {
-            Table known = (Table) schemas.get(envelope);
-            if (known == null) {
-                known = new Table(schemas.size(), envelope);
-                schemas.put(envelope, known);
-                Map told = known.told(key);
-                told.put("source", plain(source));
-                send('S', JSON.writeValueAsBytes(told));
-            }
-            return known;
+        /** The table of a new envelope, which is told before its first row. */
+        private Table described(Schema envelope, Schema key, Struct source) throws IOException {
+            Table made = new Table(schemas.size(), envelope);
+            schemas.put(envelope, made);
+            Map told = made.told(key);
+            told.put("source", plain(source));
+            send('S', JSON.writeValueAsBytes(told));
+            return made;
         }
     }
 }

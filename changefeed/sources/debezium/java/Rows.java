@@ -16,6 +16,8 @@ final class Rows {
     private final List before = new ArrayList();
     private final Buffer places = new Buffer();
     private final Buffer operations = new Buffer();
+    private boolean hasBefore;
+    private boolean hasAfter;
 
     Rows(Table table) {
         this.table = table;
@@ -26,29 +28,33 @@ final class Rows {
         operations.int8(operation);
         before.add(old);
         after.add(row);
+        hasBefore |= old != null;
+        hasAfter |= row != null;
     }
 
     int size() {
         return after.size();
     }
 
-    /** Append all to {@code blob}; returns where each part lies. */
+    /** Append all to {@code blob}; returns where each part lies. No row after (before): no columns of it. */
     Map write(Buffer blob, String unavailable) {
         List parts = new ArrayList();
         part(parts, blob, places);
         part(parts, blob, operations);
         presence(parts, blob, before);
         List unsent = new ArrayList();
-        for (int i = 0; i < table.columns.length; i++) {
+        for (int i = 0; hasAfter && i < table.columns.length; i++) {
             column(parts, blob, after, table.columns[i], unavailable, i, unsent);
         }
-        for (int i = 0; i < table.columns.length; i++) {
+        for (int i = 0; hasBefore && i < table.columns.length; i++) {
             column(parts, blob, before, table.columns[i], null, i, unsent);
         }
         Map told = new LinkedHashMap();
         told.put("table", Integer.valueOf(table.number));
         told.put("rows", Integer.valueOf(after.size()));
         told.put("parts", parts);
+        told.put("after", Boolean.valueOf(hasAfter));
+        told.put("before", Boolean.valueOf(hasBefore));
         told.put("unsent", unsent);
         return told;
     }
@@ -80,11 +86,13 @@ final class Rows {
         if (ends != null) {
             ends.int32(0);
         }
-        boolean optional = schema.isOptional();
+        // get() puts the default in the place of null.
+        boolean defaulted = schema.defaultValue() != null;
         for (int i = 0; i < count; i++) {
             Struct row = (Struct) rows.get(i);
-            // Not get(): it would put the default in the place of null.
-            Object value = row == null ? null : row.getWithoutDefault(field.name());
+            // By the field, where its name must not be looked up for each value.
+            Object value = row == null ? null
+                : defaulted ? row.getWithoutDefault(field.name()) : row.get(field);
             if (value == null) {
                 there.int8(0);
                 if (kind == 't') {

@@ -11,9 +11,18 @@ import org.apache.kafka.connect.data.Schema;
 final class Table {
     final int number;
     final Field[] columns;
+    /** Of the envelope; null where it has none. A value is read by its field: a name is looked up. */
+    final Field before;
+    final Field after;
+    final Field source;
+    final Field operation;
 
     Table(int number, Schema envelope) {
         this.number = number;
+        before = envelope.field("before");
+        after = envelope.field("after");
+        source = envelope.field("source");
+        operation = envelope.field("op");
         List fields = envelope.field("after").schema().fields();
         columns = (Field[]) fields.toArray(new Field[fields.size()]);
     }

@@ -108,6 +108,10 @@ final class Values {
 
     private static String string(String name, String text) {
         if (name.equals("io.debezium.time.ZonedTimestamp")) {
+            String quick = utc(text);
+            if (quick != null) {
+                return quick;
+            }
             OffsetDateTime moment = OffsetDateTime.parse(text);
             return MOMENT.format(moment.withOffsetSameInstant(ZoneOffset.UTC)) + "Z";
         }
@@ -121,6 +125,32 @@ final class Values {
                 ? text : text.replace('\n', ' ').replace('\r', ' ');
         }
         return text;
+    }
+
+    /**
+     * A moment that is in UTC, of a year with four digits, without zeros at the end of its fraction
+     * and without digits behind the microsecond; null of any other.
+     */
+    private static String utc(String text) {
+        int last = text.length() - 1;
+        if (last < 19 || last > 29 || text.charAt(last) != 'Z' || text.charAt(4) != '-'
+                || text.charAt(10) != 'T' || text.charAt(16) != ':' || text.charAt(0) == '-') {
+            return null;
+        }
+        if (last == 19) {
+            return text;
+        }
+        if (text.charAt(19) != '.') {
+            return null;
+        }
+        int end = Math.min(last, 26);
+        while (text.charAt(end - 1) == '0') {
+            end--;
+        }
+        if (text.charAt(end - 1) == '.') {
+            end--;
+        }
+        return end == last ? text : text.substring(0, end).concat("Z");
     }
 
     /** Bits as a number, most significant byte first, where Debezium has the least one first. */
