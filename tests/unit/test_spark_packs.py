@@ -42,7 +42,7 @@ def test_lock_is_complete() -> None:
     assert set(packs.packs()) == {
         "delta", "iceberg", "hadoop-aws", "iceberg-aws", "postgresql-jdbc",
         "debezium", "debezium-db2", "debezium-mariadb", "debezium-mysql", "debezium-oracle",
-        "debezium-postgresql", "debezium-sqlserver",
+        "debezium-postgresql", "debezium-sqlserver", "mariadb-server",
     }  # fmt: skip
     for pack in packs.packs().values():
         assert pack.jars
