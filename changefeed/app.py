@@ -184,6 +184,11 @@ class Application:
         """Whether a node in another process runs the feeds; then only its Spark is used."""
         return not self.is_node and bool(self.catalog.live_nodes())
 
+    @property
+    def spark_elsewhere(self) -> bool:
+        """A node in another process answers what needs Spark."""
+        return self._node_elsewhere
+
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""
         return self._made().query_sessions()

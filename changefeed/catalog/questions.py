@@ -14,7 +14,8 @@ from changefeed.catalog import tables
 from changefeed.catalog.rows import Question
 from changefeed.catalog.store import CatalogPart
 
-#: Nobody waits for an answer this long, ns: an older row was left by a process that ended.
+#: Nobody waits for an answer this long without renewing the question, ns: an older row was left by
+#: a process that ended.
 LEFT_OVER = 3600 * 1_000_000_000
 
 _table = tables.question
@@ -56,6 +57,20 @@ class Questions(CatalogPart):
             where = _table.c.id == question
             row = transaction.execute(select(_table).where(where)).one_or_none()
         return (None, None) if row is None else (row.node, row.answer)
+
+    def renew_question(self, question: str) -> None:
+        """Say that somebody still waits for the answer."""
+        with self._database.write(notify=False) as transaction:
+            renewed = update(_table).where(_table.c.id == question).values(asked=self._now())
+            transaction.execute(renewed)
+
+    def awaited(self, question: str, within: float) -> bool:
+        """Whether the question was asked or renewed in the last ``within`` seconds, and not
+        forgotten since."""
+        with self._database.read() as transaction:
+            where = _table.c.id == question
+            asked = transaction.execute(select(_table.c.asked).where(where)).scalar_one_or_none()
+        return asked is not None and asked >= self._now() - within * 1e9
 
     def forget_question(self, question: str) -> None:
         """Remove a question, because its answer was read or nobody waits for it any more."""

@@ -18,9 +18,10 @@ import shutil
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from changefeed.api import Interpreter, Result, Session
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
@@ -287,6 +288,17 @@ class Node:
             from changefeed.dataset.incoming import extract_columns
 
             return extract_columns(session, location, form, delimiter)
+
+    def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
+        """What a VERIFY CHANGEFEED of another process finds; it stops soon after ``gone`` says that
+        nobody waits for it."""
+        interpreter = Interpreter(self.catalog, self.clock, host=self, timings=self.timings)
+        return interpreter.execute(statement, Session(client="node", gone=gone))
+
+    @property
+    def spark_elsewhere(self) -> bool:
+        """Its Spark is the state's."""
+        return False
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

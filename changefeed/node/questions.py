@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
+from changefeed.api import Result
 from changefeed.catalog import Catalog, Question
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
@@ -17,7 +19,13 @@ from changefeed.core.schema import TableSchema
 from changefeed.dataset.model import DatasetColumn
 from changefeed.query.exchange import compiled_text, query_of
 from changefeed.query.model import CompiledQuery
-from changefeed.statements.inquiry import QuestionKind, answer_text, error_text
+from changefeed.statements.inquiry import (
+    ABANDONED_SECONDS,
+    QuestionKind,
+    answer_text,
+    error_text,
+)
+from changefeed.statements.verified import result_text
 from grammar import nodes
 
 
@@ -32,6 +40,11 @@ class SparkAnswers(Protocol):
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
         """The columns of an extract."""
+        ...
+
+    def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
+        """What a VERIFY CHANGEFEED finds; it stops soon after ``gone`` says that nobody waits for
+        it."""
         ...
 
 
@@ -67,5 +80,11 @@ class NodeAnswers:
     def _answer(self, question: Question) -> str:
         if question.kind == QuestionKind.QUERY:
             return compiled_text(self._spark.compile_query(*query_of(question.body)))
+        if question.kind == QuestionKind.VERIFY:
+            return result_text(self._spark.verify(question.body, lambda: self._gone(question)))
         columns = self._spark.extract_columns(**json.loads(question.body))
         return json.dumps([asdict(column) for column in columns])
+
+    def _gone(self, question: Question) -> bool:
+        """Whoever asked has ended, or does not want to know any more."""
+        return not self._catalog.awaited(question.id, ABANDONED_SECONDS)

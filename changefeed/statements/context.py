@@ -61,8 +61,14 @@ class FeedHost(Protocol):
         """
         ...
 
+    @property
+    def spark_elsewhere(self) -> bool:
+        """What needs Spark is answered by a node in another process."""
+        ...
+
     def query_sessions(self) -> QuerySessions:
-        """Where this process evaluates CDC queries; Spark starts with the first one.
+        """Where this process evaluates CDC queries, unless :attr:`spark_elsewhere`; Spark starts
+        with the first one.
 
         Raises:
             ChangefeedError: CF4003 there is no Spark here.
@@ -86,10 +92,11 @@ class FeedHost(Protocol):
         ...
 
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
-        """Spark of this process with jar packs, for a statement that reads a lake table.
+        """Spark of this process with jar packs, unless :attr:`spark_elsewhere`, for a statement
+        that reads a lake table.
 
         Raises:
-            ChangefeedError: CF1303 this process has none.
+            ChangefeedError: CF4003 there is no Spark here.
         """
         ...
 
@@ -130,13 +137,14 @@ class NoHost:
         """
         return NodeInquiry(self._catalog).extract_columns(location, form, delimiter)
 
-    def query_sessions(self) -> QuerySessions:
-        """Refused: Spark belongs to a node.
+    @property
+    def spark_elsewhere(self) -> bool:
+        """Spark belongs to a node."""
+        return True
 
-        Raises:
-            ChangefeedError: CF4003.
-        """
-        raise _no_spark()
+    def query_sessions(self) -> QuerySessions:
+        """Never asked for: :attr:`spark_elsewhere`."""
+        raise AssertionError("a node evaluates CDC queries")
 
     def wake(self) -> None:
         """Another process's node sees the change by itself."""
@@ -152,24 +160,8 @@ class NoHost:
         return bool(self._catalog.live_nodes())
 
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
-        """Refused: nobody here can start it.
-
-        Raises:
-            ChangefeedError: CF1303.
-        """
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            "the statement needs Spark in this process",
-            hint="run the statement in the changefeed shell.",
-        )
-
-
-def _no_spark() -> ChangefeedError:
-    return ChangefeedError(
-        Code.SPARK_NOT_AVAILABLE,
-        "the statement evaluates a CDC query, which needs Spark in this process",
-        hint="run the statement in the changefeed shell.",
-    )
+        """Never asked for: :attr:`spark_elsewhere`."""
+        raise AssertionError("a node reads lake tables")
 
 
 #: Source name and position -> its log timestamp, None while the log has not reached it.
@@ -178,10 +170,17 @@ LogPlace = Callable[[str, Position], Timestamp | None]
 
 @dataclass(slots=True)
 class Session:
-    """What lasts from statement to statement of one client. ``source`` is what USE set."""
+    """What lasts from statement to statement of one client.
+
+    Attributes:
+        source: what USE set.
+        client: what kind of client it is.
+        gone: whether nobody waits for the answer any more; a long statement then stops.
+    """
 
     source: str | None = None
     client: str = "shell"
+    gone: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +251,15 @@ class Context:
         connection: Connection = self.catalog.connection(name)
         return self.open_source(connection.name, connection.uri)
 
+    def require_client(self) -> None:
+        """Stop the statement if nobody waits for its answer.
+
+        Raises:
+            ChangefeedError: CF1304.
+        """
+        if self.session.gone():
+            raise ChangefeedError(Code.TIMED_OUT, "the client of the statement has ended")
+
     def health(
         self,
         job: Job,
@@ -312,6 +320,7 @@ class Context:
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 return False
+            self.require_client()
             self.catalog.wait(seen, min(left, 0.02 if turn < 50 else 0.1))
         raise AssertionError("the loop has no other end")
 

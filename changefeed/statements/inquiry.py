@@ -6,6 +6,7 @@ Question and answer go through the state (:class:`changefeed.catalog.questions.Q
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,17 @@ from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.query.model import CompiledQuery
 from grammar import nodes
+from grammar.printer import to_sql
 
 if TYPE_CHECKING:
     from changefeed.dataset.model import DatasetColumn
 
 #: Seconds to wait for an answer: a node may start Spark for it, on a busy machine or a cluster.
 ANSWER_SECONDS = 180.0
+#: How often, in seconds, a question whose answer takes long is renewed.
+RENEW_SECONDS = 10.0
+#: A node gives up a long answer if the question was not renewed for so many seconds.
+ABANDONED_SECONDS = 60.0
 
 
 class QuestionKind(StrEnum):
@@ -29,6 +35,7 @@ class QuestionKind(StrEnum):
 
     QUERY = "query"
     COLUMNS = "columns"
+    VERIFY = "verify"
 
 
 class NodeInquiry:
@@ -75,7 +82,16 @@ class NodeInquiry:
             DatasetColumn(**c) for c in json.loads(self._answer(QuestionKind.COLUMNS, body))
         )
 
-    def _answer(self, kind: QuestionKind, body: str) -> str:
+    def verify(self, statement: nodes.Verify) -> str:
+        """What VERIFY CHANGEFEED finds, as :mod:`.verified` writes it, however long the node takes.
+
+        Raises:
+            ChangefeedError: see :func:`changefeed.statements.verify.verify`; CF4003, no node runs,
+                or the one that was asked has ended.
+        """
+        return self._answer(QuestionKind.VERIFY, to_sql(statement), math.inf)
+
+    def _answer(self, kind: QuestionKind, body: str, seconds: float | None = None) -> str:
         if not self._catalog.live_nodes():
             raise ChangefeedError(
                 Code.SPARK_NOT_AVAILABLE,
@@ -85,12 +101,13 @@ class NodeInquiry:
             )
         question = self._catalog.ask(kind, body)
         try:
-            return answered(self._wait(question))
+            return answered(self._wait(question, self._seconds if seconds is None else seconds))
         finally:
             self._catalog.forget_question(question)
 
-    def _wait(self, question: str) -> str:
-        deadline = self._clock.monotonic() + self._seconds
+    def _wait(self, question: str, seconds: float) -> str:
+        now = self._clock.monotonic()
+        deadline, renewal = now + seconds, now + RENEW_SECONDS
         while True:
             seen = self._catalog.version()
             node, answer = self._catalog.answer_of(question)
@@ -98,9 +115,13 @@ class NodeInquiry:
                 return answer
             alive = {each.id for each in self._catalog.live_nodes()}
             ended = not alive or (node is not None and node not in alive)
-            left = deadline - self._clock.monotonic()
+            now = self._clock.monotonic()
+            left = deadline - now
+            if now >= renewal:
+                self._catalog.renew_question(question)
+                renewal = now + RENEW_SECONDS
             if ended or left <= 0:
-                did = "has ended" if ended else f"did not answer within {self._seconds:.0f} s"
+                did = "has ended" if ended else f"did not answer within {seconds:.0f} s"
                 raise ChangefeedError(
                     Code.SPARK_NOT_AVAILABLE,
                     f"the statement needs Spark, and the node that was asked {did}",
@@ -116,14 +137,24 @@ def answer_text(answer: str) -> str:
 
 def error_text(error: ChangefeedError) -> str:
     """A node's error, as the text that is stored in the state."""
-    told = {
+    return json.dumps({"error": told(error)})
+
+
+def told(error: ChangefeedError) -> dict[str, Any]:
+    """An error as what JSON can hold."""
+    return {
         "code": error.code.number,
         "message": error.message,
         "detail": error.detail,
         "hint": error.hint,
         "span": None if error.span is None else asdict(error.span),
     }
-    return json.dumps({"error": told})
+
+
+def error_of(told: dict[str, Any]) -> ChangefeedError:
+    """The inverse of :func:`told`."""
+    span = told.pop("span")
+    return ChangefeedError(span=None if span is None else Span(**span), **told)
 
 
 def answered(text: str) -> str:
@@ -134,7 +165,5 @@ def answered(text: str) -> str:
     """
     data: dict[str, Any] = json.loads(text)
     if "error" in data:
-        told = data["error"]
-        span = told.pop("span")
-        raise ChangefeedError(span=None if span is None else Span(**span), **told)
+        raise error_of(data["error"])
     return str(data["answer"])

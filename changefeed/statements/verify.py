@@ -10,9 +10,12 @@ from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.statements.context import Context, Result
+from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.sync import sync
 from changefeed.statements.values import Cell
+from changefeed.statements.verified import result_of
 from grammar import nodes
+from sinks.registry import capabilities, scheme_of
 
 if TYPE_CHECKING:
     from changefeed.verify.table import TableOutcome, TableVerifier
@@ -23,16 +26,19 @@ COLUMNS = ("table", "key", "difference", "source", "target")
 def verify(statement: nodes.Verify, context: Context) -> Result:
     """VERIFY CHANGEFEED f [TABLE t] [REPAIR].
 
+    In a process without Spark a node compares what needs it: lake tables, results of CDC queries.
     Rows that differ make :attr:`Result.failure`, so that a script hears of them.
 
     Raises:
         ChangefeedError: CF1303 the feed cannot be verified, CF1301 it stands still, CF1101; the
-            source or the sink failed.
+            source or the sink failed; CF4003 no node runs that could compare.
     """
     # Loaded on use: it brings Arrow.
     from changefeed.verify.table import TableVerifier
 
     job = context.job(statement.feed)
+    if context.host.spark_elsewhere and _needs_spark(job, context):
+        return result_of(NodeInquiry(context.catalog).verify(statement))
     tables = _tables(statement, job, context)
 
     def delivered() -> None:
@@ -45,6 +51,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         delivered,
         context.host.spark_with,
         context.host.query_sessions,
+        context.require_client,
     )
     delivered()
     notices: list[str] = []
@@ -87,6 +94,13 @@ def _verify(
             raise
         notices.append(f"{error.message}: it was left out")
         return None
+
+
+def _needs_spark(job: Job, context: Context) -> bool:
+    if job.is_query or job.sink_uri is None:
+        return job.is_query
+    scheme = scheme_of(context.catalog.resolve_uri(job.sink_uri))
+    return bool(capabilities(scheme).spark_packs)
 
 
 def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TableProgress]:

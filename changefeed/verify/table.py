@@ -73,6 +73,7 @@ class TableVerifier:
         delivered: Callable[[], object],
         spark: Callable[[Sequence[str]], SparkAccess],
         sessions: Callable[[], QuerySessions],
+        wanted: Callable[[], object],
     ) -> None:
         """
         Args:
@@ -80,6 +81,7 @@ class TableVerifier:
             delivered: returns when everything that is committed at the source is in the target.
             spark: gives Spark with jar packs; called only where the sink needs it.
             sessions: evaluates CDC queries; called only where the feed has one.
+            wanted: raises an error if nobody waits for the outcome any more; called often.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -91,6 +93,7 @@ class TableVerifier:
         self._job = job
         self._source = source
         self._delivered = delivered
+        self._wanted = wanted
         self._spark = spark
         self._uri = catalog.resolve_uri(job.sink_uri)
         scheme = registry.scheme_of(self._uri)
@@ -210,6 +213,7 @@ class TableVerifier:
             if not rows.typed:
                 yield rows.shaped(rows.none)  # says what messages look like, where there are none
             for batch in joined(batches, rows.batch_rows):
+                self._wanted()
                 yield rows.shaped(batch)
         self._delivered()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.api import Interpreter, Result, Session
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
@@ -63,6 +64,35 @@ def test_a_table_is_compared_with_the_result_of_the_query(
     with opened(path) as file:
         rows = file.execute("select order_id, t from orders order by 1").fetchall()
     assert rows == [(1, Decimal(3)), (2, Decimal(14)), (4, None)]
+
+
+def test_a_client_without_spark_asks_the_node(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    """The query's result is compared, and read again where it differs, by the node."""
+    path = tmp_path / "shop.db"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'duckdb://{path}' AS SELECT id, total * 2 AS t "
+        "FROM shop.public.orders WHERE status = 'open'"
+    )
+    feeds.sync("f")
+    client = Interpreter(feeds.catalog)
+    assert client.host.spark_elsewhere
+
+    def verify(more: str = "") -> Result:
+        return client.execute(f"VERIFY CHANGEFEED f{more}", Session(client="tests"))
+
+    assert verify().notices == ["public.orders: equal"]
+    with opened(path) as file:
+        file.execute("update orders set t = 1 where id = 3")
+    answer = verify()
+    assert answer.rows == [("public.orders", "[3]", "changed", '{"t": "6.00"}', '{"t": "1.00"}')]
+    assert answer.failure is not None and answer.failure.code is Code.TARGET_DIFFERS
+    answer = verify(" TABLE orders REPAIR")
+    assert answer.failure is None and "public.orders was read again: equal now" in answer.notices
+    with pytest.raises(ChangefeedError, match='has no table "other"') as refused:
+        verify(" TABLE other")
+    assert refused.value.code is Code.NAME_UNKNOWN
 
 
 @pytest.mark.parametrize("select", ["id, total * 2 AS t", "total AS t, status"])

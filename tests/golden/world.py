@@ -287,6 +287,10 @@ class FakeNode:
     ) -> tuple[DatasetColumn, ...]:
         raise AssertionError("no statement of these tests reads an extract")
 
+    @property
+    def spark_elsewhere(self) -> bool:
+        return False
+
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("no statement of these tests evaluates a query")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from changefeed.api import Result
 from changefeed.catalog import Catalog, Function
 from changefeed.catalog.questions import LEFT_OVER
 from changefeed.core.clock import ManualClock, SystemClock
@@ -22,6 +23,7 @@ from changefeed.node.questions import NodeAnswers
 from changefeed.query.exchange import compiled_of, compiled_text, query_of, query_text
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
 from changefeed.statements.inquiry import NodeInquiry
+from changefeed.statements.verified import result_of
 from grammar import nodes
 from grammar.parser import parse
 from tests.helpers.waiting import until
@@ -49,6 +51,9 @@ class FakeSpark:
         self.error: Exception | None = None
         self.queries: list[tuple[TableSchema, nodes.Query]] = []
         self.extracts: list[tuple[str, str | None, str]] = []
+        self.verified = Result()
+        self.statements: list[str] = []
+        self.gone: Callable[[], bool] = lambda: False
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         self.queries.append((schema, query))
@@ -61,6 +66,12 @@ class FakeSpark:
     ) -> tuple[DatasetColumn, ...]:
         self.extracts.append((location, form, delimiter))
         return COLUMNS
+
+    def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
+        self.statements.append(statement)
+        self.gone = gone
+        assert not gone(), "somebody waits"
+        return self.verified
 
 
 @pytest.fixture
@@ -118,6 +129,43 @@ def test_a_node_checks_a_query_with_the_places_of_its_words(
 def test_a_node_reads_the_columns_of_an_extract(catalog: Catalog, spark: FakeSpark) -> None:
     assert NodeInquiry(catalog).extract_columns("/in/*.csv", None, ";") == COLUMNS
     assert spark.extracts == [("/in/*.csv", None, ";")]
+
+
+def test_a_node_compares_a_feed_and_knows_when_nobody_waits_any_more(
+    catalog: Catalog, spark: FakeSpark
+) -> None:
+    failure = ChangefeedError(Code.TARGET_DIFFERS, "it differs", hint="REPAIR")
+    spark.verified = Result(
+        columns=("table", "key"),
+        rows=[("public.t", "[1]"), ("public.t", None)],
+        notices=["public.t: 2 rows differ"],
+        tag="VERIFY CHANGEFEED",
+        failure=failure,
+    )
+    statement = parse("VERIFY CHANGEFEED f TABLE t REPAIR")
+    assert isinstance(statement, nodes.Verify)
+    found = result_of(NodeInquiry(catalog).verify(statement))
+    assert found.failure is not None
+    assert (found.failure.code, found.failure.message) == (failure.code, failure.message)
+    assert replace(found, failure=None) == replace(spark.verified, failure=None)
+    assert spark.statements == ["VERIFY CHANGEFEED f TABLE t REPAIR"]
+    assert spark.gone(), "the question is forgotten with its answer"
+
+
+def test_a_long_answer_is_waited_for_as_long_as_the_question_is_renewed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    catalog = Catalog.open(tmp_path, clock=clock)
+    question = catalog.ask("verify", "a")
+    for _ in range(3):
+        clock.advance(50)
+        assert catalog.awaited(question, 60)
+        catalog.renew_question(question)
+    clock.advance(61)
+    assert not catalog.awaited(question, 60), "whoever asked has died"
+    catalog.renew_question(question)
+    catalog.forget_question(question)
+    assert not catalog.awaited(question, 60)
+    catalog.close()
 
 
 def test_what_spark_found_out_survives_the_state() -> None:
