@@ -71,15 +71,16 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, _GeneratorContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 
+from changefeed.core.engines import EngineOption
 from changefeed.embedded.account import server_account
 from changefeed.spark.java import find_java
 from changefeed.spark.session import NodeSpark
@@ -103,6 +104,9 @@ from tests.services.snowflake import SnowflakeEmulator
 from tests.services.spanner import SpannerServer
 from tests.services.spark_cluster import SparkCluster
 from tests.services.stores import ObjectStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # How long an example takes says nothing: the machine is busy with other tests.
 settings.register_profile("tests", deadline=None)
@@ -429,8 +433,32 @@ def fake_registry() -> Iterator[FakeRegistry]:
         yield registry
 
 
-class _LentSpark(NodeSpark):
-    """Spark for all tests of the run: whoever closes it gives it back only."""
+class LentSpark(NodeSpark):
+    """Spark for all tests of the run: whoever closes it gives it back only.
+
+    Attributes:
+        jobs: the groups of the jobs of scans and backlogs so far.
+    """
+
+    jobs: list[str]
+
+    def use(
+        self, group: str | None = None, *, packs: Sequence[str] = ()
+    ) -> _GeneratorContextManager[SparkSession, None, None]:
+        """The session; a group of jobs is noted."""
+        if group is not None:
+            self.jobs.append(group)
+        return super().use(group, packs=packs)
+
+    @contextmanager
+    def preferring(self, engine: EngineOption, least_job_rows: int) -> Iterator[None]:
+        """For a block, bulk work of feeds runs there, if it has so many rows."""
+        before = self.preferred, self.least_job_rows
+        self.preferred, self.least_job_rows = engine, least_job_rows
+        try:
+            yield
+        finally:
+            self.preferred, self.least_job_rows = before
 
     def close(self) -> None:
         """Nothing: the fixture ends it."""
@@ -464,7 +492,8 @@ def remote_spark() -> Iterator[SparkCluster]:
 @pytest.fixture(scope="session")
 def spark_engine() -> Iterator[NodeSpark]:
     """The run's one Spark engine, starting in the background from its first use on."""
-    engine = _LentSpark(heap="2g", packs=("delta", "iceberg"))
+    engine = LentSpark(heap="2g", packs=("delta", "iceberg"))
+    engine.jobs = []
     engine.start()
     yield engine
     engine.really_close()

@@ -38,10 +38,12 @@ class SparkState:
     Attributes:
         ready: whether a session exists.
         cores: tasks that run at the same time.
+        least_job_rows: work of fewer rows never becomes a job.
     """
 
     ready: bool
     cores: int
+    least_job_rows: int = LEAST_JOB_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineC
         return EngineChoice(False, work.hindrance)
     if asked is EngineOption.DRIVER:
         return EngineChoice(False, "engine = 'driver'")
-    if work.rows < LEAST_JOB_ROWS:
-        return EngineChoice(False, f"fewer than {LEAST_JOB_ROWS:,} rows")
+    if work.rows < state.least_job_rows:
+        return EngineChoice(False, f"fewer than {state.least_job_rows:,} rows")
     if asked is EngineOption.SPARK:
         return EngineChoice(True, "engine = 'spark'")
     here = work.rows / DRIVER_ROWS_A_SECOND

@@ -54,6 +54,7 @@ def run_scan(
     deliver: PartDelivery,
     group: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_durable: Callable[[], None] = lambda: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[PartResult]:
     """Read, encode and deliver all parts; returns when everything is delivered.
@@ -66,6 +67,7 @@ def run_scan(
         deliver: takes the messages of a part; pickles.
         group: name for :meth:`NodeSpark.cancel`, which ends the scan.
         on_progress: told rows and bytes of all parts now and then, and at the end.
+        on_durable: told when the rows of a part are durable; a call may get lost.
         stopping: asked when the job failed and before it starts; true ends quietly.
 
     Raises:
@@ -76,7 +78,7 @@ def run_scan(
     delivered: list[PartResult] = []
     try:
         if parts and not stopping():
-            delivered = _run(spark, parts, plan, at, deliver, group, tell)
+            delivered = _run(spark, parts, plan, at, deliver, group, tell, on_durable)
     except ChangefeedError:
         if not stopping():
             raise
@@ -92,10 +94,11 @@ def _run(
     deliver: PartDelivery,
     group: str | None,
     on_progress: Callable[[int, int], None],
+    on_durable: Callable[[], None],
 ) -> list[PartResult]:
     with spark.use(group) as session:
         host = driver_host(session)
-        with Listener(on_progress, host) as tell:
+        with Listener(on_progress, host, on_durable=on_durable) as tell:
             chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
             numbers = session.range(len(parts), numPartitions=len(parts))
             receipts = numbers.mapInArrow(chain, RECEIPT_DDL).collect()

@@ -166,12 +166,13 @@ class ScanWork:
             schema=writer.seen,
             shape=shape,
             group=self.group,
-            on_progress=writer.progress,
+            on_progress=writer.told,
         ) as frame:
             # The sink's own action: cancelled with the group, waited for by the barrier.
             with self.barrier.passing():
                 receipt = writer.sink.write_scan(frame, writer.epoch, writer.target, writer.seen)
-        writer.progress(receipt.rows, receipt.bytes)
+        self.note_durable()
+        writer.told(receipt.rows, receipt.bytes)
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -204,11 +205,17 @@ class ScanWork:
             at=self.at,
             deliver=self._in_worker(writer),
             group=self.group,
-            on_progress=writer.progress,
+            on_progress=writer.told,
+            on_durable=self.note_durable,
             stopping=self.stopping,
         )
         if self.stopping():
             raise ScanStopped
+        self.note_durable()
+
+    def note_durable(self) -> None:
+        """Rows of the scan are durable in the sink."""
+        self.delivered = True
 
     def _in_worker(self, writer: ScanWriter) -> WorkerDelivery:
         with self.host.spark.use() as session:
@@ -250,7 +257,8 @@ class ScanWriter:
         #: The whole table is one commit, which says so to the sink.
         self.keeps = host.sinks.keeps(sink)
         self._reading = reading
-        self._told = told
+        #: Takes rows and bytes so far, also those that Spark's workers wrote.
+        self.told = told
         self._receipts: list[Receipt] = []
         self._pending = 0
         self._rows = self._bytes = 0
@@ -275,12 +283,7 @@ class ScanWriter:
         self._receipts.append(receipt)
         self._pending += rows.num_rows
         self._rows, self._bytes = self._rows + rows.num_rows, self._bytes + receipt.bytes
-        self._told(self._rows, self._bytes)
-
-    def progress(self, rows: int, size: int) -> None:
-        """What others than :meth:`write` have delivered."""
-        self._reading.delivered = True
-        self._told(rows, size)
+        self.told(self._rows, self._bytes)
 
     def commit_round(self) -> None:
         """Commit what is written, if it is much and the table may be committed in several
@@ -313,7 +316,7 @@ class ScanWriter:
         fault_point(Point.SCAN_AFTER_END)
 
     def _settled(self) -> None:
-        self._reading.delivered = True
+        self._reading.note_durable()
         self._receipts.clear()
         self._pending = 0
         self.epoch = self._reading.next_epoch()

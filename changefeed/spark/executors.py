@@ -45,12 +45,15 @@ RECEIPT_DDL = "part int, rows bigint, bytes bigint"
 
 
 class Deliverer:
-    """Hands the messages of a task to ``deliver``; the task's number is the part's."""
+    """Hands the messages of a task to ``deliver``; the task's number is the part's.
+
+    ``tell`` takes part, rows and bytes so far, and whether all of them are durable.
+    """
 
     def __init__(
         self,
         deliver: PartDelivery,
-        tell: Callable[[int, int, int], None] | None = None,
+        tell: Callable[[int, int, int, bool], None] | None = None,
     ) -> None:
         self._deliver = deliver
         self._tell = tell
@@ -65,6 +68,8 @@ class Deliverer:
                 rows, size = self._deliver(part, self._counted(part, batches))
             finally:
                 self._deliver.close()
+        if self._tell is not None:
+            self._tell(part, rows, size, True)
         yield pa.record_batch([[part], [rows], [size]], schema=RECEIPT)
 
     def _counted(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,7 +79,7 @@ class Deliverer:
             rows += batch.num_rows
             size += batch.nbytes
             if self._tell is not None:
-                self._tell(part, rows, size)
+                self._tell(part, rows, size, False)
 
 
 @contextmanager

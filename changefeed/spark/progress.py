@@ -19,7 +19,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FORM = struct.Struct(">16siqq")
+_FORM = struct.Struct(">16siqq?")
 
 #: At most this often the listener is called, seconds.
 PERIOD = 0.25
@@ -38,11 +38,11 @@ class Teller:
         self._secret = secret
         self._socket: socket.socket | None = None
 
-    def __call__(self, part: int, rows: int, size: int) -> None:
+    def __call__(self, part: int, rows: int, size: int, durable: bool = False) -> None:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            self._socket.sendto(_FORM.pack(self._secret, part, rows, size), self._address)
+            self._socket.sendto(_FORM.pack(self._secret, part, rows, size, durable), self._address)
         except OSError:
             return  # the driver shows an older figure for a moment
 
@@ -57,6 +57,7 @@ class Listener:
         on_progress: called from a thread of its own with rows and bytes of all parts.
         host: address the workers reach the driver at.
         clock: for how often it passes on.
+        on_durable: called from that thread when the rows of a part are durable.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Listener:
         on_progress: Callable[[int, int], None],
         host: str,
         clock: Clock = SYSTEM_CLOCK,
+        on_durable: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = clock
+        self._on_durable = on_durable
         self._on_progress = on_progress
         self._parts: dict[int, tuple[int, int]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -102,8 +105,10 @@ class Listener:
             return False
         if len(datagram) != _FORM.size:
             return False
-        secret, part, rows, size = _FORM.unpack(datagram)
+        secret, part, rows, size, durable = _FORM.unpack(datagram)
         if not secrets.compare_digest(secret, self._secret):
             return False
         self._parts[part] = (rows, size)
+        if durable:
+            self._on_durable()
         return True

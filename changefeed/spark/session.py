@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.core.engines import EngineOption, SparkState
+from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
@@ -59,6 +59,7 @@ class NodeSpark:
         flags: further JVM flags.
         packs: jar packs to have from the first start on, downloaded where they are missing.
         preferred: where bulk work of feeds runs that do not say it themselves.
+        least_job_rows: bulk work of fewer rows stays in this process.
         staging: where executors find rows that the node has for them, if they do not see its
             directories; see :func:`.staging_place.staging_place`.
     """
@@ -74,6 +75,7 @@ class NodeSpark:
         flags: tuple[str, ...] = (),
         packs: Sequence[str] = (),
         preferred: EngineOption = EngineOption.AUTO,
+        least_job_rows: int = LEAST_JOB_ROWS,
         staging: str | None = None,
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
@@ -84,6 +86,7 @@ class NodeSpark:
         self.master = master or f"local[{self.cores}]"
         self.heap = heap or default_heap()
         self.preferred = preferred
+        self.least_job_rows = least_job_rows
         self._settings = dict(settings or {})
         self._flags = flags
         self._place = staging_place(staging) if staging else None
@@ -107,6 +110,7 @@ class NodeSpark:
             settings=conf,
             log=log,
             preferred=settings.engine,
+            least_job_rows=settings.least_job_rows,
             staging=settings.staging,
         )
 
@@ -180,8 +184,8 @@ class NodeSpark:
         """
         life = self._life
         if life is not None and life.usable:
-            return SparkState(ready=True, cores=life.cores)
-        return SparkState(ready=False, cores=self.cores)
+            return SparkState(True, life.cores, self.least_job_rows)
+        return SparkState(False, self.cores, self.least_job_rows)
 
     def address(self) -> str:
         """The host at which workers reach this process; waits for the session.

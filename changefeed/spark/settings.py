@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from changefeed.core.engines import EngineOption
+from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 
 __all__ = ["EngineOption", "SparkSettings", "check_staging", "parse_property"]
@@ -21,6 +21,7 @@ class SparkSettings:
         engine: where bulk work of feeds runs that do not say it themselves.
         staging: a place that node and executors reach, for rows that the one has for the others;
             None: they see the same files. It may hold a secret.
+        least_job_rows: bulk work of fewer rows never becomes a job; no flag sets it.
     """
 
     master: str | None = None
@@ -28,6 +29,7 @@ class SparkSettings:
     conf: tuple[tuple[str, str], ...] = ()
     engine: EngineOption = EngineOption.AUTO
     staging: str | None = field(default=None, repr=False)
+    least_job_rows: int = LEAST_JOB_ROWS
 
     def over(self, other: SparkSettings) -> SparkSettings:
         """These where they are given, else the other's; properties of both."""
@@ -38,6 +40,7 @@ class SparkSettings:
             tuple(merged.items()),
             other.engine if self.engine is EngineOption.AUTO else self.engine,
             self.staging or other.staging,
+            min(self.least_job_rows, other.least_job_rows),
         )
 
 

@@ -60,6 +60,7 @@ def test_every_row_arrives_in_order(
 ) -> None:
     parts = [MadePart(n) for n in range(5)]
     told: list[tuple[int, int]] = []
+    durable: list[int] = []
     done = run_scan(
         spark_engine,
         parts,
@@ -67,10 +68,12 @@ def test_every_row_arrives_in_order(
         at=AT,
         deliver=ToFiles(str(tmp_path)),
         on_progress=lambda rows, size: told.append((rows, size)),
+        on_durable=lambda: durable.append(1),
     )
     wanted = expected(plan, parts)
     assert delivered(tmp_path) == wanted
     assert [d.part for d in done] == list(range(5))
+    assert durable
     assert told[-1] == (sum(map(len, wanted.values())), sum(d.bytes for d in done))
     closed_in = {int(f.name.removeprefix("closed-")) for f in tmp_path.glob("closed-*")}
     assert closed_in

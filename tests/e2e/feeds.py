@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog, Status
 from changefeed.catalog.model import TableState
@@ -19,6 +21,10 @@ from changefeed.spark.session import NodeSpark
 from grammar.split import split
 from tests.helpers.waiting import until
 
+#: Of tests that run once with the node's own scans and backlogs, and once with jobs of Spark.
+EITHER_ENGINE = pytest.mark.parametrize(
+    "bulk_engine", ["node", pytest.param("spark", marks=pytest.mark.extended)], indirect=True
+)
 #: So that sinks that merge every few seconds do so at once.
 BRISK = Timings(rest_longest=0.1)
 

@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from tests.e2e.feeds import Feeds
+from tests.e2e.feeds import EITHER_ENGINE, Feeds
 from tests.e2e.registered import Reader, check_refused_table_stops_alone, feed_of_fruit, into, rows
 from tests.services.kafka import KafkaBroker, Record
 from tests.services.postgres import Database
@@ -61,6 +61,7 @@ def read(kafka: KafkaBroker, schema_registry: Registry) -> Iterator[Reader]:
         yield messages
 
 
+@EITHER_ENGINE
 def test_changes_and_a_new_column(
     feeds: Feeds,
     postgres: Database,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from changefeed.spark.session import NodeSpark
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
 from tests.services.elasticsearch import MAJORS, Elasticsearch, OpenSearch
@@ -94,6 +94,7 @@ def test_the_index_equals_the_table(bench: Bench) -> None:
     assert source == {"a": 2, "b": "new", "n": 3.0}
 
 
+@EITHER_ENGINE
 def test_schema_changes_bring_fields(bench: Bench) -> None:
     bench.create("f", "t")
     bench.feeds.sync("f")
@@ -121,6 +122,7 @@ def test_schema_changes_bring_fields(bench: Bench) -> None:
     assert bench.feeds.execute("VERIFY CHANGEFEED f REPAIR").failure is None
 
 
+@EITHER_ENGINE
 def test_a_truncated_table_is_an_empty_index(bench: Bench) -> None:
     bench.create("f", "t", "resolved")
     bench.feeds.sync("f")
@@ -133,6 +135,7 @@ def test_a_truncated_table_is_an_empty_index(bench: Bench) -> None:
     until(lambda: bench.server.documents(f"{bench.prefix}changefeed_resolved"))
 
 
+@EITHER_ENGINE
 def test_one_bad_document_stops_its_table_or_goes_to_the_dead_letters(bench: Bench) -> None:
     bench.db.execute("create table j (id int primary key, doc jsonb)")
     bench.db.execute("insert into j values (1, '{\"a\": 1}')")
@@ -190,6 +193,7 @@ def test_a_large_scan_goes_through_executors(bench: Bench) -> None:
     assert total["aggregations"]["sum"]["value"] == 30_000 * 30_001 / 2
 
 
+@EITHER_ENGINE
 def test_a_busy_cluster_and_a_lost_answer_lose_nothing(bench: Bench) -> None:
     with FaultyProxy(bench.server.port) as proxy:
         proxy.script.extend([answer(429), lose_answer, cut, answer(503)])

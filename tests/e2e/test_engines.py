@@ -15,11 +15,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.feeds import backlog
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_tasks
 from sinks.testing.readers import visible_files
+from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.ordered import assert_in_order
 from tests.helpers.waiting import until
@@ -281,6 +283,24 @@ def file_rows(folder: Path) -> list[bytes]:
         else:
             found += path.read_bytes().splitlines()
     return found
+
+
+@pytest.mark.extended
+def test_a_warehouse_has_the_same_rows_by_either_engine(
+    tmp_path: Path, postgres: Database, spark_engine: LentSpark
+) -> None:
+    """One writer keeps its order: there is nothing that becomes a job."""
+    postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
+    before = len(spark_engine.jobs)
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        with spark_engine.preferring(EngineOption.SPARK, least_job_rows=1):
+            feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{tmp_path}/t.duckdb'")
+            feeds.sync("f")
+            postgres.execute("insert into t select i, 'y' from generate_series(2, 50) i")
+            feeds.sync("f")
+        assert feeds.verified() == ["f"]
+    assert len(spark_engine.jobs) == before
 
 
 def test_lanes_share_the_wait_for_a_slow_sink_and_keep_the_order(

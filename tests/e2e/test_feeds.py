@@ -15,7 +15,7 @@ from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import file_bytes, read_files, visible_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
@@ -76,6 +76,7 @@ def truth(db: Database, sql: str = "select a, b from t") -> dict[str, object]:
     return {f"[{a}]": {"a": a, "b": b} for a, b in db.execute(sql)}
 
 
+@EITHER_ENGINE
 def test_scan_then_every_change(bench: Bench) -> None:
     bench.create("f", "t", "diff")
     bench.feeds.sync("f")
@@ -106,6 +107,7 @@ def test_several_writes_in_a_transaction_are_one_message(bench: Bench) -> None:
     assert "[50]" not in [m.key for m in rows]
 
 
+@EITHER_ENGINE
 def test_truncate_is_a_mark(bench: Bench) -> None:
     bench.create("f", "t")
     bench.feeds.sync("f")
@@ -119,6 +121,7 @@ def test_truncate_is_a_mark(bench: Bench) -> None:
     assert not [m for m in bench.messages("f") if m.key == "[60]"]
 
 
+@EITHER_ENGINE
 def test_a_column_with_a_default_is_backfilled(bench: Bench) -> None:
     bench.create("f", "t")
     bench.feeds.sync("f")
@@ -229,6 +232,7 @@ def test_scan_only_ends(bench: Bench) -> None:
     until(lambda: not bench.db.slots())
 
 
+@EITHER_ENGINE
 def test_alter_while_running(bench: Bench) -> None:
     bench.db.execute("create table u (a int primary key, b text); insert into u values (1, 'u')")
     bench.create("f", "t")
@@ -295,6 +299,7 @@ def test_a_binary_stream_says_the_same(bench: Bench) -> None:
     assert len(rows[0]) == 2
 
 
+@EITHER_ENGINE
 @pytest.mark.parametrize("victim", ["capture", "jvm"])
 def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:
     bench.create("f", "t")

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from tests.e2e.feeds import Feeds
+from tests.e2e.feeds import EITHER_ENGINE, Feeds
 from tests.e2e.registered import Reader, check_refused_table_stops_alone, feed_of_fruit, into, rows
 from tests.helpers.proto_reader import message_class
 from tests.services.kafka import KafkaBroker
@@ -85,6 +85,7 @@ def plain(message: Any) -> Any:
     }
 
 
+@EITHER_ENGINE
 def test_changes_and_a_new_column(
     feeds: Feeds,
     postgres: Database,

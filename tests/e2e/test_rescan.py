@@ -16,7 +16,7 @@ from changefeed.core.state import StateLayout
 from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
 from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
 from tests.faults.test_feed_faults import Shop, drop_slot, until_status
 from tests.helpers.duckdb_file import opened
@@ -122,6 +122,7 @@ def test_order_and_resolved_hold_while_tables_are_read_again(feeds: Feeds, shop:
     shop.check()
 
 
+@EITHER_ENGINE
 def test_a_message_sink_gets_every_row_again(feeds: Feeds, shop: Shop) -> None:
     shop.create(feeds)
     feeds.sync("f")

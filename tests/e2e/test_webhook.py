@@ -12,7 +12,7 @@ from changefeed.catalog import Status
 from changefeed.core.telemetry import log
 from changefeed.spark.session import NodeSpark
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import running
+from tests.e2e.feeds import EITHER_ENGINE, running
 from tests.e2e.test_copy_example import load_script
 from tests.e2e.test_examples import EXAMPLES, play
 from tests.helpers.waiting import until
@@ -22,6 +22,7 @@ from tests.services.webhook import WebhookServer
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
+@EITHER_ENGINE
 def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> None:
     postgres.execute(
         "create table t (a int primary key, b text);"
@@ -56,6 +57,7 @@ def test_a_table_by_webhook(tmp_path: Path, postgres: Database, spark_engine: No
     assert all("x-changefeed-signature" in request.headers for request in server.taken)
 
 
+@EITHER_ENGINE
 def test_an_endpoint_that_is_down_is_no_recovery(
     tmp_path: Path,
     postgres: Database,

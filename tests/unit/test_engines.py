@@ -24,6 +24,7 @@ AUTO, SPARK, DRIVER = EngineOption.AUTO, EngineOption.SPARK, EngineOption.DRIVER
 LAPTOP = SparkState(ready=False, cores=2)
 WARM = SparkState(ready=True, cores=2)
 CLUSTER = SparkState(ready=True, cores=16)
+EAGER = SparkState(ready=True, cores=2, least_job_rows=1)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ CLUSTER = SparkState(ready=True, cores=16)
         (AUTO, 50_000, CLUSTER, False),  # less than a job costs
         (SPARK, LEAST_JOB_ROWS, LAPTOP, True),
         (SPARK, LEAST_JOB_ROWS - 1, CLUSTER, False),
+        (SPARK, 1, EAGER, True),
+        (AUTO, 1, EAGER, False),
         (DRIVER, 1_000_000_000, CLUSTER, False),
     ],
 )

@@ -31,6 +31,7 @@ def test_flags_of_the_subcommand_win_over_those_before_it() -> None:
     assert after.over(before) == SparkSettings(
         "local[1]", "2g", (("spark.a", "1"), ("spark.b", "2"))
     )
+    assert after.over(SparkSettings(least_job_rows=5)).least_job_rows == 5
 
 
 def test_a_person_wins_over_the_site_and_the_site_over_our_defaults() -> None:
