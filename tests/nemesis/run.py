@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from changefeed.catalog import Status
 from changefeed.core.errors import LOG_LOST, ChangefeedError, Code
@@ -33,14 +32,20 @@ LOOK_EVERY = 0.7
 class Run:
     """One database, one node, one seed, feeds into every end."""
 
-    def __init__(self, origin: Origin, folder: Path, seed: int, chance: random.Random) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        seed: int,
+        chance: random.Random,
+        service: Service,
+    ) -> None:
         self.seed = seed
         self.chance = chance
         self.origin = origin
         self.ledger = origin.ledger
         self.writer = origin.author
         self.ends: Sequence[End] = ()
-        self.service = Service(folder / "state")
+        self.service = service
         self.history: list[str] = []
         self._began = time.monotonic()
         self._without_extra: set[str] = set()

@@ -13,17 +13,36 @@ import psutil
 
 from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog, Job
+from changefeed.core.engines import EngineOption
 from changefeed.core.faults import VARIABLE
 from changefeed.core.state import StateLayout
 from tests.helpers.waiting import PATIENCE, until
 
 
 class Service:
-    """``changefeed start`` over a state, and a client of that state in this process."""
+    """``changefeed start`` over a state, and a client of that state in this process.
 
-    def __init__(self, state: Path) -> None:
+    Args:
+        state: its directory.
+        spark: the flags that say where Spark runs.
+        engine: with ``spark`` every scan and every backlog that can be a job of Spark is one.
+        patience: seconds within which a feed has everything.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        spark: Sequence[str] = ("--master", "local[2]"),
+        engine: EngineOption = EngineOption.AUTO,
+        patience: float = PATIENCE,
+    ) -> None:
         state.mkdir(parents=True, exist_ok=True)
         self.state = state
+        self._spark = spark
+        self._patience = patience
+        self._program = (
+            ("tests.nemesis.spark_node",) if engine is EngineOption.SPARK else ("shell", "start")
+        )
         self.layout = StateLayout(state)
         self.catalog = Catalog.open(str(state))
         self.interpreter = Interpreter(self.catalog)
@@ -33,16 +52,16 @@ class Service:
 
     # -- the process ----------------------------------------------------------------------
 
-    def start(self, faults: str = "", spark: Sequence[str] = ("--master", "local[2]")) -> None:
+    def start(self, faults: str = "", spark: Sequence[str] = ()) -> None:
         """Start the node; ``faults`` arms it and its captures (see changefeed.core.faults).
 
-        ``spark`` are the flags that say where Spark runs.
+        ``spark`` are flags in place of the service's own.
         """
         environment = {**os.environ, VARIABLE: faults}
-        command = [sys.executable, "-m", "shell", "start", "--state", str(self.state)]
+        command = [sys.executable, "-m", *self._program, "--state", str(self.state)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, "--heap", "512m", *spark],
+                [*command, "--heap", "512m", *(spark or self._spark)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -111,11 +130,11 @@ class Service:
         """One statement, from this process."""
         return self.interpreter.execute(sql, self.session)
 
-    def sync(self, feed: str, seconds: float = PATIENCE) -> None:
+    def sync(self, feed: str, seconds: float | None = None) -> None:
         """Wait until everything committed before now is durable in the feed's sink."""
         # A node that was started a moment ago has not registered yet, and SYNC says so.
         until(lambda: self.catalog.live_nodes(), "a node of the state")
-        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '{seconds:.0f}s'")
+        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '{seconds or self._patience:.0f}s'")
 
     def job(self, feed: str) -> Job:
         """The feed's row of the job table."""
