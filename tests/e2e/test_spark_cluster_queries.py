@@ -81,7 +81,23 @@ def shout(text: pa.Array) -> pa.Array:
 """
 
 
-def test_a_function_of_a_query_survives_the_loss_of_the_executor_that_calls_it(
+def kill(victim: str, service: Service, cluster: SparkCluster, executor: psutil.Process) -> None:
+    """End the executor, a worker with its own, or the JVM of the driver."""
+    if victim == "executor":
+        executor.kill()
+    elif victim == "worker":
+        cluster.kill_worker(-1)
+        cluster.add_worker()
+    else:
+        assert service.kill_child("jvm")
+
+
+VICTIMS = ("executor", "worker", "driver")
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_function_of_a_query_survives_the_loss_of_a_process(
+    victim: str,
     service: Service,
     tmp_path: Path,
     postgres: Database,
@@ -91,13 +107,14 @@ def test_a_function_of_a_query_survives_the_loss_of_the_executor_that_calls_it(
     calls, wait = tmp_path / "calls", tmp_path / "wait"
     calls.mkdir()
     wait.touch()
-    (tmp_path / "shop_functions.py").write_text(FUNCTION)
+    # A worker keeps a module that it has imported.
+    (tmp_path / f"functions_{victim}.py").write_text(FUNCTION)
     postgres.execute(
         "create table t (a int primary key, b text);"
         "insert into t select i, 'row ' || i from generate_series(1, 1000) i"
     )
     service.execute(
-        "CREATE FUNCTION shout (t string) RETURNS string AS 'shop_functions:shout' "
+        f"CREATE FUNCTION shout (t string) RETURNS string AS 'functions_{victim}:shout' "
         f"PATH '{tmp_path}'"
     )
     service.execute(
@@ -107,7 +124,8 @@ def test_a_function_of_a_query_survives_the_loss_of_the_executor_that_calls_it(
     until(lambda: any(calls.iterdir()), "an executor calls the function")
     worker = psutil.Process(int(next(calls.iterdir()).name))
     above = {process.pid for process in worker.parents()}
-    next(found for found in spark_cluster.executors() if found.pid in above).kill()
+    executor = next(found for found in spark_cluster.executors() if found.pid in above)
+    kill(victim, service, spark_cluster, executor)
     wait.unlink()
     service.sync("q")
     assert last_rows(hook) == {a: f"ROW {a}" for a in range(1, 1001) if a != 7}
@@ -115,6 +133,8 @@ def test_a_function_of_a_query_survives_the_loss_of_the_executor_that_calls_it(
     service.sync("q")
     rows = {a: f"ROW {a}" if a % 2 else f"NEW {a}" for a in range(1, 1001)}
     assert last_rows(hook) == {a: b for a, b in rows.items() if a not in (7, 9)}
+    service.execute("DROP CHANGEFEED q")
+    service.execute("DROP FUNCTION shout")
 
 
 def last_rows(hook: WebhookServer) -> dict[object, object]:
@@ -123,10 +143,11 @@ def last_rows(hook: WebhookServer) -> dict[object, object]:
     return {row["a"]: row["b"] for row in last.values() if row is not None}
 
 
-def test_a_dataset_survives_the_loss_of_an_executor(
-    service: Service, tmp_path: Path, spark_cluster: SparkCluster
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_dataset_survives_the_loss_of_a_process(
+    victim: str, service: Service, tmp_path: Path, spark_cluster: SparkCluster
 ) -> None:
-    """The article's two days, as extracts that arrive; an executor dies in the second run."""
+    """The article's two days, as extracts that arrive; a process dies in the second run."""
     day1, day2 = article_days(Random(5), 2000)
     extracts, staging = tmp_path / "in", tmp_path / "current.versions" / "staging"
     extracts.mkdir()
@@ -140,7 +161,7 @@ def test_a_dataset_survives_the_loss_of_an_executor(
     service.sync("d")
     put_extract(extracts / "day-2019-06-19.csv", day2)
     until(staging.exists, "the run writes the parts of its result")
-    spark_cluster.executors()[0].kill()
+    kill(victim, service, spark_cluster, spark_cluster.executors()[0])
     service.sync("d")
     found = pads.dataset((tmp_path / "current").resolve(), format="parquet", partitioning="hive")
     rows = found.to_table().to_pylist()
