@@ -48,12 +48,8 @@ _INBOX_TESTS = (
     "tests/unit/test_postgres_logical_messages.py",
     "tests/unit/test_postgres_relations.py",
 )
-_MYSQL_TESTS = (
-    "tests/properties/test_mysql_rows.py",
-    "tests/unit/test_mysql_source.py",
-    "tests/unit/test_mysql_binlog.py",
-    "tests/unit/test_mysql_values.py",
-)
+_MYSQL_ROW_TESTS = ("tests/properties/test_mysql_rows.py", "tests/unit/test_mysql_values.py")
+_MYSQL_TESTS = (*_MYSQL_ROW_TESTS, "tests/unit/test_mysql_binlog.py")
 _REPEATS_TESTS = (
     "tests/properties/test_repeats.py",
     "tests/unit/test_postgres_large_transactions.py",
@@ -92,7 +88,7 @@ TARGETS = {
     "postgres/assemble": Target("changefeed.sources.postgres.assemble", _ASSEMBLER_TESTS),
     "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _ASSEMBLER_TESTS),
     "postgres/rows": Target("changefeed.sources.postgres.rows", _ROW_TESTS),
-    "mysql/decode": Target("changefeed.sources.mysql.decode", _MYSQL_TESTS),
+    "mysql/decode": Target("changefeed.sources.mysql.decode", _MYSQL_ROW_TESTS),
     "mysql/rows": Target("changefeed.sources.mysql.rows", _MYSQL_TESTS),
     "options/relations": Target("changefeed.options.relations", _OPTION_TESTS),
     "options/types": Target("changefeed.options.types", _OPTION_TESTS),

@@ -37,7 +37,15 @@ from changefeed.options import (
 )
 from changefeed.options.docs import listing
 from changefeed.options.relations import RELATIONS
-from changefeed.options.types import Text, ValueRule, parse_duration, parse_moment, parse_size
+from changefeed.options.types import (
+    Json,
+    Moment,
+    Text,
+    ValueRule,
+    parse_duration,
+    parse_moment,
+    parse_size,
+)
 from changefeed.plan.cdc_options import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes
 from grammar.parser import parse
@@ -484,6 +492,25 @@ def test_moments(text: str, moment: Timestamp) -> None:
 def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(ValueError, match="timestamp"):
         parse_moment(text, Timestamp(NOW))
+
+
+def test_the_present_is_no_future() -> None:
+    clock = ManualClock(NOW)
+    assert Moment(past=True).read("cursor", str(NOW), clock) == Timestamp(NOW)
+    with pytest.raises(ValueError, match="is in the future"):
+        Moment(past=True).read("cursor", str(NOW + 1), clock)
+
+
+def test_a_text_may_have_as_many_bytes_as_its_limit() -> None:
+    clock = ManualClock(NOW)
+    assert Text(limit=4).read("label", "éé", clock) == "éé"
+    with pytest.raises(ValueError, match="at most 4 bytes"):
+        Text(limit=4).read("label", "ééx", clock)
+
+
+def test_json_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(ValueError, match="too deeply nested"):
+        Json(dict).read("extra_headers", "[" * 200_000, ManualClock(NOW))
 
 
 # ------------------------------------------------------------------------------- CREATE CDC

@@ -13,7 +13,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
+from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import SAMPLES, STANDS_STILL_NS, Assembler
 from changefeed.sources.postgres.continuity import ServerHistory, Witness
@@ -114,7 +114,7 @@ def test_a_message_of_no_transaction_is_one_at_the_time_of_the_one_before(make: 
     assert told.spoke and not told.skip and assembler.idle
     flush = assembler.flush(assembler.frontier)
     assert flush is not None, "its commit is told though it has no rows"
-    assert flush.commits.position == [position_of(601)]
+    assert flush.commits == Commits([5_000_000], [4], [position_of(601)], [0])
     assert assembler.flush(assembler.frontier) is None
     again = assembler.outside(600)
     assert again.skip and not again.spoke
@@ -237,6 +237,15 @@ def test_a_truncate_is_one_of_the_changes_of_its_transaction(make: Make) -> None
     [change] = rows.changes()
     assert [first.seq, second.seq, change.seq] == [5, 6, 7]
     assert change.ordinal == 2
+
+
+def test_a_truncate_tells_first_that_its_table_has_another_shape(make: Make) -> None:
+    assembler = make()
+    hear(assembler, relation(T), written(700, 9_000, 7))
+    wider = replace(T, columns={**T.columns, "x": 25})
+    end = begin(800, 9_500, 8) + truncate([wider]) + commit(800, 808, 9_500)
+    [flush] = hear(assembler, relation(wider), end)
+    assert [type(event) for event in flush.events] == [SchemaChange, Truncate]
 
 
 # ------------------------------------------------------------------------ values not sent
