@@ -91,6 +91,8 @@ class Capabilities:
             only adds messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
         compares: its target can be compared with the source.
+        repairs: single rows of a table may come again as rows of a scan (:attr:`Batch.scan`), among
+            them deletes (``op`` is ``d``), without the end of a scan.
         features: groups of options; a sink takes the options of its features.
         options: options of its own, made by :func:`changefeed.options.own_option`.
         state_database: it is told the URL of the state database, with its password
@@ -119,6 +121,7 @@ class Capabilities:
     ends_scans: bool = False
     scans_by_spark: bool = False
     compares: bool = False
+    repairs: bool = False
     pulled: bool = False
     features: frozenset[Feature] = frozenset()
     options: tuple[OptionRow[Any], ...] = ()
@@ -251,7 +254,8 @@ class Batch:
     """The unit that a sink may get twice: rows of one table and one schema version, in order.
 
     ``rows`` is a pyarrow Table or RecordBatch in the schema that :class:`Accepts` names.
-    ``scan`` is true for rows of the initial scan (each key at most once, any order).
+    ``scan`` is true for rows of a scan (each key at most once, any order). In a sink with
+    :attr:`Capabilities.repairs` some of these may be deletes.
     ``frontier`` is the timestamp up to which the feed had delivered everything before this
     batch: every row of this and later epochs is above it, except rows of scans.
     """
@@ -288,12 +292,16 @@ class Difference:
         key: values of the key as a JSON array.
         source, target: the row as a JSON object of texts; for a changed row only the columns that
             differ; None if there is no such row.
+        values: the values of the key as they are, in the order of the table's key; a whole number
+            or a boolean may be its text. Empty where one of them is something else than a text, a
+            whole number or a boolean, or is not known.
     """
 
     kind: str
     key: str
     source: str | None
     target: str | None
+    values: tuple[str | int | bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

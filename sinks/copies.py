@@ -108,8 +108,15 @@ class CopyComparison(ComparisonFile):
     A context manager: at its end the file is gone.
     """
 
-    def __init__(self, folder: str, schema: TableSchema) -> None:
-        """``folder``: for the file; ``schema``: of the rows at the source, which have a key."""
+    def __init__(self, folder: str, schema: TableSchema, *, keyed: bool = False) -> None:
+        """
+        Args:
+            folder: for the file.
+            schema: of the rows at the source, which have a key.
+            keyed: ids are the keys of messages. What the target does with a row follows from
+                these, whatever the row itself says.
+        """
+        self._keyed = keyed
         self._key = [schema.columns[i].name for i in schema.key]
         #: What the key's columns are called in messages.
         self._key_members = frozenset(self._key)
@@ -211,14 +218,18 @@ class CopyComparison(ComparisonFile):
             (limit - len(found),),
         ).fetchall()
         return found + [
-            Difference("extra", self._key_text(name, row), None, _shown(row))
+            Difference(
+                "extra", self._key_text(name, row), None, _shown(row), self._values(name, row)
+            )
             for name, row in ((name, json.loads(text)) for name, text in extra)
         ]
 
     def _difference(self, name: str, source: str, target: str | None) -> Difference:
         row = json.loads(source)
         if target is None:
-            return Difference("missing", self._key_text(name, row), _shown(row), None)
+            return Difference(
+                "missing", self._key_text(name, row), _shown(row), None, self._values(name, row)
+            )
         held = json.loads(target)
         names = [column for column in row if held[column] != row[column]]
         return Difference(
@@ -226,13 +237,32 @@ class CopyComparison(ComparisonFile):
             self._key_text(name, row),
             _shown({column: row[column] for column in names}),
             _shown({column: held[column] for column in names}),
+            self._values(name, row),
         )
+
+    def _values(self, name: str, row: Mapping[str, object]) -> tuple[str | int | bool, ...]:
+        """The key's values; none where neither the id nor the row shows them as they are."""
+        found = _of_key(name, self._key) if self._keyed else None
+        values = [row.get(column) for column in self._key] if found is None else found
+        known = tuple(value for value in values if isinstance(value, str | int | bool))
+        return known if len(known) == len(values) else ()
 
     def _key_text(self, name: str, row: Mapping[str, object]) -> str:
         """The key's values; of messages that show them otherwise or not at all, the id."""
         if not row.keys() >= set(self._key):
             return name
         return _plain_json([row[column] for column in self._key])
+
+
+def _of_key(text: str, columns: Sequence[str]) -> list[object] | None:
+    """The values in a key of JSON; None where they are not beside each other in it."""
+    try:
+        key = json.loads(text)
+    except ValueError:
+        return None
+    if isinstance(key, dict):
+        key = [key[column] for column in columns if column in key]
+    return key if isinstance(key, list) and len(key) == len(columns) else None
 
 
 def _whole(row: Row | None) -> Row:

@@ -26,18 +26,22 @@ class DifferenceText:
 
     def missing(self, source: Texts) -> Difference:
         """The target lacks the row."""
-        return Difference("missing", self.key(source), self.row(source), None)
+        return Difference("missing", self.key(source), self.row(source), None, self._values(source))
 
     def extra(self, target: Texts) -> Difference:
         """The source lacks the row."""
-        return Difference("extra", self.key(target), None, self.row(target))
+        return Difference("extra", self.key(target), None, self.row(target), self._values(target))
 
     def changed(self, source: Texts, target: Texts) -> Difference:
         """Both have the row, with other values; only those are shown."""
         differ = [i for i in range(len(self._names)) if source[i] != target[i]]
         places = differ or list(range(len(self._names)))
         return Difference(
-            "changed", self.key(source), self.row(source, places), self.row(target, places)
+            "changed",
+            self.key(source),
+            self.row(source, places),
+            self.row(target, places),
+            self._values(source),
         )
 
     def count(self, row: Texts, source: int, target: int) -> Difference:
@@ -56,6 +60,9 @@ class DifferenceText:
             for i in self._key
         ]
         return f"[{', '.join(shown)}]"
+
+    def _values(self, texts: Texts) -> tuple[str, ...]:
+        return tuple(str(texts[i]) for i in self._key)
 
     def row(self, texts: Texts, places: Sequence[int] | None = None) -> str:
         """The row, or its columns at ``places``, as a JSON object of texts."""

@@ -16,6 +16,7 @@ from changefeed.catalog.model import (
     DesiredStatus,
     Job,
     JobSpec,
+    RowRepair,
     Status,
     TableProgress,
     TableState,
@@ -231,7 +232,9 @@ class Jobs(CatalogPart):
         lost = failed & (table.c.error_code.in_(missed) | left_out)
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
-            transaction.execute(update(table).where(lost).values(scan_wanted=True, scan_at=None))
+            transaction.execute(
+                update(table).where(lost).values(scan_wanted=True, scan_at=None, repair="")
+            )
             transaction.execute(
                 update(table)
                 .where(failed)
@@ -256,6 +259,7 @@ class Jobs(CatalogPart):
         drop: Sequence[TableName] = (),
         topics: Mapping[TableName, str] | None = None,
         rescan: Mapping[TableName, int] | None = None,
+        repair: Mapping[TableName, RowRepair] | None = None,
         renew_log: bool = False,
         generation: int | None = None,
     ) -> Job:
@@ -263,7 +267,8 @@ class Jobs(CatalogPart):
 
         ``add`` and ``drop`` are tables, ``topics`` new topic names of tables that stay.
         ``rescan`` are tables that are scanned again (one that failed starts again by that), and
-        the number of another table that has the name by now, else 0. ``renew_log`` asks for a
+        the number of another table that has the name by now, else 0. ``repair`` are tables of which
+        only some rows are read again. ``renew_log`` asks for a
         change log of the source that goes on: the node must not take the feed up with one that
         does not.
         ``generation`` is the one the change was planned on: when another ALTER came between,
@@ -298,7 +303,9 @@ class Jobs(CatalogPart):
                 set_topic(transaction, job_id, table, topic)
             for table, table_id in (rescan or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
-            changed = _changes(job, values, add, drop, rescan or {})
+            for table, rows in (repair or {}).items():
+                rescan_table(transaction, job_id, table, self._now(), job.high_water, repair=rows)
+            changed = _changes(job, values, add, drop, rescan or {}, repair or {})
             if changed:
                 record(transaction, self._now(), job_id, "altered", changed)
             if renew_log:
@@ -405,11 +412,13 @@ def _changes(
     add: Sequence[TableProgress],
     drop: Sequence[TableName],
     rescan: Mapping[TableName, int],
+    repair: Mapping[TableName, RowRepair],
 ) -> str:
     """What an ALTER changes, without the values of options, which may be secret; empty: nothing."""
     parts = [f"tables added: {_listed(table.table for table in add)}"] if add else []
     parts += [f"tables dropped: {_listed(drop)}"] if drop else []
     parts += [f"tables scanned again: {_listed(rescan)}"] if rescan else []
+    parts += [f"rows read again by key: {_listed(repair)}"] if repair else []
     if "options" in values:
         options = json.loads(values["options"])
         changed = [n for n in {**job.options, **options} if job.options.get(n) != options.get(n)]

@@ -16,6 +16,7 @@ This module owns no storage; :mod:`changefeed.catalog` keeps the rows.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import TableName
+from changefeed.core.schema import RowKey, TableName
 
 #: Canonical text of a target that means more tables than it names.
 _PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
@@ -111,6 +112,44 @@ class TableState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RowRepair:
+    """Rows of a table that differ in the target, by key. A scan that is owed is about them alone.
+
+    A key has a value for each key column of the table, as the change log has it.
+
+    Attributes:
+        wrong: keys of rows that the target lacks or has with other values.
+        extra: keys of rows that the target has and the source did not have.
+    """
+
+    wrong: tuple[RowKey, ...] = ()
+    extra: tuple[RowKey, ...] = ()
+
+    @property
+    def keys(self) -> tuple[RowKey, ...]:
+        """All of them."""
+        return self.wrong + self.extra
+
+    def joined(self, other: RowRepair | None) -> RowRepair:
+        """The rows of both; a row that is wrong in one and extra in the other is extra."""
+        if other is None:
+            return self
+        extra = dict.fromkeys(self.extra + other.extra)
+        wrong = dict.fromkeys(key for key in self.wrong + other.wrong if key not in extra)
+        return RowRepair(tuple(wrong), tuple(extra))
+
+    def to_json(self) -> str:
+        """Text for the state."""
+        return json.dumps({"wrong": self.wrong, "extra": self.extra})
+
+    @classmethod
+    def from_json(cls, text: str) -> RowRepair:
+        """The inverse of :meth:`to_json`."""
+        found = json.loads(text)
+        return cls(*(tuple(map(tuple, found[name])) for name in ("wrong", "extra")))
+
+
+@dataclass(frozen=True, slots=True)
 class TableProgress:
     """One table of one feed: what was asked, and how far it is.
 
@@ -142,6 +181,7 @@ class TableProgress:
         rescanned: the last ``RESCAN`` that was carried out.
         gap: when (ns) the last gap was found that the feed knows of; 0: none.
         original: the name that the table had when it came to the feed, once it was renamed.
+        repair: the scan that is owed is about these rows only; None: about all.
     """
 
     table: TableName
@@ -169,6 +209,7 @@ class TableProgress:
     rescanned: int = 0
     gap: int = 0
     original: TableName | None = None
+    repair: RowRepair | None = None
 
     @property
     def known_as(self) -> TableName:
@@ -183,6 +224,11 @@ class TableProgress:
     def rescan_owed(self) -> bool:
         """A ``RESCAN`` was asked for and is not carried out yet."""
         return self.scan_wanted and self.rescan != self.rescanned
+
+    @property
+    def whole_scan_owed(self) -> bool:
+        """A scan of all rows is owed."""
+        return self.scan_wanted and self.repair is None
 
     @property
     def never_began(self) -> bool:

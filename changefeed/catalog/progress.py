@@ -12,7 +12,13 @@ from sqlalchemy import Connection as Transaction
 from changefeed.catalog import tables
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
-from changefeed.catalog.model import DesiredStatus, Status, TableProgress, TableState
+from changefeed.catalog.model import (
+    DesiredStatus,
+    RowRepair,
+    Status,
+    TableProgress,
+    TableState,
+)
 from changefeed.catalog.rate import RateWindow
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.store import CatalogPart, list_of, list_text, stamp_of, stamp_text
@@ -375,16 +381,20 @@ def rescan_table(
     now: int,
     high_water: Timestamp | None,
     table_id: int = 0,
+    repair: RowRepair | None = None,
 ) -> None:
     """Owe a table of a job a scan, whatever state it is in; what it delivered it keeps.
 
     ``high_water`` is the job's: a running table stands there or above. ``table_id`` is that of
     another table that has the name by now: the changes of the old one do not concern it.
+    ``repair`` are the rows that the scan is about, unless a scan of all is owed already.
     """
     row = transaction.execute(select(_table).where(_is(job_id, name))).one()
     table = _raised(_progress(row), high_water)
     if table_id:
         table = replace(table, table_id=table_id, done_upto=None, scan_at=None)
+    if repair is not None:
+        repair = None if table.whole_scan_owed else repair.joined(table.repair)
     done = table.done_upto
     owed = replace(
         table,
@@ -396,6 +406,7 @@ def rescan_table(
         scan_rows=0,
         error=None,
         error_code=None,
+        repair=repair,
     )
     asked = max(now, table.rescan + 1)
     transaction.execute(
@@ -440,6 +451,7 @@ def _moving(table: TableProgress) -> dict[str, Any]:
         "error_code": table.error_code,
         "rescanned": table.rescanned,
         "gap": table.gap,
+        "repair": table.repair.to_json() if table.repair else "",
     }
 
 
@@ -541,6 +553,7 @@ def _progress(row: Row[Any]) -> TableProgress:
         rescanned=row.rescanned,
         gap=row.gap,
         original=_original(row),
+        repair=RowRepair.from_json(row.repair) if row.repair else None,
     )
 
 

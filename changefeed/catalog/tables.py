@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 10
+FORMAT = 11
 
 #: What makes a state of the format before into one of the key's format.
 UPGRADES: dict[int, tuple[str, ...]] = {
@@ -68,6 +68,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         " schema TEXT NOT NULL, name TEXT NOT NULL,"
         " PRIMARY KEY (source, table_id, schema, name))",
     ),
+    11: ("ALTER TABLE {schema}job_table ADD COLUMN repair TEXT NOT NULL DEFAULT ''",),
 }
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
@@ -275,6 +276,8 @@ job_table = Table(
     _count("gap"),
     # Schema and name that the table had when it came to the feed, once it has another name.
     Column("original", Text, nullable=False, server_default="[]"),
+    # Keys of the rows that the scan that is owed is about; empty: all rows.
+    Column("repair", Text, nullable=False, server_default=""),
 )
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.

@@ -1,18 +1,39 @@
-"""Rows of a scan in the columns of the change log."""
+"""Rows of a scan, and deletes at its instant, in the columns of the change log."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import RowKey, TableSchema
 
 
 def scan_rows(schema: TableSchema, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:
     """Rows read by a scan (``a0..an``) as rows of the log, read at ``at``."""
-    rows = batch.num_rows
+    values = {name: batch.column(name) for name in batch.schema.names}
+    return _rows(schema, "r", values, batch.num_rows, at)
+
+
+def delete_rows(schema: TableSchema, keys: Sequence[RowKey], at: Timestamp) -> pa.Table:
+    """Deletes at ``at`` of rows of which only the key is known, as rows of the log."""
+    values = {
+        f"b{i}": pa.array([key[place] for key in keys], schema.columns[i].arrow)
+        for place, i in enumerate(schema.key)
+    }
+    return _rows(schema, "d", values, len(keys), at)
+
+
+def _rows(
+    schema: TableSchema,
+    op: str,
+    values: Mapping[str, pa.Array | pa.ChunkedArray],
+    rows: int,
+    at: Timestamp,
+) -> pa.Table:
     fixed = {
-        "op": "r",
+        "op": op,
         "wall": at.wall,
         "logical": at.logical,
         "seq": 0,
@@ -23,8 +44,8 @@ def scan_rows(schema: TableSchema, batch: pa.RecordBatch | pa.Table, at: Timesta
     }
     columns = []
     for field in schema.log_schema():
-        if field.name in batch.schema.names:
-            columns.append(batch.column(field.name))
+        if field.name in values:
+            columns.append(values[field.name])
         else:
             columns.append(pa.repeat(pa.scalar(fixed.get(field.name), field.type), rows))
     return pa.table(columns, schema=schema.log_schema())

@@ -63,6 +63,10 @@ class TableName:
         return f"{self.source}.{self.schema}.{self.name}"
 
 
+#: The key of a row: a value for each key column, as the change log has it.
+RowKey = tuple[str | int | bool, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of one schema version.

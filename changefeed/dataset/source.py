@@ -34,6 +34,7 @@ from changefeed.sources.base import (
     Attachment,
     CaptureResult,
     KeyRange,
+    KeySet,
     Memo,
     Snapshot,
     Source,
@@ -41,6 +42,7 @@ from changefeed.sources.base import (
     StreamRequest,
     TableInfo,
     Watch,
+    range_of,
 )
 
 #: How often a stream looks for a new version.
@@ -291,9 +293,10 @@ class DatasetSnapshot:
         target_bytes: int = DEFAULT_PART_BYTES,
         *,
         columns: Sequence[int] | None = None,
-        keys: KeyRange | None = None,
+        keys: KeyRange | KeySet | None = None,
         partition: Partition | None = None,
     ) -> Sequence[DatasetPart]:
+        keys = range_of(keys)
         if partition is not None or (keys is not None and _limits(keys)):
             raise _no_ranges()
         files = [] if self._version is None else _files(self._version.rows)

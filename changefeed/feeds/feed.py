@@ -357,6 +357,7 @@ class Feed:
                     state=TableState.RUNNING,
                     scan_wanted=False,
                     rescanned=table.rescan,
+                    repair=None,
                     scan_at=scanned,
                     done_upto=max(table.done_upto or scanned, scanned),
                 )

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.options import CURSOR, INITIAL_SCAN, DebeziumOffset, InitialScan
-from changefeed.scan.thread import SnapshotScan
+from changefeed.scan.thread import SnapshotScan, TableScan
 
 JOIN_SECONDS = 30.0
 
@@ -113,6 +113,8 @@ class ScanCoordinator:
         if feed.options[INITIAL_SCAN] is InitialScan.ONLY and table.done_upto is not None:
             # Scanned before and lost since: no changes follow with which it could catch up.
             table = feed.update(table.table, done_upto=None)
+        if table.repair is not None and table.done_upto is None:
+            table = feed.update(table.table, repair=None)
         if table.rescan_owed:
             self._skip_gap(feed, table)
 
@@ -142,7 +144,8 @@ class ScanCoordinator:
         oldest = self._source_runtime.log.oldest
         if done is None or done >= oldest:
             return
-        feed.update(table.table, done_upto=None, scan_at=None)
+        # What the changes said of other rows than those of a repair is lost, too.
+        feed.update(table.table, done_upto=None, scan_at=None, repair=None)
         self._catalog.record_event(
             feed.job.id,
             "notice",
@@ -219,6 +222,11 @@ class ScanCoordinator:
             return
         if table.error is not None:
             raise TableError(name, table.error)
+        if table.repair is not None and now.repair is None:
+            # All rows have to be read by now: by the next scan.
+            table.dismissed = True
+            table.caught_up.set()
+            return
         if table.done and scan.at is not None:
             self._taken.add(name)
             self._furthest, self.advanced = 0, True
@@ -227,20 +235,21 @@ class ScanCoordinator:
                 state=TableState.RUNNING,
                 scan_wanted=False,
                 rescanned=now.rescan,
+                repair=None,
                 scan_at=scan.at,
                 done_upto=scan.at if now.done_upto is None else max(now.done_upto, scan.at),
                 scan_rows=table.rows,
                 scan_total=table.rows,
                 emitted_rows=now.emitted_rows + table.rows,
                 emitted_bytes=now.emitted_bytes + table.bytes,
-                schema_version=table.schema.version if table.schema else now.schema_version,
+                schema_version=_version(table, now),
             )
             show()
             feed.save()
             self._catalog.record_event(
                 feed.job.id,
                 "scan",
-                f"scanned: {table.rows:,} rows as of {scan.at}",
+                f"{_scanned(table)} as of {scan.at}",
                 table=str(name),
             )
             fault_point(Point.SCAN_TABLE_SAVED)
@@ -307,6 +316,19 @@ class ScanCoordinator:
                     hint="use a later cursor, or leave it out for an initial scan.",
                 ),
             )
+
+
+def _version(scanned: TableScan, now: TableProgress) -> int:
+    """The shape that all rows in the sink have. A repair is of some rows: a schema change that it
+    saw already still needs its backfill."""
+    whole = scanned.repair is None and scanned.schema is not None
+    return scanned.schema.version if whole and scanned.schema else now.schema_version
+
+
+def _scanned(table: TableScan) -> str:
+    if table.repair is None:
+        return f"scanned: {table.rows:,} rows"
+    return f"repaired by key: {table.rows:,} rows"
 
 
 def _owed(feed: Feed) -> list[TableProgress]:

@@ -18,11 +18,13 @@ from changefeed.options import (
 
 
 def scan_has(event: SchemaChange, table: TableProgress) -> bool:
-    """Whether the feed's scan has read the table with its new schema, or a coming RESCAN will.
+    """Whether the feed's scan has read the table with its new schema, or a coming RESCAN will. A
+    repair reads single rows only.
 
     The log announces a schema change to the feeds that existed before; a scan may have seen it.
     """
-    return table.rescan_owed or event.new.version == table.schema_version
+    rescan = table.rescan_owed and table.repair is None
+    return rescan or event.new.version == table.schema_version
 
 
 def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = False) -> bool:

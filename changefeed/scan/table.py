@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
-from changefeed.core.log_rows import scan_rows
+from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.telemetry import log
@@ -39,6 +40,7 @@ from changefeed.options import History
 from changefeed.scan.admission import AdmissionTicket
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_place
+from changefeed.scan.repair import keys_to_delete, why_rescan
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
 from sinks.base import (
@@ -121,6 +123,64 @@ class ScanWork:
             else:
                 self._messages_here(parts, writer)
             writer.end()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def why_rescan(self, table: TableProgress, schema: TableSchema) -> str:
+        """See :func:`changefeed.scan.repair.why_rescan`."""
+        host = self.host
+        with self.barrier.passing():
+            sink = host.sinks.for_scan(self.unfinished)
+        return why_rescan(
+            table,
+            schema,
+            host.plan(schema),
+            source=host.source_runtime.source,
+            sink=sink.capabilities,
+            history=host.history,
+            has_query=host.has_query,
+        )
+
+    def repair(
+        self,
+        schema: TableSchema,
+        parts: Sequence[ScanPart],
+        repair: RowRepair,
+        told: Callable[[int, int], None],
+    ) -> None:
+        """Deliver single rows of a table, and deletes of those that only the target has; returns
+        when they are durable.
+
+        Args:
+            schema: the table's shape.
+            parts: the rows that the source has of the repair's keys.
+            repair: the keys.
+            told: rows and bytes delivered so far.
+
+        Raises:
+            ScanStopped: before the end.
+            ChangefeedError: the source or the sink failed.
+        """
+        with self.barrier.passing():
+            sink = self.host.sinks.for_scan(self.unfinished)
+        writer = ScanWriter(self, sink, schema, told)
+        try:
+            batches = [b for part in parts for b in part.read()]
+            none = pa.schema([pa.field(f"a{i}", c.arrow) for i, c in enumerate(schema.columns)])
+            found = pa.Table.from_batches(batches, none)
+            reads = scan_rows(schema, found, self.at)
+            deletes = delete_rows(schema, keys_to_delete(schema, found, repair), self.at)
+            if writer.typed:
+                rows = pa.concat_tables([reads, deletes])
+                shaped = [self.host.row_plan(schema).rows(rows)]
+            else:
+                plan = self.host.messages(schema)
+                shaped = [encode_messages(reads, plan, scan=True), encode_messages(deletes, plan)]
+            for rows in shaped:
+                if rows.num_rows:
+                    writer.write(rows)
+            writer.end(whole=False)
         except BaseException:
             writer.abort()
             raise
@@ -299,8 +359,10 @@ class ScanWriter:
                 require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
 
-    def end(self) -> None:
-        """Commit the rest of the table, and tell the sink that the scan of it is complete."""
+    def end(self, *, whole: bool = True) -> None:
+        """Commit the rest of the table, and tell the sink that the scan of it is complete, if it
+        was one of the whole table.
+        """
         sink, at = self.sink, self._reading.at
         if self.keeps:
             with self._reading.barrier.passing():
@@ -310,7 +372,7 @@ class ScanWriter:
         else:
             self.commit()
         fault_point(Point.SCAN_BEFORE_END)
-        if self._ends and sink.capabilities.ends_scans:
+        if whole and self._ends and sink.capabilities.ends_scans:
             with self._reading.barrier.passing():
                 sink.end_scan(self.target, self.seen, at)
         fault_point(Point.SCAN_AFTER_END)

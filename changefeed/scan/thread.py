@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from changefeed.catalog.model import TableProgress
+from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Scope
@@ -28,12 +28,16 @@ from changefeed.core.table_errors import about_table
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
-from changefeed.sources.base import KeyRange, Snapshot
+from changefeed.sources.base import KeyRange, KeySet, Snapshot
 
 
 @dataclass
 class TableScan:
-    """One table of a running scan. ``done`` or ``error`` is set when it ended."""
+    """One table of a running scan. ``done`` or ``error`` is set when it ended.
+
+    ``repair`` are the rows that the scan is about, None for all. ``dismissed`` is set by the feed
+    if it needs another scan of the table instead: this one delivers no rows of it.
+    """
 
     progress: TableProgress
     backfill: bool
@@ -43,6 +47,8 @@ class TableScan:
     bytes: int = 0
     done: bool = False
     error: ChangefeedError | None = None
+    repair: RowRepair | None = None
+    dismissed: bool = False
     caught_up: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -57,7 +63,9 @@ class SnapshotScan(threading.Thread):
         self, host: ScanHost, tables: Sequence[TableProgress], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         super().__init__(name=f"scan-{host.name}", daemon=True)
-        self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
+        self.tables = {
+            t.table: TableScan(t, backfill=t.done_upto is not None, repair=t.repair) for t in tables
+        }
         self.at: Timestamp | None = None
         self.error: Exception | None = None
         #: What this scan writes, it writes through here.
@@ -96,6 +104,8 @@ class SnapshotScan(threading.Thread):
         rows, total = sum(t.rows for t in tables), sum(t.total for t in tables)
         share = min(0.99, rows / total) if total else 0.0
         name = "rescan" if all(t.progress.rescan_owed for t in tables) else "initial scan"
+        if all(t.repair is not None for t in tables):
+            name = "repair of rows"
         text = f"{name}: {done} of {len(tables)} tables, {rows} of about {total} rows"
         if share > 0.01 and self._began:
             left = (self._clock.monotonic() - self._began) * (1 - share) / share
@@ -177,21 +187,28 @@ class SnapshotScan(threading.Thread):
     def _scan_table(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> None:
         if table.backfill:
             table.caught_up.wait()
-        if table.schema is None or self._stopping.is_set():
+        if table.schema is None or self._stopping.is_set() or table.dismissed:
             return
         progress = table.progress
-        keys = KeyRange(progress.values_from or None, progress.values_to or None)
 
         def told(rows: int, size: int) -> None:
             table.rows, table.bytes = rows, size
             self._host.wake()
 
+        keys: KeyRange | KeySet = KeyRange(progress.values_from or None, progress.values_to or None)
         try:
-            parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
-            table.total = sum(p.rows_estimate for p in parts)
             with about_table(table.name):
                 try:
-                    reading.read(table.schema, parts, table.total, told)
+                    if table.repair is not None and reading.why_rescan(progress, table.schema):
+                        table.repair = None  # an ALTER since the statement that asked for it
+                    if table.repair is not None:
+                        keys = KeySet(table.repair.keys)
+                    parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
+                    table.total = sum(p.rows_estimate for p in parts)
+                    if table.repair is None:
+                        reading.read(table.schema, parts, table.total, told)
+                    else:
+                        reading.repair(table.schema, parts, table.repair, told)
                 except ScanStopped:
                     return
         except ChangefeedError as error:

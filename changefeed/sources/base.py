@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import RowKey, TableName, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,6 +199,20 @@ class KeyRange:
     high: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeySet:
+    """Rows with one of these keys, as far as they are there; at least one key."""
+
+    keys: tuple[RowKey, ...]
+
+
+def range_of(keys: KeyRange | KeySet | None) -> KeyRange | None:
+    """The keys of a snapshot's parts at a source of which no table :meth:`Source.reads_keys`."""
+    if isinstance(keys, KeySet):
+        raise AssertionError("rows were asked for by key, which this source does not read")
+    return keys
+
+
 class ScanPart(Protocol):
     """A piece of one table under a snapshot: small, picklable, read in any process (or, where
     :attr:`Source.parts_travel` is false, in the one that opened the snapshot)."""
@@ -242,13 +256,14 @@ class Snapshot(Protocol):
         target_bytes: int = DEFAULT_PART_BYTES,
         *,
         columns: Sequence[int] | None = None,
-        keys: KeyRange | None = None,
+        keys: KeyRange | KeySet | None = None,
         partition: Partition | None = None,
     ) -> Sequence[ScanPart]:
         """Parts that together are the table, each row in exactly one.
 
         With ``columns`` (positions) all others are null; the key is always read. With a
-        ``partition`` only its rows are read; CF1303 if its bounds have changed.
+        ``partition`` only its rows are read; CF1303 if its bounds have changed. A :class:`KeySet`
+        is given only for tables of :meth:`Source.reads_keys`.
         """
         ...
 
@@ -401,6 +416,11 @@ class Source(ABC):
     @abstractmethod
     def tables(self) -> list[TableInfo]:
         """The tables that can be watched, by name."""
+
+    def reads_keys(self, table: TableSchema) -> bool:
+        """Whether rows of the table, which has a key, can be read by :class:`KeySet`: the log's
+        values of its key columns are what the source finds them by."""
+        return False
 
     @abstractmethod
     def describe(self, schema: str | None, name: str) -> TableSchema:

@@ -64,13 +64,17 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     wrong = [outcome for outcome in outcomes if outcome.differences]
     left = wrong
     if statement.repair and wrong:
-        context.catalog.alter_job(job.id, rescan={o.table.table: 0 for o in wrong})
+        context.catalog.alter_job(
+            job.id,
+            rescan={o.table.table: 0 for o in wrong if o.repair is None},
+            repair={o.table.table: o.repair for o in wrong if o.repair is not None},
+        )
         context.host.wake()
         delivered()
         left = [again for o in wrong if (again := verifier.verify(o.table)).differences]
-        notices += [f"{_name(o.table)} was read again: {_after(o, left)}" for o in wrong]
+        notices += [f"{_repaired(o)}: {_after(o, left)}" for o in wrong]
     elif wrong:
-        notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR reads the tables that differ again")
+        notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal")
     rows: list[tuple[Cell, ...]] = [
         (_name(o.table), d.key, d.kind, d.source, d.target) for o in wrong for d in o.differences
     ]
@@ -79,7 +83,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         rows=rows,
         notices=notices,
         tag="VERIFY CHANGEFEED",
-        failure=_failure(job, left) if left else None,
+        failure=_failure(job, left, repaired=statement.repair) if left else None,
     )
 
 
@@ -140,17 +144,26 @@ def _said(outcome: TableOutcome) -> Iterator[str]:
         )
 
 
+def _repaired(outcome: TableOutcome) -> str:
+    name, count = _name(outcome.table), len(outcome.differences)
+    if outcome.repair is None:
+        return f"{name} was read again as a whole, because {outcome.why_rescan}"
+    return f"{name}: {'1 row was' if count == 1 else f'{count} rows were'} repaired by key"
+
+
 def _after(outcome: TableOutcome, left: list[TableOutcome]) -> str:
     still = next((o for o in left if o.table.table == outcome.table.table), None)
     return "equal now" if still is None else f"rows that still differ: {len(still.differences)}"
 
 
-def _failure(job: Job, left: list[TableOutcome]) -> ChangefeedError:
+def _failure(job: Job, left: list[TableOutcome], *, repaired: bool) -> ChangefeedError:
     names = ", ".join(_name(o.table) for o in left)
     return ChangefeedError(
         Code.TARGET_DIFFERS,
         f'the target of changefeed "{job.name}" differs from the source in {names}',
-        hint=f"VERIFY CHANGEFEED {job.name} REPAIR reads these tables again.",
+        hint=f"ALTER CHANGEFEED {job.name} RESCAN a table reads all of its rows again."
+        if repaired
+        else f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal.",
     )
 
 

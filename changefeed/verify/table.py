@@ -20,20 +20,22 @@ from pathlib import Path
 import pyarrow as pa
 
 from changefeed.catalog import Catalog, Job
-from changefeed.catalog.model import TableProgress
+from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS, Format
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
 from changefeed.encoding.plan import Origin
-from changefeed.options import FORMAT, Options
+from changefeed.options import FORMAT, HISTORY, Options
 from changefeed.plan.targets import query_of
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
+from changefeed.scan.repair import why_rescan
 from changefeed.scan.table import joined
 from changefeed.sources.base import KeyRange, Source
+from changefeed.verify.keys import repair_of
 from changefeed.verify.source_rows import SourceRows
 from sinks import registry
 from sinks.base import Difference, SinkContext, SparkAccess, Target
@@ -53,6 +55,8 @@ class TableOutcome:
         changing: rows that looked different in the last pass, and otherwise in the one before.
         more: there are differences beyond those named.
         lookups: tables that the feed's query joins, which were read for the comparison.
+        repair: the rows that differ, if they can be repaired one by one.
+        why_rescan: why they cannot, as far as they differ.
     """
 
     table: TableProgress
@@ -60,6 +64,8 @@ class TableOutcome:
     changing: int = 0
     more: bool = False
     lookups: tuple[str, ...] = ()
+    repair: RowRepair | None = None
+    why_rescan: str = ""
 
 
 class TableVerifier:
@@ -116,6 +122,9 @@ class TableVerifier:
         self._sessions = sessions
         self._query: FeedQuery | None = None
         self._lookups: tuple[str, ...] = ()
+        #: Of the table that is compared: why its rows cannot be repaired one by one, and its key.
+        self._why_rescan = ""
+        self._key: Sequence[Column] = ()
 
     def verify(self, table: TableProgress) -> TableOutcome:
         """Compare a table, as often as it takes.
@@ -136,10 +145,20 @@ class TableVerifier:
             more, found = len(found) > LIMIT, found[:LIMIT]
             sure = tuple(d for d in found if before is not None and d in before)
             if len(sure) == len(found):
-                return TableOutcome(table, sure, more=more, lookups=self._lookups)
+                return self._outcome(table, sure, more=more)
             before = frozenset(found)
-        changing = len(found) - len(sure)
-        return TableOutcome(table, sure, changing=changing, more=more, lookups=self._lookups)
+        return self._outcome(table, sure, changing=len(found) - len(sure), more=more)
+
+    def _outcome(
+        self, table: TableProgress, sure: tuple[Difference, ...], *, changing: int = 0, more: bool
+    ) -> TableOutcome:
+        repair, why = None, self._why_rescan
+        if more:
+            why = f"more than {LIMIT:,} rows differ"
+        elif not why:
+            repair = repair_of(self._key, sure)
+            why = "" if repair else "the target does not show the values of its keys"
+        return TableOutcome(table, sure, changing, more, self._lookups, repair, why)
 
     def _pass(self, table: TableProgress) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""
@@ -156,6 +175,16 @@ class TableVerifier:
             why = "delivers only deletes"
             raise ChangefeedError(Code.NOT_SUPPORTED, f"{table.table} cannot be verified: it {why}")
         sink = registry.open_sink(self._uri, self._options)
+        self._key = schema.key_columns
+        self._why_rescan = why_rescan(
+            table,
+            schema,
+            plan,
+            source=self._source,
+            sink=sink.capabilities,
+            history=self._options[HISTORY],
+            has_query=self._query is not None,
+        )
         target = Target(table.known_as, table.topic)
         context = SinkContext(
             feed=self._job.name,

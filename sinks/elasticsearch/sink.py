@@ -55,6 +55,7 @@ class ElasticsearchSink(Sink):
         compressions=("none", "gzip"),
         owns_targets=True,
         compares=True,
+        repairs=True,
         features=frozenset({Feature.EXISTING_TARGETS}),
         ends_scans=True,
     )

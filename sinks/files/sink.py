@@ -65,6 +65,7 @@ class FilesSink(Sink):
         compressions=COMPRESSIONS,
         shared_topics=True,
         compares=True,
+        repairs=True,
         features=frozenset({Feature.TRANSACTIONS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
@@ -272,7 +273,7 @@ class FilesSink(Sink):
         envelope = str(context.options.get("envelope") or "wrapped")
         shown = self.settings.place.shown
         place = last_rows.require_comparable(self._place, shown, envelope)
-        with CopyComparison(context.scratch, schema) as copy, self._explained():
+        with CopyComparison(context.scratch, schema, keyed=True) as copy, self._explained():
             comparison = last_rows.Comparison(copy, schema, self.settings.format, envelope)
             comparison.expect(rows)
             comparison.hold(place, context.job_id, target.topic)

@@ -99,6 +99,7 @@ class KafkaSink(Sink):
         resolved_by_topic=True,
         shared_topics=True,
         compares=True,
+        repairs=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
     stall_seconds: float = STALL_SECONDS
@@ -381,7 +382,7 @@ class KafkaSink(Sink):
         envelope = str(context.options.get("envelope") or "wrapped")
         last_messages.require_comparable(envelope)
         self._context, topic = context, target.topic
-        with CopyComparison(context.scratch, schema) as copy:
+        with CopyComparison(context.scratch, schema, keyed=True) as copy:
             form = str(context.options.get("format") or "json")
             comparison = last_messages.Comparison(copy, form, envelope)
             comparison.expect(rows)

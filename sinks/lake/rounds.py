@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from changefeed.core.schema import TableSchema
 from sinks.lake import merge
-from sinks.lake.staging import ORDER, SEQ, VERSION, StagedFile, bounds
+from sinks.lake.staging import OPERATION, ORDER, SEQ, VERSION, StagedFile, bounds
 from sinks.lake.table import LakeTable, RoundRows
 from sinks.merged.policy import MergeMode
 
@@ -76,7 +76,9 @@ def count_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema, *, first: 
 
 
 def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
-    """Rows of a scan as they come, which are read once; how many there were."""
+    """Rows of a scan as they come, which are read once; how many there were. There is nothing that
+    a delete among them could remove.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -86,7 +88,8 @@ def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
     own = merge.first_version(lake.policy, VERSION)
     listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
     listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
-    query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)})"
+    query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)}) "
+    query += f"WHERE {OPERATION} <> 'd'"
     lake.append(lake.session.sql(query))
     return int(seen.get["rows"])
 

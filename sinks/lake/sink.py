@@ -556,6 +556,7 @@ def _able(pack: str) -> Capabilities:
         ends_scans=True,
         scans_by_spark=True,
         compares=True,
+        repairs=True,
     )
 
 

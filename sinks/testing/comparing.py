@@ -114,4 +114,60 @@ def compares_equal_rows(harness: MergeHarness) -> None:
     }
 
 
-COMPARING_CASES = (compares, compares_soft_deletes, compares_versions, compares_equal_rows)
+def _repairs(harness: MergeHarness, options: Mapping[str, object]) -> None:
+    schema = table_of("t", key=("a", "c"), a="int32", b="text", c="text")
+    written, truth = SourceDouble(schema), SourceDouble(schema)
+    for source in (written, truth):
+        source.commit(*(insert("t", a=a, b=f"row {a}", c="x") for a in range(1, 6)))
+    feed = _feed(harness, written, options)
+    sink = feed.open(harness.sink(options))
+    if not sink.capabilities.repairs:
+        sink.close()
+        return
+    feed.deliver(sink)
+    written.commit(delete("t", a=1), update("t", {"a": 2}, b="wrong"))
+    written.commit(insert("t", a=9, b="only there", c="x"))
+    feed.deliver(sink)
+    found = differences(harness, truth, feed, options=options)
+    assert [(d.kind, d.values) for d in found] == [
+        ("missing", ("1", "x")),
+        ("changed", ("2", "x")),
+        ("extra", ("9", "x")),
+    ], f"found {found}"
+    at = written.now()
+    rows = [scanned_row(schema, row, at) for row in truth.rows("t") if row["a"] in (1, 2)]
+    # Row 8 is not in the target: a delete of it is no error.
+    for key in (9, 8):
+        none = scanned_row(schema, {"a": None, "b": None, "c": None}, at)
+        rows.append(none | {"op": "d", "b0": key, "b2": "x"})
+    # It comes again after a crash, by another object.
+    for _ in range(2):
+        again = feed.open(harness.sink(options))
+        feed.repair(again, "t", rows, at)
+        again.close()
+        assert differences(harness, truth, feed, options=options) == []
+    for source in (written, truth):
+        source.commit(insert("t", a=9, b="again", c="x"), update("t", {"a": 3}, b="later"))
+    feed.deliver(sink)
+    assert differences(harness, truth, feed, options=options) == [], "changes go on after it"
+    sink.close()
+
+
+def repairs_single_rows(harness: MergeHarness) -> None:
+    """Single rows come again as rows of a scan, and deletes among them; other rows stay."""
+    _repairs(harness, {})
+
+
+def repairs_single_rows_marked(harness: MergeHarness) -> None:
+    """The same where a deleted row is marked."""
+    _repairs(harness, {"deletes": "soft"})
+
+
+COMPARING_CASES = (
+    compares,
+    compares_soft_deletes,
+    compares_versions,
+    compares_equal_rows,
+    repairs_single_rows,
+    repairs_single_rows_marked,
+)

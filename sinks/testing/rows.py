@@ -419,6 +419,21 @@ class RowFeed:
             sink.end_scan(target, schema, at)
         return at
 
+    def repair(self, sink: Sink, table: str, rows: Sequence[Row], at: Timestamp) -> None:
+        """Deliver single rows and deletes in log form as of a scan at ``at`` that is not ended."""
+        schema, epoch = self.source.schemas[table], self._next(at)
+        batch = Batch(
+            feed="conformance",
+            epoch=epoch,
+            partition=0,
+            target=self.targets[table],
+            schema=schema,
+            rows=pa.Table.from_pylist(list(rows), schema=schema.log_schema()),
+            frontier=at.previous(),
+            scan=True,
+        )
+        self.commit(sink, epoch, [sink.write(batch)])
+
 
 def scanned_row(schema: TableSchema, row: Row, at: Timestamp) -> Row:
     """The row as a scan at ``at`` delivers it, in log form."""

@@ -78,6 +78,7 @@ class WarehouseSink(DatabaseSink):
         DatabaseSink.capabilities,
         features=DatabaseSink.capabilities.features | {Feature.HISTORY},
         compares=True,
+        repairs=True,
     )
     #: How the feed's tables are found and made.
     tables: ClassVar[type[SQLTables]] = SQLTables

@@ -16,7 +16,14 @@ import pytest
 from sqlalchemy import Connection
 
 from changefeed.catalog import NODE_TTL, Catalog, LeaseLost
-from changefeed.catalog.model import DesiredStatus, JobSpec, Status, TableProgress, TableState
+from changefeed.catalog.model import (
+    DesiredStatus,
+    JobSpec,
+    RowRepair,
+    Status,
+    TableProgress,
+    TableState,
+)
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
@@ -962,6 +969,46 @@ def test_a_rescan_takes_another_table_of_the_name(catalog: Catalog) -> None:
     assert (table.table_id, table.done_upto, table.scan_at) == (8, None, None)
 
 
+def test_rows_that_a_scan_is_about_are_kept_until_all_are_asked_for(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS))
+    lease = catalog.acquire_lease(job.id, "n", 60)
+    assert lease is not None
+
+    def stored() -> TableProgress:
+        [table] = catalog.tables(job.id)
+        return table
+
+    def asked(*, wrong: str = "", extra: str = "") -> None:
+        rows = RowRepair(tuple((1, c, True) for c in wrong), tuple((1, c, True) for c in extra))
+        catalog.alter_job(job.id, repair={ORDERS: rows})
+
+    asked(wrong="a")
+    assert stored().repair is None and stored().whole_scan_owed, "the first scan is still owed"
+    running = replace(stored(), state=TableState.RUNNING, scan_wanted=False)
+    running = replace(running, done_upto=Timestamp(5), rescanned=running.rescan)
+    catalog.save_progress(job.id, {ORDERS: running}, lease=lease)
+    asked(wrong="ab", extra="x")
+    first = stored().rescan
+    asked(wrong="cx", extra="b")
+    table = stored()
+    assert table.repair == RowRepair(
+        ((1, "c", True), (1, "a", True)), ((1, "b", True), (1, "x", True))
+    )
+    assert table.rescan > first and table.rescan_owed and not table.whole_scan_owed
+    assert (table.state, table.done_upto) == (TableState.PENDING, Timestamp(5))
+    assert any("rows read again by key" in e.text for e in catalog.events(job.id))
+    catalog.alter_job(job.id, rescan={ORDERS: 0})
+    asked(wrong="a")
+    assert stored().repair is None and stored().whole_scan_owed
+    done = replace(stored(), scan_wanted=False, rescanned=stored().rescan)
+    catalog.save_progress(job.id, {ORDERS: done}, lease=lease)
+    asked(wrong="a")
+    lost = stored().failed(ChangefeedError("CF2106", "gone"))
+    catalog.save_progress(job.id, {ORDERS: lost}, lease=lease)
+    catalog.retry_tables(job.id)
+    assert stored().repair is None, "rows were lost while the table was gone"
+
+
 def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     from sqlalchemy import text, update
 
@@ -976,7 +1023,8 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
             transaction.execute(text(f"DROP TABLE {prefix}{later_table}"))
         columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
         later = ("source_state.memo", "source_state.holds", "job.taken", "job_table.original")
-        for column in (*columns, "job_table.gap", "table_schema.announced", *later):
+        own = ("job_table.gap", "job_table.repair", "table_schema.announced")
+        for column in (*columns, *own, *later):
             table_name, name = column.split(".")
             transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
         for changed in (
@@ -993,6 +1041,7 @@ def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     upgraded = state.open()
     [table] = upgraded.tables(job.id)
     assert (table.rescan, table.rescanned, table.gap) == (0, 0, 0)
+    assert table.repair is None
     assert upgraded.job(job.id).taken == 0
     upgraded.add_gaps({ORDERS: "changes may be missing"})
     assert upgraded.gaps("shop")[ORDERS].reason == "changes may be missing"

@@ -146,6 +146,24 @@ def test_a_table_that_comes_under_the_name_is_read_again(
     until(copied)
 
 
+def test_rows_that_differ_are_repaired_by_key(bench: Bench, tmp_path: Path) -> None:
+    bench.run("CREATE TABLE p (a VARCHAR(20), b INT, v INT, PRIMARY KEY (a, b))")
+    bench.run("INSERT INTO p VALUES ('é', 1, 1), ('it''s', 2, 2), ('x', 3, 3)")
+    bench.feeds.execute(f"CREATE CHANGEFEED f FOR t, p INTO 'duckdb://{tmp_path}/copy.duckdb'")
+    bench.feeds.sync("f")
+    with opened(tmp_path / "copy.duckdb") as connection:
+        connection.execute("DELETE FROM t WHERE a = 2")
+        connection.execute("INSERT INTO t (a, b) VALUES (99, 'invented')")
+        connection.execute("UPDATE p SET v = 7 WHERE b < 3")
+    answer = bench.feeds.execute("VERIFY CHANGEFEED f REPAIR")
+    assert answer.failure is None
+    repaired = [notice for notice in answer.notices if "repaired" in notice]
+    assert [notice.partition(": ")[2] for notice in sorted(repaired)] == [
+        "2 rows were repaired by key: equal now",
+        "2 rows were repaired by key: equal now",
+    ]
+
+
 @pytest.mark.extended
 def test_killed_capture_and_a_restart_lose_nothing(bench: Bench) -> None:
     bench.create("f", "t")

@@ -80,7 +80,8 @@ def test_each_kind_of_difference_is_named_and_repaired(bench: Bench) -> None:
     assert {row[0] for row in one.rows} == {"public.wide"}
     answer = verified(bench, "REPAIR")
     assert len(answer.rows) == 5 and answer.failure is None
-    assert "public.t was read again: equal now" in answer.notices
+    assert "public.t: 3 rows were repaired by key: equal now" in answer.notices
+    assert "public.wide: 2 rows were repaired by key: equal now" in answer.notices
     assert bench.same("t", "a, b") and not verified(bench).rows
     assert not left_behind(bench)
 
@@ -144,7 +145,10 @@ def test_equal_rows_of_a_table_without_a_key_are_counted(bench: Bench) -> None:
         ("[]", "count", '2 x {"a": "1", "b": "x"}', '3 x {"a": "1", "b": "x"}'),
         ("[]", "extra", None, '1 x {"a": "9", "b": "new"}'),
     }
-    assert verified(bench, "REPAIR").failure is None
+    answer = verified(bench, "REPAIR")
+    assert answer.failure is None
+    because = "public.n was read again as a whole, because it has no key: equal now"
+    assert because in answer.notices
     assert not left_behind(bench)
 
 

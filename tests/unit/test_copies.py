@@ -67,3 +67,26 @@ def test_a_key_that_the_row_does_not_show_is_named_by_its_message(copy: CopyComp
     copy.expect([("[1]", {"b": "x"})])
     copy.hold([("[1]", {"b": "y"}), ("[2]", {"b": "z"})])
     assert [(d.kind, d.key) for d in copy.differences(10)] == [("changed", "[1]"), ("extra", "[2]")]
+
+
+def test_the_values_of_a_key_are_those_of_the_message(tmp_path: Path) -> None:
+    """What the target does with a row follows from there."""
+    schema = table_of("t", key=("a", "b"), a="int32", b="text", n="int64")
+    row = {"a": 1, "b": "x", "n": 2}
+    with CopyComparison(str(tmp_path), schema, keyed=True) as copy:
+        copy.expect([('[1, "x"]', row)])
+        copy.hold(
+            [
+                ('[1, "y"]', row),
+                ('{"b": "z", "a": 1}', {"n": 5}),
+                ("not JSON", row),
+                ("[1.5, null]", row),
+                ("[1]", {"a": 1, "b": {"deep": 1}}),
+            ]
+        )
+        found = {d.values for d in copy.differences(10)}
+    assert found == {(1, "x"), (1, "y"), (1, "z"), ()}
+    with CopyComparison(str(tmp_path), schema) as copy:
+        copy.expect([('[1, "x"]', row)])
+        copy.hold([('[1, "y"]', {"a": 2, "b": "y", "n": 2})])
+        assert {d.values for d in copy.differences(10)} == {(1, "x"), (2, "y")}

@@ -12,6 +12,7 @@ import pytest
 
 from changefeed.capture.process import Capture, CaptureLoop, Notice
 from changefeed.catalog import TableProgress
+from changefeed.catalog.model import RowRepair
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError
@@ -264,6 +265,7 @@ class TestSchemaChanges:
         asked = replace(before, scan_wanted=True, rescan=7)
         assert scan_has(event, asked), "a RESCAN goes on after a stop"
         assert not scan_has(event, replace(asked, scan_wanted=False, rescanned=7))
+        assert not scan_has(event, replace(asked, repair=RowRepair(((1,),)))), "of other rows"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
-from changefeed.catalog.model import JobSpec, TableProgress, TableState
+from changefeed.catalog.model import JobSpec, RowRepair, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition, Prefixes
@@ -34,7 +34,9 @@ class StillScan:
     """A scan that does nothing by itself."""
 
     def __init__(self, tables: list[TableProgress]) -> None:
-        self.tables = {t.table: TableScan(t, backfill=t.done_upto is not None) for t in tables}
+        self.tables = {
+            t.table: TableScan(t, backfill=t.done_upto is not None, repair=t.repair) for t in tables
+        }
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
         self.placed = threading.Event()
@@ -257,6 +259,44 @@ def test_a_rescan_leaps_over_what_the_log_does_not_keep(bench: Bench) -> None:
     assert bench.table.done_upto is None and not bench.scan.tables[TABLE].backfill
     [event] = [e for e in bench.catalog.events(bench.job.id) if e.kind == "notice"]
     assert "not in the change log" in event.text and event.table == str(TABLE)
+
+
+def test_a_repair_is_a_scan_of_all_rows_where_the_log_lost_changes(bench: Bench) -> None:
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.source_runtime.oldest = Timestamp(50)
+    bench.catalog.alter_job(bench.job.id, repair={TABLE: RowRepair(((1,),))})
+    bench.restart()
+    assert bench.table.repair is None and bench.scan.tables[TABLE].repair is None
+
+
+@pytest.mark.parametrize("backfill", [True, False])
+def test_a_backfill_that_becomes_due_dismisses_a_repair(bench: Bench, backfill: bool) -> None:
+    """The repair reads other rows in their old shape no more than their new one."""
+    bench.feed.update(TABLE, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(30))
+    bench.feed.save()
+    bench.catalog.alter_job(bench.job.id, repair={TABLE: RowRepair(((1,),), ((2,),))})
+    bench.restart()
+    scan, table = bench.scan, bench.scan.tables[TABLE]
+    assert table.repair == RowRepair(((1,),), ((2,),)) and table.backfill
+    scan.at = Timestamp(40)
+    bench.scanning.follow(bench.feed, lambda: None)
+    if backfill:
+        bench.feed.update(TABLE, repair=None)
+    bench.feed.update(TABLE, done_upto=Timestamp(40))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert table.caught_up.is_set(), "the scan goes on, or ends"
+    assert table.dismissed is backfill
+    table.done, scan.alive = not backfill, False
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert bench.table.scan_wanted is backfill and bench.table.repair is None
+    bench.scanning.begin(bench.feed)
+    assert len(bench.scans) == (2 if backfill else 1) + 1, "the first scan of the fixture"
+    if backfill:
+        assert bench.scan.tables[TABLE].repair is None
+    else:
+        [event] = [e for e in bench.catalog.events(bench.job.id) if "by key" in e.text and e.table]
+        assert event.text.startswith("repaired by key: 0 rows as of")
 
 
 def test_a_rescan_of_a_table_at_the_begin_of_the_log_leaps_over_nothing(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet, range_of
 from changefeed.sources.debezium.carriers import fits, log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.door import Door
@@ -102,7 +102,7 @@ class DoorSnapshot:
         target_bytes: int = DEFAULT_PART_BYTES,
         *,
         columns: Sequence[int] | None = None,
-        keys: KeyRange | None = None,
+        keys: KeyRange | KeySet | None = None,
         partition: Partition | None = None,
     ) -> Sequence[DoorPart]:
         """See :class:`changefeed.sources.base.Snapshot`; waits until the engine has read all.
@@ -129,7 +129,7 @@ class DoorSnapshot:
                 table,
                 tuple((piece.path, piece.number) for piece in group),
                 tuple(chosen),
-                keys or KeyRange(),
+                range_of(keys) or KeyRange(),
                 sum(piece.rows for piece in group),
                 sum(piece.bytes for piece in group),
             )

@@ -7,7 +7,7 @@ import re
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.base import KeyRange
+from changefeed.sources.base import KeyRange, KeySet
 from changefeed.sources.mysql.session import MySQLSession, literal, quoted
 
 #: A table is never cut into more parts than this.
@@ -66,6 +66,29 @@ def in_range(table: TableSchema, keys: KeyRange | None) -> str:
     if keys.high:
         conditions.append(f"NOT {_from(table, keys.high)}")
     return " AND ".join(conditions)
+
+
+#: Types whose values in the log are what :func:`one_of` finds the rows by.
+_FOUND_BY_VALUE = frozenset({"int16", "int32", "int64", "text", "uuid", "date"})
+
+
+def reads_keys(table: TableSchema) -> bool:
+    """See :meth:`changefeed.sources.base.Source.reads_keys`."""
+    return not table.keyless and all(c.logical in _FOUND_BY_VALUE for c in table.key_columns)
+
+
+def one_of(table: TableSchema, keys: KeySet) -> str:
+    """The condition of a set of keys. Numbers and dates are found by the index; text compares by
+    code point, for which the server reads the whole table."""
+    columns = [(c, _comparable(c)) for c in table.key_columns]
+    rows = [
+        " AND ".join(
+            f"{term} = {value if isinstance(value, int) else _value(column, str(value))}"
+            for (column, term), value in zip(columns, key, strict=True)
+        )
+        for key in keys.keys
+    ]
+    return "(" + " OR ".join(f"({row})" for row in rows) + ")"
 
 
 def _from(table: TableSchema, bound: tuple[str, ...]) -> str:

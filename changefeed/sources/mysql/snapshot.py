@@ -36,11 +36,11 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet
 from changefeed.sources.mysql import describe, log_place
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.log_place import BinlogPlace
-from changefeed.sources.mysql.ranges import in_range, split
+from changefeed.sources.mysql.ranges import in_range, one_of, split
 from changefeed.sources.mysql.scan import read_table
 from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
 
@@ -109,10 +109,11 @@ class MySQLSnapshot:
         target_bytes: int = DEFAULT_PART_BYTES,
         *,
         columns: Sequence[int] | None = None,
-        keys: KeyRange | None = None,
+        keys: KeyRange | KeySet | None = None,
         partition: Partition | None = None,
     ) -> Sequence[MySQLPart]:
-        """Ranges of the first key column that together are the table.
+        """Ranges of the first key column that together are the table; one part of a
+        :class:`KeySet`.
 
         Raises:
             ChangefeedError: CF2201 the snapshot is gone, or the table is not what ``table`` says
@@ -124,8 +125,11 @@ class MySQLSnapshot:
             now = found.get((name.schema, name.name))
             if now is None or now.schema(name.source).fingerprint() != table.fingerprint():
                 raise _changed(table, "its columns changed")
-            ranges = split(session, table, now.rows, now.bytes, target_bytes)
-        where = in_range(table, keys)
+            if isinstance(keys, KeySet):
+                ranges, where = [""], one_of(table, keys)
+            else:
+                ranges = split(session, table, now.rows, now.bytes, target_bytes)
+                where = in_range(table, keys)
         return [
             MySQLPart(
                 snapshot=self._number,

@@ -95,6 +95,10 @@ class MySQLSource(Source):
         with self.sessions.session() as session:
             return advice.warnings(session, self.address.database, watches)
 
+    def reads_keys(self, table: TableSchema) -> bool:
+        """See :class:`changefeed.sources.base.Source`."""
+        return ranges.reads_keys(table)
+
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:

@@ -15,6 +15,7 @@ is read, and why DDL does no harm meanwhile, is in :mod:`changefeed.sources.post
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
     connect,
@@ -115,10 +116,11 @@ class PostgresSnapshot:
         target_bytes: int = DEFAULT_PART_BYTES,
         *,
         columns: Sequence[int] | None = None,
-        keys: KeyRange | None = None,
+        keys: KeyRange | KeySet | None = None,
         partition: Partition | None = None,
     ) -> Sequence[PostgresPart]:
-        """Block ranges that together are the table, at least one for each heap that has any.
+        """Block ranges that together are the table, at least one for each heap that has any. Rows
+        of a :class:`KeySet` are one part of each heap, which its index finds.
 
         Raises:
             ChangefeedError: CF2201 the snapshot is gone, or the table is not what ``table``
@@ -126,6 +128,7 @@ class PostgresSnapshot:
                 the partition is not what it was.
         """
         chosen = _chosen(table, columns)
+        chosen_keys = isinstance(keys, KeySet)
         where = _key_condition(table, keys)
         with self._use(table) as holder:
             top = table.table_id if partition is None else _same_partition(holder, table, partition)
@@ -135,7 +138,7 @@ class PostgresSnapshot:
         for heap in heaps:
             ranges = (
                 _ranges(heap.pages, heap.bytes, target_bytes)
-                if by_range and heap.ranged
+                if by_range and heap.ranged and not chosen_keys
                 else [(0, None, True)]
             )
             for low, high, whole in ranges:
@@ -155,8 +158,8 @@ class PostgresSnapshot:
                         low=low,
                         high=high,
                         whole=whole,
-                        rows_estimate=round(heap.rows * share),
-                        bytes_estimate=round(heap.bytes * share),
+                        rows_estimate=0 if chosen_keys else round(heap.rows * share),
+                        bytes_estimate=0 if chosen_keys else round(heap.bytes * share),
                     )
                 )
         return found
@@ -441,7 +444,7 @@ def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...
 _COLLATED = frozenset({"text"})
 
 
-def _key_condition(table: TableSchema, keys: KeyRange | None) -> str:
+def _key_condition(table: TableSchema, keys: KeyRange | KeySet | None) -> str:
     """``(k1, k2) >= (..) AND (k1) < (..)`` with quoted literals.
 
     Text is compared by code point: the same rule as for rows of the stream, which the
@@ -449,6 +452,8 @@ def _key_condition(table: TableSchema, keys: KeyRange | None) -> str:
     """
     if keys is None:
         return ""
+    if isinstance(keys, KeySet):
+        return _one_of(table, keys)
     conditions = [
         sql.SQL("{} {} {}").format(
             _row([_key_term(table, i) for i in range(len(values))]),
@@ -459,6 +464,31 @@ def _key_condition(table: TableSchema, keys: KeyRange | None) -> str:
         if values
     ]
     return sql.SQL(" AND ").join(conditions).as_string(None)
+
+
+#: Types whose values in the log are what the server reads as this type, and finds by an index.
+_FOUND_BY_VALUE = re.compile(
+    r"smallint|integer|bigint|text|character varying(\(\d+\))?|uuid|date|boolean"
+)
+
+
+def reads_keys(table: TableSchema) -> bool:
+    """See :meth:`changefeed.sources.base.Source.reads_keys`."""
+    return not table.keyless and all(
+        _FOUND_BY_VALUE.fullmatch(column.type_name) for column in table.key_columns
+    )
+
+
+def _one_of(table: TableSchema, keys: KeySet) -> str:
+    """``(k1, k2) IN (('1', 'x'), ('2', 'y'))``: a literal takes the type of its column."""
+    columns = [sql.Identifier(column.name) for column in table.key_columns]
+    rows = [_row([sql.Literal(_key_text(value)) for value in key]) for key in keys.keys]
+    condition = sql.SQL("{} IN ({})").format(_row(columns), sql.SQL(", ").join(rows))
+    return condition.as_string(None)
+
+
+def _key_text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _key_term(table: TableSchema, place: int) -> sql.Composable:

@@ -28,7 +28,7 @@ from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.handover import handover
 from changefeed.sources.postgres.logical_messages import FIRST_VERSION, messages_schema
-from changefeed.sources.postgres.snapshot import PostgresSnapshot
+from changefeed.sources.postgres.snapshot import PostgresSnapshot, reads_keys
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.visibility import read_unseen
 
@@ -67,6 +67,10 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("check a range of keys") as connection:
             return checks.range_problem(connection, table, keys)
+
+    def reads_keys(self, table: TableSchema) -> bool:
+        """See :class:`changefeed.sources.base.Source`."""
+        return reads_keys(table)
 
     def close(self) -> None:
         """Close idle sessions; the object stays usable."""

@@ -39,6 +39,7 @@ CASES: tuple[Case, ...] = tuple(
         scans.a_scan_in_parts_is_the_table,
         scans.a_snapshot_stands_still,
         scans.a_scan_takes_a_range_of_keys,
+        scans.a_scan_takes_chosen_keys,
         scans.a_scan_takes_chosen_columns,
         scans.every_type_there_and_back,
         scans.hostile_names_are_only_names,

@@ -9,7 +9,7 @@ from typing import Any
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.sources.base import KeyRange, Snapshot
+from changefeed.sources.base import KeyRange, KeySet, Snapshot
 from changefeed.sources.testing.reader import State
 
 #: A row as column names and log values.
@@ -21,7 +21,7 @@ def scan(
     schema: TableSchema,
     *,
     part_bytes: int = 64 << 20,
-    keys: KeyRange | None = None,
+    keys: KeyRange | KeySet | None = None,
 ) -> list[dict[str, Any]]:
     """All rows of a table under a snapshot."""
     found: list[dict[str, Any]] = []

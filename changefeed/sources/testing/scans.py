@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_form import problem
-from changefeed.sources.base import KeyRange, Watch
+from changefeed.sources.base import KeyRange, KeySet, Watch
 from changefeed.sources.testing.copy import Copy, at_or_below, batches, scan
 from changefeed.sources.testing.harness import SourceHarness, Type
 from changefeed.sources.testing.reader import capturing
@@ -117,6 +117,29 @@ def a_scan_takes_a_range_of_keys(harness: SourceHarness) -> None:
         above = scan(snapshot, schema, keys=KeyRange(("90",), None))
     assert sorted(row["id"] for row in middle) == list(range(20, 40))
     assert sorted(row["id"] for row in above) == list(range(90, 100))
+
+
+def a_scan_takes_chosen_keys(harness: SourceHarness) -> None:
+    """A scan reads the rows of single keys, as far as they are there; a text is found by its code
+    points (if the source reads keys)."""
+    harness.execute(TABLE)
+    fill(harness, 3_000)
+    harness.execute(
+        "CREATE TABLE p (a VARCHAR(20) NOT NULL, b INT NOT NULL, v INT, PRIMARY KEY (a, b))",
+        "INSERT INTO p VALUES ('x', 1, 10), ('X', 3, 11), ('it''s', 2, 12), ('x', 2, 13)",
+    )
+    source = harness.source()
+    schema, pairs = source.describe(None, "t"), source.describe(None, "p")
+    if not source.reads_keys(schema):
+        return
+    with source.snapshot([schema, pairs]) as snapshot:
+        harness.execute("DELETE FROM t WHERE id = 7")
+        keys = KeySet(((7,), (2_999,), (-5,), (5_000_000,)))
+        found = scan(snapshot, schema, part_bytes=1 << 12, keys=keys)
+        assert sorted(row["id"] for row in found) == [7, 2_999]
+        wanted = KeySet((("x", 1), ("it's", 2), ("it's", 1), ("x", 3), ("\\", 1)))
+        values = sorted(row["v"] for row in scan(snapshot, pairs, keys=wanted))
+    assert values == [10, 12]
 
 
 def a_scan_takes_chosen_columns(harness: SourceHarness) -> None:

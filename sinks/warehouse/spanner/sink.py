@@ -57,6 +57,7 @@ class SpannerSink(DatabaseSink):
         DatabaseSink.capabilities,
         pacing=CommitPace(PACE, 50_000),
         compares=True,
+        repairs=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (
         CREDENTIALS,
