@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import ClientRow, Resolved, SchemaChange, Truncate
+from changefeed.core.events import ClientRow, Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import Feature, OptionRow
@@ -481,6 +481,13 @@ class Sink(ABC):
         """What :meth:`check` does not examine, as a sentence for VALIDATE; empty if it examines
         everything. Does not connect."""
         return ""
+
+    def tell_ddl(self, event: Ddl, target: Target) -> None:
+        """Called for a statement that defined a table at the source, after everything before it was
+        committed and before anything behind it is written. What it changed comes by itself, as a
+        truncation, a schema change or rows. May be called again for the same statement; durable on
+        return."""
+        return
 
     def dropped(self, target: Target) -> None:
         """Called when a table was dropped at the source, after all its rows and changes were

@@ -35,7 +35,7 @@ from changefeed.core.arrow import keep_pandas_out
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.elapsed import ClockSample, read_clocks
 from changefeed.core.errors import Action, ChangefeedError, Code
-from changefeed.core.events import Event, Flush, Frontier, SchemaChange
+from changefeed.core.events import ChangeBatch, Ddl, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.internal_errors import place_of
 from changefeed.core.loading import loading
@@ -244,7 +244,8 @@ class Capture:
         """
         if self._announced is None:
             return
-        self._new_versions |= {_schema(event).version for event in flush.events} - self._versions
+        versions = {_schema(e).version for e in flush.events if not isinstance(e, Ddl)}
+        self._new_versions |= versions - self._versions
         if flush.frontier is not None and self._new_versions:
             self._announced(self._new_versions)
             self._versions |= self._new_versions
@@ -355,7 +356,7 @@ class CaptureLoop:
             return self._worker
 
 
-def _schema(event: Event) -> TableSchema:
+def _schema(event: ChangeBatch | Truncate | SchemaChange) -> TableSchema:
     return event.new if isinstance(event, SchemaChange) else event.schema
 
 

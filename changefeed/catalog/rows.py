@@ -143,6 +143,7 @@ EVENT_KINDS: Final = (
     "schema",
     "rename",
     "truncate",
+    "ddl",
     "engine",
     "notice",
     "retry",

@@ -1,4 +1,5 @@
-"""What moves from sources to sinks: changes, truncations, schema changes, frontiers, messages.
+"""What moves from sources to sinks: changes, truncations, schema changes, statements of DDL,
+frontiers, messages.
 
 In bulk a change is one row of an Arrow batch (:class:`ChangeBatch`); :class:`Change` is the same
 as one Python object, for tests and small tools. All other code works with columns.
@@ -93,7 +94,33 @@ class SchemaChange:
     arrived: bool = False
 
 
-Event = ChangeBatch | Truncate | SchemaChange
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A statement that defined a table at the source, as the source logged it.
+
+    It comes before everything that it causes (a :class:`Truncate`, a :class:`SchemaChange`, rows),
+    and changes nothing by itself.
+
+    Attributes:
+        table: which table; it may be one that nobody watches, or that is not there any more.
+        kind: what happened to the table, or to its database: ``CREATE``, ``ALTER``, ``DROP``,
+            ``RENAME``, ``TRUNCATE``.
+        statement: its text without secrets, cut at :data:`STATEMENT_CHARACTERS`.
+        position: where its transaction ends in the source's log.
+    """
+
+    table: TableName
+    kind: str
+    statement: str
+    position: Position
+    at: Timestamp
+    seq: int
+
+
+#: The longest text of a statement that an event keeps.
+STATEMENT_CHARACTERS = 65_536
+
+Event = ChangeBatch | Truncate | SchemaChange | Ddl
 
 
 @dataclass(frozen=True, slots=True)

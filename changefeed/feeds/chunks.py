@@ -2,9 +2,9 @@
 
     slice of the log -> per table, in log order -> chunks of bounded size, and marks
 
-A :class:`Chunk` is rows of one table and schema version; a :class:`MarkItem` is a TRUNCATE or
-schema change between two of them; a :class:`Watermark` says that everything up to a timestamp
-was returned. Chunks are lazy: only the rows that are encoded next are in memory.
+A :class:`Chunk` is rows of one table and schema version; a :class:`MarkItem` is a TRUNCATE, a
+schema change or a statement of DDL between two of them; a :class:`Watermark` says that everything
+up to a timestamp was returned. Chunks are lazy: only the rows that are encoded next are in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError
@@ -77,7 +77,7 @@ class MarkItem:
     table, everything before the mark.
     """
 
-    event: Truncate | SchemaChange
+    event: Truncate | SchemaChange | Ddl
     complete: tuple[TableName, ...] = ()
     upto: Timestamp = Timestamp.ZERO
 
@@ -85,18 +85,15 @@ class MarkItem:
     def table(self) -> TableName:
         """The table of the event, by its name before the event."""
         event = self.event
-        return event.schema.table if isinstance(event, Truncate) else event.old.table
+        if isinstance(event, Ddl):
+            return event.table
+        return event.old.table if isinstance(event, SchemaChange) else event.schema.table
 
     @property
     def renamed(self) -> bool:
         """Whether later rows have another table name, and so belong to another target."""
         event = self.event
         return isinstance(event, SchemaChange) and event.old.table != event.new.table
-
-    @property
-    def shape(self) -> TableSchema:
-        """The table's schema after the event."""
-        return self.event.schema if isinstance(self.event, Truncate) else self.event.new
 
 
 @dataclass(frozen=True, slots=True)

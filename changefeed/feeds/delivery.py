@@ -17,7 +17,7 @@ from changefeed.capture.log_access import LogAccess
 from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
@@ -29,6 +29,7 @@ from changefeed.encoding.transactions import (
     boundary_shape,
 )
 from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, SliceStart, Watermark, items
+from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.schema_policy import check_images
@@ -337,23 +338,28 @@ class Delivery:
         """
         if item.renamed:
             return current  # of a table that is not followed
+        event = item.event
+        if isinstance(event, Ddl):
+            self._commit(feed, current, item)
+            tell_ddl(feed, self._sink_session, event)
+            return self._round(current.epoch.upto)
         try:
-            feed.recognise(item.shape)
+            feed.recognise(event.new if isinstance(event, SchemaChange) else event.schema)
         except ChangefeedError as error:
             raise TableError(item.table, error) from error
-        if isinstance(item.event, SchemaChange) and item.event.arrived:
-            self._named_at[item.table] = item.event.at
-            if item.event.old == item.event.new:
+        if isinstance(event, SchemaChange) and event.arrived:
+            self._named_at[item.table] = event.at
+            if event.old == event.new:
                 return current
-        if isinstance(item.event, Truncate):
+        if isinstance(event, Truncate):
             self._commit(feed, current, item)
             with about_table(item.table):
-                self._sink_session.truncate(item.event)
-            feed.record_event("truncate", "all rows were removed", item.table, item.event.at)
+                self._sink_session.truncate(event)
+            feed.record_event("truncate", "all rows were removed", item.table, event.at)
             return self._round(current.epoch.upto)
         try:
             with about_table(item.table):
-                on_schema_change(item.event)
+                on_schema_change(event)
         except TableError:
             # Everything before the change is still delivered.
             self._commit(feed, current, item)

@@ -18,7 +18,7 @@ from typing import NoReturn
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog, Lease, LeaseLost
 from changefeed.catalog.model import Job, Status, TableProgress, TableState
-from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableName
@@ -28,6 +28,7 @@ from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import Backlog
 from changefeed.feeds.checkpoint import Checkpoint
+from changefeed.feeds.ddl import tell_origin
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import TableDeparture
@@ -141,6 +142,7 @@ class FeedRunner:
             self._stopping,
             self._scan,
             lambda: self._checkpoint.resolved,
+            self._tell_origin,
         )
         self._rounds = Rounds(
             self.catalog,
@@ -336,6 +338,10 @@ class FeedRunner:
         self._status.forget()
         self.catalog.take_generation(self.job_id, self.generation, self._lease)
         self.sink_session.open(self._feed)
+
+    def _tell_origin(self, table: TableName, at: Timestamp) -> None:
+        log, sizes = self.source_runtime.log, self._services.sizes
+        tell_origin(self._feed, table, at, log, self.sink_session, sizes)
 
     def _took_rename(self, generation: int) -> None:
         """Take over the generation of a rename, which the feed has applied already."""

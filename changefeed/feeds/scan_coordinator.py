@@ -31,9 +31,16 @@ class ScanCoordinator:
         stopping: threading.Event,
         start: Callable[[list[TableProgress]], SnapshotScan],
         resolved: Callable[[], Timestamp | None] = lambda: None,
+        joined: Callable[[TableName, Timestamp], None] = lambda table, at: None,
     ) -> None:
-        """``resolved``: the last resolved timestamp that consumers got."""
+        """
+        Args:
+            resolved: the last resolved timestamp that consumers got.
+            joined: called with a table that a pattern brought and where its first scan begins,
+                before the scan delivers anything.
+        """
         self._resolved = resolved
+        self._joined = joined
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._stopping = stopping
@@ -204,6 +211,8 @@ class ScanCoordinator:
             # A table that has a position got it from an earlier attempt, whose rows may be
             # delivered: rows of later scans in the sink do not count until one scan is saved.
             if owed and now is not None and now.scan_at is None and name not in self._taken:
+                if now.never_began and scan.at is not None:
+                    self._joined(name, scan.at)
                 feed.update(name, scan_at=scan.at)
         feed.save()
         # A RESCAN meanwhile ends this scan: its rows must not be delivered, because the

@@ -15,7 +15,7 @@ from pathlib import Path
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
-from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.events import Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
@@ -274,6 +274,12 @@ class SinkSession:
             target = self._feed.target(event.new.table)
             with self._about(target):
                 sink.evolve(seen, target)
+
+    def tell_ddl(self, event: Ddl) -> None:
+        """Tell the sink of a statement of DDL; everything before it was delivered."""
+        target = self._feed.target(event.table)
+        with self._about(target):
+            self.open().tell_ddl(event, target)
 
     def dropped(self, table: TableName) -> None:
         """Tell the sink that a table was dropped at the source; all its changes were delivered."""

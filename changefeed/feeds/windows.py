@@ -19,12 +19,13 @@ from changefeed.capture.log_access import LogAccess
 from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
-from changefeed.core.events import SchemaChange
+from changefeed.core.events import Ddl, SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
+from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.delivery import slice_bytes
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.schema_policy import difference, needs_backfill
@@ -190,6 +191,9 @@ class WindowDelivery:
         A TRUNCATE does not count as a change of a row.
         """
         event = item.event
+        if isinstance(event, Ddl):
+            tell_ddl(to.feed, self._sink_session, event)
+            return 0
         if not isinstance(event, SchemaChange):
             to.feed.record_event("truncate", "all rows were removed", item.table, event.at)
             return 0

@@ -23,6 +23,7 @@ from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import (
     ChangeBatch,
+    Ddl,
     Event,
     Flush,
     Frontier,
@@ -158,6 +159,9 @@ class SourceImages:
             return flush
         events: list[Event] = []
         for event in flush.events:
+            if isinstance(event, Ddl):
+                events.append(event)
+                continue
             table = event.old.table if isinstance(event, SchemaChange) else event.schema.table
             store = self._stores.get(table)
             if store is None:
@@ -169,7 +173,9 @@ class SourceImages:
                 raise self._fallback(table, error) from error
         return replace(flush, events=tuple(events))
 
-    def _completed(self, store: ImageStore, event: Event, *, part: bool) -> Event:
+    def _completed(
+        self, store: ImageStore, event: ChangeBatch | Truncate | SchemaChange, *, part: bool
+    ) -> Event:
         if part:
             store.begin_part()
         if isinstance(event, Truncate):

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from changefeed.core.durable import sync_path
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import Ddl, Truncate
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.log.draft import COMMIT_GROUP, FrameBuilder, commit_batch
@@ -165,6 +165,8 @@ class JournalMerge:
         for mark in marks:
             if isinstance(mark, Truncate):
                 self._frame().truncate(mark)
+            elif isinstance(mark, Ddl):
+                self._frame().ddl(mark)
             else:
                 self._frame().schema_change(mark, OLD if table == mark.old.table else NEW)
 
@@ -305,7 +307,7 @@ def _is_one_file(runs: list[Run]) -> bool:
 
 def _kind(entry: Entry) -> object:
     """Neighbouring entries of the same kind may be merged: rows of one schema version."""
-    if isinstance(entry, Truncate | SchemaChange):
+    if isinstance(entry, Mark):
         return "mark"
     return entry.schema.version, id(entry.shape)
 

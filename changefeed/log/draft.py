@@ -12,7 +12,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from changefeed.core.events import ChangeBatch, Commits, Event, Frontier, SchemaChange, Truncate
+from changefeed.core.events import (
+    ChangeBatch,
+    Commits,
+    Ddl,
+    Event,
+    Frontier,
+    SchemaChange,
+    Truncate,
+)
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.frame import (
     BOTH,
@@ -196,6 +204,16 @@ class FrameBuilder:
             ["s", old, new, mark.at.wall, mark.at.logical, mark.seq, rewritten, side]
         )
 
+    def _ddl(self, mark: Ddl) -> None:
+        self.ddl(mark)
+        self._mark(mark.table, stamp_of(mark.at))
+
+    def ddl(self, mark: Ddl) -> None:
+        """Put a statement of DDL among the entries."""
+        table = [mark.table.source, mark.table.schema, mark.table.name]
+        told = mark.kind, mark.position, mark.statement
+        self._entries.append(["d", table, mark.at.wall, mark.at.logical, mark.seq, *told])
+
     def declare(self, schema: TableSchema) -> tuple[int, SchemaShape]:
         """The number and shape of a schema, which this frame declares if it is new in the file."""
         known = self._declared.get(schema)
@@ -266,6 +284,7 @@ _ADDERS: Final[dict[type, Callable[[FrameBuilder, Any], None]]] = {
     ChangeBatch: FrameBuilder._batch,
     Truncate: FrameBuilder._truncate,
     SchemaChange: FrameBuilder._schema_change,
+    Ddl: FrameBuilder._ddl,
 }
 
 

@@ -17,6 +17,8 @@ A header is a JSON object::
         ["t", id, wall, logical, seq]                         TRUNCATE
         ["s", old id, new id, wall, logical, seq, rewritten, side]
                  schema change, shown to readers of the old table name, the new one or both
+        ["d", [source, schema, name], wall, logical, seq, kind, position, statement]
+                 a statement of DDL that concerns the table
     k   [[wall], [logical], [position], [xid]]                few commits
     c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
 
@@ -37,7 +39,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import Frontier, Position, SchemaChange, Truncate
+from changefeed.core.events import Ddl, Frontier, Position, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.journal import Frame
 from changefeed.log.rows import Extent, Measure, SchemaShape, Stamp
@@ -80,7 +82,7 @@ class Run:
         return self.shape.schema
 
 
-Mark = Truncate | SchemaChange
+Mark = Truncate | SchemaChange | Ddl
 Entry = Run | Mark
 
 #: A few commits as lists: (wall, logical, position, xid).
@@ -245,12 +247,17 @@ class UnitReader:
         if e[7] == NEW or (e[7] == BOTH and new.table != old.table):
             self._put(new.table, mark)
 
+    def _ddl(self, body: int, e: list[Any]) -> None:
+        table = TableName(*e[1])
+        self._put(table, Ddl(table, e[5], e[7], e[6], Timestamp(e[2], e[3]), e[4]))
+
 
 _DECODERS: Final[dict[str, Callable[[UnitReader, int, list[Any]], None]]] = {
     "b": UnitReader._run,
     "p": UnitReader._segment,
     "t": UnitReader._truncate,
     "s": UnitReader._schema_change,
+    "d": UnitReader._ddl,
 }
 
 

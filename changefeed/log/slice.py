@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.cut import RunPart
 from changefeed.log.frame import Mark, RowGroup
@@ -104,8 +104,8 @@ class Slice:
 
     @property
     def marks(self) -> list[Mark]:
-        """Truncations and schema changes in the order of their timestamps."""
-        marks = [e for e in self.events if isinstance(e, Truncate | SchemaChange)]
+        """Truncations, schema changes and statements in the order of their timestamps."""
+        marks = [e for e in self.events if isinstance(e, Mark)]
         return sorted(marks, key=lambda m: (m.at, m.seq))
 
     @property
@@ -188,7 +188,7 @@ class Assembly:
 
 def _seen_from(table: TableName, mark: Mark) -> Mark:
     """The mark as readers of a table see it: they read a rename under both names."""
-    if isinstance(mark, Truncate) or table == mark.old.table:
+    if not isinstance(mark, SchemaChange) or table == mark.old.table:
         return mark
     return replace(mark, old=replace(mark.old, table=table), arrived=True)
 

@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.row_parts import put_part
 from changefeed.core.schema import TableSchema
 from changefeed.readers.presigned import S3Keys
@@ -79,7 +79,7 @@ class RangeCopies:
             path = Path(folder) / "rows"
             with path.open("wb") as made:
                 for event in part.events():
-                    if isinstance(event, SchemaChange):
+                    if isinstance(event, SchemaChange | Ddl):
                         continue
                     number = versions.setdefault(event.schema, len(versions))
                     if isinstance(event, Truncate):

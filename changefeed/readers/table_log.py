@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
@@ -139,7 +139,7 @@ class Range:
             for event in self.events():
                 if isinstance(event, Truncate):
                     yield from self._truncated(event.schema, event.at)
-                elif not isinstance(event, SchemaChange):
+                elif not isinstance(event, SchemaChange | Ddl):
                     yield self._changes(event.schema, event.load())
         else:
             for version, found in self.staged.events():
@@ -148,7 +148,7 @@ class Range:
                 else:
                     yield self._changes(version, found)
 
-    def events(self) -> Iterator[LogPiece | Truncate | SchemaChange]:
+    def events(self) -> Iterator[LogPiece | Truncate | SchemaChange | Ddl]:
         """What the log has in this range, in its order."""
         try:
             opened = LogReader(self.log)

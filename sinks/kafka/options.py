@@ -55,7 +55,7 @@ PARAMETERS = (
     ),
     Parameter(
         "schema_topic",
-        "A topic that gets every change of a table's schema, and its drop.",
+        "A topic that gets every change of a table's schema, its drop, and its statements of DDL.",
         default="none",
     ),
     Parameter(

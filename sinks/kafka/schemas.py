@@ -1,10 +1,10 @@
-"""``schema_topic``: every schema a feed delivers, told before the first row that has it, and every
-table that was dropped, told after its last.
+"""``schema_topic``: every schema a feed delivers, told before the first row that has it, every
+statement of DDL that the source tells, and every table that was dropped, told after its last.
 
 One JSON message a schema, its key the table: at a feed's first row of a table and at every
 change. A reader that builds tables of its own reads this topic first; the newest message of a
-key is how the table is now. The same schema may be told more than once (after a restart, and by
-the workers of a large scan).
+key with columns is how the table is now. The same schema may be told more than once (after a
+restart, and by the workers of a large scan), and so may a statement.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.events import Ddl
 from changefeed.core.schema import Column, TableSchema
 from sinks.base import SinkContext, Target
 
@@ -41,7 +42,8 @@ class Announcements:
         self._memory(context)[_place(context, target)] = schema.fingerprint()
 
     def gone(self, context: SinkContext, target: Target) -> None:
-        """The table was dropped: the schema of another one of its name is to be told."""
+        """The table's schema is to be told before its next row, whatever was told: the table was
+        dropped, or a message about something else came behind its schema."""
         self._memory(context).pop(_place(context, target), None)
 
     def forget(self) -> None:
@@ -74,6 +76,12 @@ def announcement(target: Target, schema: TableSchema, at: Timestamp) -> tuple[by
 def drop_announcement(target: Target) -> tuple[bytes, bytes]:
     """Key and value of the message that tells that a table was dropped."""
     return _message(target, {**_of(target), "dropped": True})
+
+
+def ddl_announcement(target: Target, event: Ddl) -> tuple[bytes, bytes]:
+    """Key and value of the message that tells a statement."""
+    told = {"kind": event.kind, "statement": event.statement, "position": event.position}
+    return _message(target, {**_of(target), "ddl": told, "at": str(event.at)})
 
 
 def _of(target: Target) -> dict[str, object]:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import Resolved, SchemaChange, Truncate
+from changefeed.core.events import Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.registry import connect
@@ -55,7 +55,7 @@ from sinks.kafka.channel import (
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
 from sinks.kafka.producers import open_channel
-from sinks.kafka.schemas import Announcements, drop_announcement
+from sinks.kafka.schemas import Announcements, ddl_announcement, drop_announcement
 from sinks.kafka.topics import REQUEST_SECONDS, Topics
 from sinks.kafka.transactions import (
     PROGRESS_TOPIC_SETTINGS,
@@ -280,6 +280,16 @@ class KafkaSink(Sink):
         """Tell the new schema in the schema topic; topics themselves take any row."""
         self._announce(target, event.new, event.at)
         self._end_transaction()
+
+    def tell_ddl(self, event: Ddl, target: Target) -> None:
+        """Tell it in the schema topic. The table's schema is told again with its next row: it stays
+        the newest message of the table for a reader of a compacted topic."""
+        if not self.settings.schema_topic:
+            return
+        self._sending().send_one(self.settings.schema_topic, *ddl_announcement(target, event))
+        self._settle()
+        self._end_transaction()
+        self._schemas.gone(self._opened(), target)
 
     def dropped(self, target: Target) -> None:
         """Tell it in the schema topic; the table's own topic stays as it is."""

@@ -163,5 +163,13 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("topic", "pacing", "check", "overlooked", "dropped", *chain(*DECLARED.values())):
+for _name in (
+    "topic",
+    "pacing",
+    "check",
+    "overlooked",
+    "dropped",
+    "tell_ddl",
+    *chain(*DECLARED.values()),
+):
     setattr(FaultySink, _name, _passed_on(_name))

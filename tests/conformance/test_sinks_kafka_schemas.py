@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.core.events import SchemaChange
+from changefeed.core.events import Ddl, SchemaChange
 from sinks.kafka.sink import KafkaSink
 from sinks.testing.feed import FeedDouble, at, put, table_schema
 from tests.services.kafka import KafkaBroker
@@ -69,6 +69,37 @@ def test_without_the_parameter_nothing_is_told(kafka: KafkaBroker, topic: str) -
     )
     sink.close()
     assert len(kafka.messages(topic)) == 1
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_a_statement_is_told_between_the_rows(
+    kafka: KafkaBroker, topic: str, delivery: str
+) -> None:
+    """Under the table's key; the schema is told again before the next row, so that it is the newest
+    message with columns."""
+    table = f"defined_{delivery}"
+    feed = FeedDouble({table: topic})
+    uri = f"{kafka.uri}?schema_topic={topic}_schemas&progress_topic={topic}_progress"
+    sink = KafkaSink(uri, {"delivery": delivery})
+    feed.open(sink)
+    feed.deliver(sink, [put(1, "x", 10, table)])
+    statement = "ALTER TABLE t ADD INDEX (b)"
+    event = Ddl(feed.targets[table].table, "ALTER", statement, "00000015", at(15), 2)
+    sink.tell_ddl(event, feed.targets[table])
+    feed.deliver(sink, [put(1, "x", 20, table)])
+    sink.close()
+    first, defined, again = told(kafka, f"{topic}_schemas")
+    assert defined == {
+        "table": first["table"],
+        "topic": topic,
+        "ddl": {"kind": "ALTER", "statement": statement, "position": "00000015"},
+        "at": str(at(15)),
+    }
+    assert again["columns"] == first["columns"]
+    records = kafka.messages(f"{topic}_schemas")
+    assert len({record.key for record in records}) == 1
+    before, behind = (record.timestamp_ms for record in kafka.messages(topic))
+    assert before <= records[1].timestamp_ms <= behind
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])

@@ -99,6 +99,65 @@ def test_scan_then_every_change(bench: Bench) -> None:
     assert changes[1].before == {"a": 1, "b": "row 1"}
 
 
+def _ddl(bench: Bench, feed: str = "f") -> list[tuple[object, object]]:
+    """Table and statement of the DDL among a feed's events, oldest first."""
+    rows = bench.feeds.execute(f"SHOW CHANGEFEED {feed} EVENTS").rows
+    return [(row[2], row[3]) for row in reversed(rows) if row[1] == "ddl"]
+
+
+def test_ddl_is_among_the_events_once_and_in_order(bench: Bench) -> None:
+    """Also when the capture process and the node are killed between, and what would be secret is
+    not shown."""
+    t, u = (f"shop.{bench.database}.{name}" for name in "tu")
+    bench.create("f", f"SCHEMA shop.{bench.database}")
+    bench.feeds.sync("f")
+    bench.run(
+        "ALTER TABLE t ADD COLUMN c INT, COMMENT = 'password: hunter2'",
+        "INSERT INTO t VALUES (11, 'x', 1)",
+    )
+    back = bench.feeds.kill_capture()
+    bench.run("TRUNCATE TABLE t", "INSERT INTO t VALUES (12, 'y', 2)")
+    until(back)
+    bench.run(
+        "CREATE TABLE u (a INT PRIMARY KEY)",
+        "ALTER TABLE u ADD COLUMN b INT",
+        "INSERT INTO u VALUES (1, 2)",
+    )
+    until(lambda: len(_ddl(bench)) >= 4, "the table joined")
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    bench.run("CREATE INDEX i ON u (b)")
+    bench.feeds.open()
+    bench.feeds.sync("f")
+    bench.run("DROP TABLE t, u")
+    until(lambda: len(_ddl(bench)) >= 7, "the tables are dropped", 60)
+    told = _ddl(bench)
+    assert [statement for table, statement in told if table == t] == [
+        "ALTER TABLE t ADD COLUMN c INT, COMMENT = 'redacted'",
+        "TRUNCATE TABLE t",
+        told[-1][1],
+    ]
+    assert [statement for table, statement in told if table == u] == [
+        "CREATE TABLE u (a INT PRIMARY KEY)",
+        "ALTER TABLE u ADD COLUMN b INT",
+        "CREATE INDEX i ON u (b)",
+        told[-1][1],
+    ]
+    assert str(told[-1][1]).startswith("DROP TABLE")
+
+
+def test_a_database_that_goes_is_told_of_its_tables(bench: Bench) -> None:
+    bench.create("f", f"TABLE shop.{bench.database}.t")
+    bench.feeds.sync("f")
+    bench.server.run(
+        f"DROP DATABASE {bench.database}",
+        f"CREATE DATABASE {bench.database}",
+    )
+    t = f"shop.{bench.database}.t"
+    expected = [(t, f"{verb} DATABASE {bench.database}") for verb in ("DROP", "CREATE")]
+    until(lambda: _ddl(bench) == expected)
+
+
 def test_messages_name_the_database_of_their_table(bench: Bench) -> None:
     options = "envelope = 'enriched', enriched_properties = 'source', initial_scan = 'only'"
     bench.feeds.execute(

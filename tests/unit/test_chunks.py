@@ -71,7 +71,7 @@ def test_versions_of_a_table_are_not_joined(writer: LogWriter) -> None:
     found = handed_out(writer, at, batch(A, [Row(at, 1)]), change, batch(new, [Row(at, 3)]))
     assert [c.schema.version for c in of(found, "a")] == [1, 2]
     mark = next(i for i in found if isinstance(i, MarkItem))
-    assert (mark.table, mark.shape, mark.renamed) == (A.table, new, False)
+    assert (mark.table, mark.event, mark.renamed) == (A.table, change, False)
 
 
 def test_a_chunk_knows_the_columns_that_are_clean_in_all_of_it(writer: LogWriter) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Event, Flush, SchemaChange, Truncate
+from changefeed.core.events import Ddl, Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter, draft
 from changefeed.log.frame import encode_run, encode_segment
@@ -366,6 +366,7 @@ class TestMarks:
             batch(B, [Row(at(2000), 2)]),
             Truncate(A, at(2001), 3),
             batch(A, [Row(at(2001), 4)]),
+            Ddl(A.table, "ALTER", "ALTER TABLE a ..", "00000002", at(2002), 5),
             SchemaChange(A, new, at(2002), 5, rewritten=True),
             batch(new, [Row(at(2002), 5)]),
         ]
@@ -377,15 +378,16 @@ class TestMarks:
         reader.refresh()
         got = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL)
         kinds = [type(e).__name__ for e in got.events]
-        assert kinds == ["LogPiece", "Truncate", "LogPiece", "SchemaChange", "LogPiece"]
-        assert [m.at for m in got.marks] == [at(2001), at(2002)]
-        change = got.marks[1]
+        assert kinds == ["LogPiece", "Truncate", "LogPiece", "Ddl", "SchemaChange", "LogPiece"]
+        assert [m.at for m in got.marks] == [at(2001), at(2002), at(2002)]
+        assert got.marks[1] == events[4]
+        change = got.marks[2]
         assert isinstance(change, SchemaChange)
         assert (change.old.version, change.new.version, change.rewritten) == (1, 2, True)
         assert [p.schema.version for p in got.pieces] == [1, 1, 2]
         assert [p.rows for p in got.pieces] == [1, 1, 2]
         only = reader.slice({A.table: at(2001)}, Timestamp.MAX, *ALL)
-        assert [type(e).__name__ for e in only.events] == ["SchemaChange", "LogPiece"]
+        assert [type(e).__name__ for e in only.events] == ["Ddl", "SchemaChange", "LogPiece"]
 
     @pytest.mark.parametrize("merges", [0, 1, 2])
     def test_a_renamed_table_is_told_under_both_names(self, tmp_path: Path, merges: int) -> None:

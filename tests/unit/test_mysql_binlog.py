@@ -14,7 +14,7 @@ import pytest
 
 from changefeed.core import log_form
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Change, ChangeBatch, Flush, SchemaChange, Truncate
+from changefeed.core.events import Change, ChangeBatch, Ddl, Flush, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableName
 from changefeed.sources.mysql.binlog import EventType
 from tests.helpers.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
@@ -263,6 +263,67 @@ def test_a_truncate_comes_between_the_rows_around_it(recording: Recording, tmp_p
     assert truncate.seq not in {c.seq for c in changes(flushes)}
 
 
+def test_statements_of_ddl_come_before_what_they_cause(
+    recording: Recording, tmp_path: Path
+) -> None:
+    flushes = list(recording.replay(tmp_path))
+    events = [e for flush in flushes for e in flush.events]
+    told = [e for e in events if isinstance(e, Ddl)]
+    assert [(e.kind, e.table.name) for e in told] == [
+        *(("CREATE", name) for name in ("alltypes", "items", "pairs", "plain", "ignored", "wide")),
+        *[("ALTER", "items")] * 3,
+        ("TRUNCATE", "pairs"),
+    ]
+    assert told[6].statement == "ALTER TABLE items ADD COLUMN note varchar(10)"
+    shapes = [e for e in events if isinstance(e, SchemaChange)]
+    [truncate] = [e for e in events if isinstance(e, Truncate)]
+    caused_by: list[SchemaChange | Truncate] = [*shapes, truncate]
+    for statement, caused in zip(told[6:], caused_by, strict=True):
+        assert statement.seq < caused.seq
+        assert statement.at <= caused.at
+    items = [c.seq for c in changes(flushes) if c.table.name == "items"]
+    assert min(items) < told[6].seq < max(items)
+    commits = {
+        position: (wall, logical)
+        for flush in flushes
+        for position, wall, logical in zip(
+            flush.commits.position, flush.commits.wall, flush.commits.logical, strict=True
+        )
+    }
+    assert all(commits[e.position] == (e.at.wall, e.at.logical) for e in told)
+
+
+def test_a_restart_tells_a_statement_once(recording: Recording, tmp_path: Path) -> None:
+    described = Described(recording.schemas)
+    whole = list(recording.replay(tmp_path, chunk=20_011, described=described))
+    told = [e for flush in whole for e in flush.events if isinstance(e, Ddl)]
+    assert len(whole) > 2
+    for place, flush in enumerate(whole[:-1]):
+        state = Described(recording.schemas)
+        state.latest = _latest(whole[: place + 1])
+        assert flush.frontier is not None
+        again = recording.replay(tmp_path, start=flush.frontier, described=state)
+        found = [e.position for f in again for e in f.events if isinstance(e, Ddl)]
+        assert found == [e.position for e in told if e.position > flush.frontier.position]
+
+
+def test_statements_about_the_other_tables_of_a_watched_database_are_told(
+    recording: Recording, tmp_path: Path
+) -> None:
+    """A feed of the whole database may take them up later."""
+    assembler = recording.assembler(tmp_path)
+    assembler.watch(frozenset({("rec", "plain")}))
+    events = []
+    for place in recording.events():
+        for flush in (*(assembler.take(place) or ()), *assembler.flush()):
+            events += flush.events
+    told = [(e.kind, e.table.name) for e in events if isinstance(e, Ddl)]
+    made = ("alltypes", "items", "pairs", "plain", "ignored", "wide")
+    assert told[:6] == [("CREATE", name) for name in made]
+    assert told[6:] == [("ALTER", "items")] * 3 + [("TRUNCATE", "pairs")]
+    assert not any(isinstance(e, SchemaChange | Truncate) for e in events)
+
+
 def test_tables_that_nobody_watches_move_the_place_and_nothing_else(
     recording: Recording, tmp_path: Path
 ) -> None:
@@ -373,7 +434,7 @@ def _applied(flushes: list[Flush]) -> dict[TableName, list[dict[str, Any]]]:
             state[event.schema.table] = {}
         elif isinstance(event, SchemaChange):
             _reshape(state, event)
-        else:
+        elif not isinstance(event, Ddl):
             rows = state.setdefault(schema.table, {})
             names[schema.table] = schema
             _apply(rows, schema, event)

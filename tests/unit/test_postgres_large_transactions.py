@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import Change, ChangeBatch, Frontier, SchemaChange, Truncate
+from changefeed.core.events import Change, ChangeBatch, Event, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, KeyHashes, Repeats
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED
@@ -93,7 +93,7 @@ class Run:
             START, Relations("src", describe, intern), Spool(self.spool, limit), small=0
         )
         inbox, left = Inbox(limit), memoryview(data)
-        self.events: list[ChangeBatch | Truncate | SchemaChange] = []
+        self.events: list[Event] = []
         while left:
             left = left[inbox.fill(partial(_receive, left[:limit])) :]
             inbox.scan()

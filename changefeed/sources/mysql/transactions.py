@@ -24,6 +24,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     Commits,
+    Ddl,
     Event,
     Flush,
     Frontier,
@@ -34,7 +35,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
-from changefeed.sources.mysql import binlog, statements
+from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
@@ -71,6 +72,7 @@ class _OpenTransaction:
         gtid: adds it to the place; None for an anonymous one.
         commit_us: when it committed, microseconds; 0 where the event of its end says so.
         changes: tables that look otherwise from here on.
+        ddl: tables that its statements define, with what happens to each, and the statement.
         decides: the XA transaction that this one commits or rolls back.
         savepoint: row events when a savepoint was set.
         unread: tables that it changes and nobody watches, by database and name.
@@ -81,6 +83,7 @@ class _OpenTransaction:
     gtid: Callable[[], None] | None = None
     commit_us: int = 0
     changes: list[ShapeChange] = field(default_factory=list)
+    ddl: list[tuple[TableName, str, str]] = field(default_factory=list)
     stored: StoredTransaction | None = None
     begun: bool = False
     xid: int = 0
@@ -95,6 +98,7 @@ class _Commit:
     at: Timestamp
     xid: int
     commit_us: int
+    position: str
 
 
 class Assembler:
@@ -135,6 +139,7 @@ class Assembler:
         self._batch_bytes = batch_bytes
         self._small = small
         self._tables: Tables = frozenset()
+        self._databases: frozenset[str] = frozenset()
         #: Domains of MariaDB of which this stream has taken a transaction.
         self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
@@ -169,6 +174,7 @@ class Assembler:
         """The tables of which rows are wanted from here on."""
         if tables != self._tables:
             self._tables = tables
+            self._databases = frozenset(database for database, _ in tables)
             self._maps.clear()
 
     def caught_up(self, now_ns: int) -> None:
@@ -319,6 +325,8 @@ class Assembler:
         opened = self._open
         if opened is None:
             opened = self._open = _OpenTransaction(len(self._waiting))
+        if first in ddl.FIRST_WORDS and not opened.skip:
+            opened.ddl += self._defined(query)
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
             opened.begun = True
         elif first == "XA":
@@ -394,12 +402,30 @@ class Assembler:
                 self._replaced(query, first, opened)
         return self._commit(header.seconds)
 
+    def _defined(self, query: QueryEvent) -> Iterator[tuple[TableName, str, str]]:
+        """The tables that a statement of DDL defines, with the kind and the text to tell of it:
+        watched ones, and the others of their databases, because a feed of a whole database may
+        take them up later."""
+        found = ddl.read_definition(query)
+        if found is None:
+            return
+        text = ddl.shown(query.text)
+        for named in self._tables_of(found):
+            if named[0] in self._databases:
+                yield self._shapes.name(*named), found.kind, text
+
+    def _tables_of(self, found: ddl.DefinedTables) -> list[tuple[str, str]]:
+        """The tables of a statement: those that it names, or the watched ones of its database."""
+        if not found.database:
+            return list(found.tables)
+        return sorted(named for named in self._tables if named[0] == found.database)
+
     def _replaced(self, query: QueryEvent, first: str, opened: _OpenTransaction) -> None:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         names = statements.renamed_to(query) if first != "CREATE" else []
-        if first == "DROP" and (gone := statements.altered(query)) is not None:
-            self._dropped.add(gone)
+        if first == "DROP" and (found := ddl.read_definition(query)) is not None:
+            self._dropped.update(self._tables_of(found))
         if first == "CREATE" and (made := statements.made(query)) is not None:
             name, new = made
             if new or name in self._dropped:
@@ -418,9 +444,11 @@ class Assembler:
         return self._shapes.name(*named)
 
     def _truncate(self, schema: TableSchema, seconds: int) -> None:
+        opened = self._open
         self._decode_finished()
         commit = self._finish(seconds, touched=True)
-        if commit is not None:
+        if commit is not None and opened is not None:
+            self._announce(opened, commit)
             self._seq += 1
             self._events.append(Truncate(schema, commit.at, self._seq))
 
@@ -520,13 +548,14 @@ class Assembler:
         if opened.stored is not None:
             return self._commit_stored(opened, opened.stored, seconds, discard=True)
         touched = len(self._waiting) > opened.first
-        if opened.changes:
+        marked = bool(opened.changes or opened.ddl)
+        if marked:
             tail = self._waiting.split(opened.first)
             self._decode_finished()
             self._waiting, opened.first = tail, 0
-        commit = self._finish(seconds, touched=touched or bool(opened.changes))
+        commit = self._finish(seconds, touched=touched or marked)
         if commit is not None:
-            self._announce(opened.changes, commit)
+            self._announce(opened, commit)
             if touched:
                 self._finished.append((opened.first, commit))
         return None
@@ -549,10 +578,14 @@ class Assembler:
         self._place.passed(self._file, self._offset)
         if touched:
             self._commits.append((self._last, self._place.position, opened.xid))
-        return _Commit(self._last, opened.xid, commit_us)
+        return _Commit(self._last, opened.xid, commit_us, self._place.position)
 
-    def _announce(self, changes: list[ShapeChange], commit: _Commit) -> None:
-        for change in changes:
+    def _announce(self, opened: _OpenTransaction, commit: _Commit) -> None:
+        """Tell what a transaction did to tables, before its rows."""
+        for table, kind, text in opened.ddl:
+            self._seq += 1
+            self._events.append(Ddl(table, kind, text, commit.position, commit.at, self._seq))
+        for change in opened.changes:
             self._seq += 1
             self._events.append(
                 SchemaChange(change.old, change.new, commit.at, self._seq, change.rewritten)
@@ -573,7 +606,7 @@ class Assembler:
         if commit is None:
             return
         ended, self._commits = self._commits, []
-        self._announce(opened.changes, commit)
+        self._announce(opened, commit)
         base = self._seq + 1
         for replayed in stored.replay():
             yield from self._flushed(None)
@@ -646,7 +679,7 @@ class Assembler:
         opened.stored = None
         commit = self._finish(seconds, touched=False)
         if commit is not None:
-            self._announce(opened.changes, commit)
+            self._announce(opened, commit)
 
     # ------------------------------------------------------------------------ decoding
 
