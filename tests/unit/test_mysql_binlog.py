@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import resource
+import struct
+import zlib
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -322,6 +324,36 @@ def test_statements_about_the_other_tables_of_a_watched_database_are_told(
     assert told[:6] == [("CREATE", name) for name in made]
     assert told[6:] == [("ALTER", "items")] * 3 + [("TRUNCATE", "pairs")]
     assert not any(isinstance(e, SchemaChange | Truncate) for e in events)
+
+
+def query_event(text: str, database: str = "rec") -> tuple[bytes, int, int]:
+    """A QUERY event, as an inbox returns it."""
+    name = database.encode()
+    body = struct.pack("<IIBHH", 1, 0, len(name), 0, 0) + name + b"\0" + text.encode()
+    size = 19 + len(body) + 4
+    data = struct.pack("<IBIIIH", 1_700_000_000, EventType.QUERY, 1, size, size, 0) + body
+    return data + struct.pack("<I", zlib.crc32(data)), 0, size
+
+
+@pytest.mark.parametrize("gone", ["DROP TABLE pairs, plain", "DROP DATABASE rec"])
+def test_a_table_that_comes_again_is_read_again_whatever_dropped_it(
+    recording: Recording, tmp_path: Path, gone: str
+) -> None:
+    """``IF NOT EXISTS`` made a table only where the binlog dropped it before."""
+    assembler = recording.assembler(tmp_path)
+    for place in recording.events():
+        list(assembler.take(place) or ())
+    list(assembler.flush())
+
+    def rewritten(*texts: str) -> list[str]:
+        flushes = [f for text in texts for f in assembler.take(query_event(text)) or ()]
+        events = [e for flush in (*flushes, *assembler.flush()) for e in flush.events]
+        return [e.new.table.name for e in events if isinstance(e, SchemaChange) and e.rewritten]
+
+    make = "CREATE TABLE IF NOT EXISTS plain (a int PRIMARY KEY)"
+    assert rewritten(make) == []
+    assert rewritten(gone, make) == ["plain"]
+    assert rewritten(make) == []
 
 
 def test_tables_that_nobody_watches_move_the_place_and_nothing_else(
