@@ -46,7 +46,7 @@ class Chunk:
     upto: Timestamp
     number: int
     removed: tuple[Truncate, ...]
-    unsent_beside: bool = False
+    unsent_beside: bool
 
     @property
     def rows(self) -> int:

@@ -86,7 +86,10 @@ TARGETS = {
     "decoded/repeats": Target("changefeed.sources.decoded.repeats", _REPEATS_TESTS),
     "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _INBOX_TESTS),
     "postgres/assemble": Target("changefeed.sources.postgres.assemble", _ASSEMBLER_TESTS),
-    "postgres/inbox_pass": Target("changefeed.sources.postgres.inbox_pass", _ASSEMBLER_TESTS),
+    "postgres/inbox_pass": Target(
+        "changefeed.sources.postgres.inbox_pass",
+        ("tests/unit/test_postgres_inbox_pass.py", *_ASSEMBLER_TESTS),
+    ),
     "postgres/rows": Target("changefeed.sources.postgres.rows", _ROW_TESTS),
     "mysql/decode": Target("changefeed.sources.mysql.decode", _MYSQL_ROW_TESTS),
     "mysql/rows": Target("changefeed.sources.mysql.rows", _MYSQL_TESTS),

@@ -98,6 +98,18 @@ def test_a_chunk_knows_that_the_rest_of_its_transaction_lacks_values(writer: Log
     assert {seq for seq, unsent in cut if unsent} == {100, 120, 140, 160, 180}
 
 
+def test_values_may_be_lacking_in_the_first_piece_alone(writer: LogWriter) -> None:
+    one, two = Timestamp(2000), Timestamp(2001)
+    first = batch(A, [Row(one, n, None, missing=UNSENT) for n in range(20)])
+    rest = batch(A, [Row(one, 30 + n) for n in range(60)])
+    later = batch(A, [Row(two, 100 + n, None, missing=UNSENT) for n in range(20)])
+    between = [batch(B, [Row(at, seq)]) for at, seq in ((one, 25), (two, 95))]
+    events = [first, between[0], rest, between[1], later]
+    found = handed_out(writer, two, *events, sizes=Sizes(chunk_rows=20))
+    told = [(c.pieces[0].first_seq, c.unsent_beside) for c in of(found, "a")]
+    assert told == [(0, False), (30, True), (50, True), (70, True), (100, False)]
+
+
 def test_what_another_transaction_or_table_lacks_does_not_matter(writer: LogWriter) -> None:
     one, two = Timestamp(2000), Timestamp(2001)
     known = [Row(one, n) for n in range(60)]

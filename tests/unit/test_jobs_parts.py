@@ -286,7 +286,7 @@ class FakePiece:
 def test_rows_a_truncate_of_their_transaction_removed_are_left_out() -> None:
     rows = pa.table({"wall": [1, 2, 2, 2], "logical": [0, 0, 0, 0], "seq": [1, 2, 3, 5]})
     event = Truncate(SCHEMA, Timestamp(2), 4)
-    chunk = Chunk(SCHEMA, (FakePiece(rows),), Timestamp(0), Timestamp(2), 1, (event,))  # type: ignore[arg-type]
+    chunk = Chunk(SCHEMA, (FakePiece(rows),), Timestamp(0), Timestamp(2), 1, (event,), False)  # type: ignore[arg-type]
     assert chunk.load()["seq"].to_pylist() == [1, 5]
 
 
