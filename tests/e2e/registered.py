@@ -31,6 +31,15 @@ def rows(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in messages if key is not None]
 
 
+def by_commit(messages: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Rows by the time of their commit: lanes deliver side by side, in order for each key alone."""
+    found = rows(messages)
+    for one in found:
+        stamps = [value["updated"] for key, value in found if key == one[0]]
+        assert stamps == sorted(stamps), one[0]
+    return sorted(found, key=lambda message: message[1]["updated"])
+
+
 def into(format: str, kafka: KafkaBroker, registry: Registry) -> str:
     """INTO and WITH of a feed."""
     return (
