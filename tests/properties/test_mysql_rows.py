@@ -97,13 +97,15 @@ def meant(schema: TableSchema, statements: Sequence[Statement]) -> list[Row]:
     return rows
 
 
-def decoded(schema: TableSchema, statements: Sequence[Statement], small: int) -> DecodedRows:
+def decoded(
+    schema: TableSchema, statements: Sequence[Statement], small: int, padding: int = PADDING
+) -> DecodedRows:
     data, starts, ends = bytearray(b"before"), [], []
     for statement in statements:
         starts.append(len(data))
         data += b"".join(written(image) for image in statement.images)
         ends.append(len(data))
-    data += bytes(PADDING)
+    data += bytes(padding)
     events = RowEvents(
         np.arange(len(starts)) * 10,
         np.array([s.operation for s in statements], np.int64),
@@ -155,8 +157,18 @@ def test_an_update_whose_rows_do_not_pair_is_an_error(small: int) -> None:
         assert caught.value.code.number == "CF2105"
 
 
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_rows_do_not_reach_into_the_padding(small: int) -> None:
+    schema = schema_of(1, (0,), BeforeImage.FULL)
+    statements = [Statement(INSERT, ((1,), (2,)))]
+    assert len(decoded(schema, statements, small).op) == 2
+    with pytest.raises(ChangefeedError, match="behind the end") as caught:
+        decoded(schema, statements, small, PADDING - 1)
+    assert caught.value.code.number == "CF2105"
+
+
 @pytest.mark.parametrize("kind", OPERATIONS)
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 250, 251])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 250, 251, 300])
 @pytest.mark.parametrize("usual", [True, False])
 def test_where_the_rows_of_an_event_begin(kind: int, count: int, usual: bool) -> None:
     """As servers write it most of the time, and with something added, or the spare bits of the

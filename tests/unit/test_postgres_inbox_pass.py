@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.inbox_pass import take
@@ -55,7 +56,8 @@ def conversation() -> Iterator[tuple[bytes, Seen]]:
     """Messages, and what has to come of them."""
     yield relation(T) + relation(U), []
     # Already in the log: skipped, with its TRUNCATE and its streamed kind.
-    yield ended(9, 3, insert(T, 90), truncate([U]), insert(U, 91)), []
+    old = [insert(T, key, value="x" * 150) for key in range(90, 110)]
+    yield ended(9, 3, *old, truncate([U]), insert(U, 91)), []
     kept = stream_start(4, True) + insert(T, 92, 4) + stream_stop() + stream_commit(4, 9, 10, 9)
     yield kept, []
     yield ended(20, 5, insert(T, 1), insert(U, 2)), [("t", 1, 5), ("u", 2, 5)]
@@ -118,9 +120,10 @@ def seen(flushes: Sequence[Flush]) -> Seen:
         elif isinstance(event, SchemaChange):
             wide = len(event.new.columns)
             found.append(((event.at, event.seq), ("shape", event.new.table.name, wide)))
-    places = [place for place, _ in found]
-    assert len(set(places)) == len(places)
-    return [what for _, what in sorted(found, key=lambda one: one[0])]
+    found.sort(key=lambda one: one[0])
+    numbers = [seq for (_, seq), _ in found]
+    assert numbers == sorted(set(numbers)), "numbers rise with the times"
+    return [what for _, what in found]
 
 
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["columns", "rows"])
@@ -136,3 +139,10 @@ def test_a_conversation_is_what_it_is_however_it_arrives(
     # Each transaction with rows or a TRUNCATE is told once, in the order of the commits.
     commits = [xid for flush in flushes for xid in flush.commits.xid]
     assert commits == [5, 4, 6, 7, 8, 9, 10, 13, 11, 14]
+
+
+def test_a_commit_ends_one_transaction(tmp_path: Path) -> None:
+    data = relation(T) + ended(20, 5, insert(T, 1)) + commit(30, 31, 30)
+    with pytest.raises(ChangefeedError, match="without a begin") as caught:
+        arrive(tmp_path, len(data), 1 << 16, data, 0)
+    assert caught.value.code.number == "CF2105"
