@@ -81,7 +81,9 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from changefeed.core.engines import EngineOption
+from changefeed.core.errors import ChangefeedError
 from changefeed.embedded.account import server_account
+from changefeed.spark import packs
 from changefeed.spark.java import find_java
 from changefeed.spark.session import NodeSpark
 from tests import selection, workers
@@ -236,6 +238,22 @@ def or_skip(make: Callable[[], Server]) -> Server:
         return make()
     except Unavailable as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def debezium_jars() -> None:
+    """The jars of Debezium's connectors; where the registry does not serve one of them, the tests
+    that want them are skipped with its name."""
+
+    def have() -> None:
+        try:
+            packs.paths(["debezium", "debezium-mysql", "debezium-mariadb", "debezium-postgresql"])
+        except ChangefeedError as missing:
+            if "module not found" not in missing.detail:
+                raise
+            raise Unavailable(f"Debezium: {missing.detail}") from missing
+
+    or_skip(have)
 
 
 @pytest.fixture(scope="session")

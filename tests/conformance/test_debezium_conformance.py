@@ -19,7 +19,7 @@ from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import DEFAULT_MAJOR, Database
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("debezium_jars")]
 
 MYSQL_TYPES = (
     Type("TINYINT", "int16", [("-128", -128), ("NULL", None)]),

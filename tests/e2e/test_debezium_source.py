@@ -17,7 +17,7 @@ from tests.helpers.waiting import until
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.extended]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.usefixtures("debezium_jars")]
 
 
 @pytest.fixture

@@ -58,11 +58,22 @@ class DebeziumEngine:
     def offset(self) -> str:
         """The offset that is stored, as JSON. Kafka's class stores a map that Java serialized, and
         keys and values are bytes of JSON in it. The engine stores it a moment after the events."""
-        until(lambda: self._offsets.exists() and self._offsets.stat().st_size > 0, "an offset")
-        found = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
-        values: list[str] = [t.decode() for t in found if json.loads(t).keys() != {"server"}]
-        assert len(values) == 1, values
-        return values[0]
+
+        def stored() -> list[str]:
+            if not self._offsets.exists():
+                return []
+            # The file is written anew each time: it may be read in the middle of that.
+            texts = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
+            return [t.decode() for t in texts if json.loads(t).keys() != {"server"}]
+
+        found: list[str] = []
+
+        def there() -> bool:
+            found[:] = stored()
+            return len(found) == 1
+
+        until(there, "an offset")
+        return found[0]
 
     def wait_for(self, count: int) -> list[Event]:
         """The events, as soon as there are ``count``."""
