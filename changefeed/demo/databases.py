@@ -150,7 +150,7 @@ def mariadb_program(folder: Path, display: Display, path: str | None = None) -> 
     if here == _MARIADB_PLATFORM:
         (jar,) = packs.pack(_MARIADB_PACK).jars
         known = (packs.jar_folder() / jar.file_name).exists()
-        said = "unpacking MariaDB" if known else "fetching MariaDB, 150 MB, this once"
+        said = "unpacking MariaDB" if known else "downloading MariaDB (150 MB, only once)"
         try:
             with display.waiting(said):
                 (archive,) = packs.paths([_MARIADB_PACK])
@@ -163,8 +163,8 @@ def mariadb_program(folder: Path, display: Display, path: str | None = None) -> 
             Code.NOT_SUPPORTED,
             "the demo finds no server of MariaDB",
             detail=reason,
-            hint="install MariaDB 10.5 or newer, which brings the program mariadbd, as by "
-            "apt install mariadb-server.",
+            hint="install MariaDB 10.5 or newer, which brings the program mariadbd; on Debian or "
+            "Ubuntu: apt install mariadb-server.",
         )
     return program
 

@@ -69,6 +69,30 @@ def installed_server(path: str | None = None) -> Path | None:
     return Path(found).resolve() if found else None
 
 
+def system_tables(program: Path) -> str:
+    """The statements that make the system tables, one a line: what ``mariadb-install-db`` runs.
+
+    Raises:
+        ChangefeedError: CF1303, the scripts that come with the program are not there.
+    """
+    head = ["create database if not exists mysql;", "use mysql;"]
+    head += ["SET @auth_root_socket=NULL;", "SET @skip_auth_anonymous=1;"]
+    scripts = [_script(program, part).read_text("utf-8") for part in _SYSTEM_TABLES]
+    return "\n".join([*head, *scripts])
+
+
+def _script(program: Path, part: str) -> Path:
+    for share in (program.parent.parent / "share", *_SHARES):
+        for prefix in _PREFIXES:
+            for found in sorted(share.rglob(f"{prefix}_{part}.sql")):
+                return found
+    raise ChangefeedError(
+        Code.NOT_SUPPORTED,
+        f"{program} has no {_PREFIXES[0]}_{part}.sql beside it",
+        hint="install MariaDB's server with its own package, which brings that file.",
+    )
+
+
 class EmbeddedMariaDB:
     """A server over the folder ``data`` (made when it is not there).
 
@@ -126,7 +150,7 @@ class EmbeddedMariaDB:
         return f"mysql://root@127.0.0.1:{self.port}/{database}"
 
     def _command(self) -> list[str]:
-        share = self._script(_SYSTEM_TABLES[0]).parent
+        share = _script(self.program, _SYSTEM_TABLES[0]).parent
         return [
             str(self.program),
             "--no-defaults",
@@ -139,12 +163,8 @@ class EmbeddedMariaDB:
         ]
 
     def _initialise(self) -> None:
-        """What ``mariadb-install-db`` does: one statement a line."""
-        head = ["create database if not exists mysql;", "use mysql;"]
-        head += ["SET @auth_root_socket=NULL;", "SET @skip_auth_anonymous=1;"]
-        scripts = [self._script(part).read_text("utf-8") for part in _SYSTEM_TABLES]
         first = self.data / "first.sql"
-        first.write_text("\n".join([*head, *scripts]), "utf-8")
+        first.write_text(system_tables(self.program), "utf-8")
         self.account.own(first)
         # The server reads the statements from a file, because the program that starts it has
         # no standard input to hand on.
@@ -155,22 +175,6 @@ class EmbeddedMariaDB:
             shutil.rmtree(self.data / "mysql", ignore_errors=True)
             raise self._failed("MariaDB could not make its system tables")
         first.unlink()
-
-    def _script(self, part: str) -> Path:
-        """One of the scripts that come with the server.
-
-        Raises:
-            ChangefeedError: CF1303, there is none.
-        """
-        for share in (self.program.parent.parent / "share", *_SHARES):
-            for prefix in _PREFIXES:
-                for found in sorted(share.rglob(f"{prefix}_{part}.sql")):
-                    return found
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            f"{self.program} has no {_PREFIXES[0]}_{part}.sql beside it",
-            hint="install MariaDB's server with its own package, which brings that file.",
-        )
 
     def _wait_ready(self, deadline: float) -> None:
         while not self._greets():

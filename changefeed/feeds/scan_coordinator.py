@@ -330,8 +330,9 @@ class ScanCoordinator:
 def _version(scanned: TableScan, now: TableProgress) -> int:
     """The shape that all rows in the sink have. A repair is of some rows: a schema change that it
     saw already still needs its backfill."""
-    whole = scanned.repair is None and scanned.schema is not None
-    return scanned.schema.version if whole and scanned.schema else now.schema_version
+    if scanned.repair is None and scanned.schema is not None:
+        return scanned.schema.version
+    return now.schema_version
 
 
 def _scanned(table: TableScan) -> str:

