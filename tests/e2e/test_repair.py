@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from changefeed.catalog import Status
-from changefeed.catalog.model import RowRepair, TableProgress
+from changefeed.catalog.model import RowRepair
 from changefeed.core.faults import armed
 from changefeed.core.schema import TableName
-from changefeed.spark.session import NodeSpark
-from tests.e2e.feeds import Feeds, running
-from tests.faults.test_feed_faults import Shop
+from tests.e2e.feeds import Feeds
+from tests.e2e.shop import Shop, feeds, shop, table_of
 from tests.helpers.waiting import until
-from tests.services.postgres import Database
 
+__all__ = ["feeds", "shop"]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 T = TableName("shop", "public", "t")
-
-
-@pytest.fixture
-def shop(postgres: Database, tmp_path: Path) -> Shop:
-    return Shop(postgres, tmp_path)
-
-
-@pytest.fixture
-def feeds(shop: Shop, tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
-    with running(tmp_path / "state", spark_engine) as feeds:
-        feeds.connect(shop=shop.db.uri)
-        yield feeds
-
-
-def table_of(feeds: Feeds, name: str = "t") -> TableProgress:
-    job = feeds.catalog.job("f")
-    return next(t for t in feeds.catalog.tables(job.id) if t.table.name == name)
 
 
 def repair(feeds: Feeds, wrong: tuple[int, ...] = (), extra: tuple[int, ...] = ()) -> None:
@@ -78,15 +56,7 @@ def test_the_order_holds_while_rows_are_repaired(feeds: Feeds, shop: Shop) -> No
     shop.create(feeds)
     feeds.sync("f")
     shop.ledger.scanned()
-    over = threading.Event()
-
-    def write() -> None:
-        while not over.wait(0.02):
-            shop.write()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with shop.writing():
         # Rows that are written, that come and go, and that never were there.
         keys: dict[str, tuple[int, ...]] = {"wrong": (1, 2, 9), "extra": (3, 110, 120)}
         repair(feeds, **keys)
@@ -102,9 +72,6 @@ def test_the_order_holds_while_rows_are_repaired(feeds: Feeds, shop: Shop) -> No
         feeds.close()
         feeds.open()
         feeds.sync("f")
-    finally:
-        over.set()
-        writer.join()
     shop.write()
     feeds.sync("f")
     assert table_of(feeds).rescanned == table_of(feeds).rescan > 0

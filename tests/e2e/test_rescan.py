@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog import Status, TableState
-from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.faults import armed
 from changefeed.core.state import StateLayout
@@ -17,13 +14,13 @@ from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import read_files
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
+from tests.e2e.shop import Shop, feeds, shop, table_of
 from tests.e2e.test_warehouse_feeds import Bench, IntoDuckDB, IntoPostgreSQL, bench
-from tests.faults.test_feed_faults import Shop, drop_slot, until_status
+from tests.faults.test_feed_faults import drop_slot, until_status
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
-from tests.services.postgres import Database
 
-__all__ = ["bench"]
+__all__ = ["bench", "feeds", "shop"]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
@@ -72,37 +69,12 @@ def test_a_target_that_was_changed_is_put_right(bench: Bench, options: str) -> N
     assert bench.same("other", "a")
 
 
-@pytest.fixture
-def shop(postgres: Database, tmp_path: Path) -> Shop:
-    return Shop(postgres, tmp_path)
-
-
-@pytest.fixture
-def feeds(shop: Shop, tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Feeds]:
-    with running(tmp_path / "state", spark_engine) as feeds:
-        feeds.connect(shop=shop.db.uri)
-        yield feeds
-
-
-def table_of(feeds: Feeds, name: str) -> TableProgress:
-    job = feeds.catalog.job("f")
-    return next(t for t in feeds.catalog.tables(job.id) if t.table.name == name)
-
-
 def test_order_and_resolved_hold_while_tables_are_read_again(feeds: Feeds, shop: Shop) -> None:
     """Writes go on; the feed is paused, resumed and breaks in the middle of the rescan."""
     shop.create(feeds)
     feeds.sync("f")
     shop.ledger.scanned()
-    over = threading.Event()
-
-    def write() -> None:
-        while not over.wait(0.02):
-            shop.write()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with shop.writing():
         before = len(shop.messages())
         feeds.execute("ALTER CHANGEFEED f RESCAN t")
         feeds.execute("PAUSE CHANGEFEED f")
@@ -113,9 +85,6 @@ def test_order_and_resolved_hold_while_tables_are_read_again(feeds: Feeds, shop:
                 until(lambda: feeds.catalog.job("f").status is Status.RETRYING)
         feeds.sync("f")
         assert len(shop.messages()) > before
-    finally:
-        over.set()
-        writer.join()
     shop.write()
     feeds.sync("f")
     assert table_of(feeds, "t").rescanned == table_of(feeds, "t").rescan > 0
