@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from changefeed.capture.standby import Standby
     from changefeed.core.schema import TableSchema
     from changefeed.dataset.model import DatasetColumn
+    from changefeed.dataset.tables import Registration
     from changefeed.monitor import MonitorServer
     from changefeed.node.node import Node
     from changefeed.query.evaluate import QuerySessions
@@ -178,6 +179,14 @@ class Application:
         if self._node_elsewhere:
             return NodeInquiry(self.catalog).extract_columns(location, form, delimiter)
         return self._made().extract_columns(location, form, delimiter)
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables in Spark's catalog; if no node runs, Spark starts
+        in this process."""
+        if self._node_elsewhere:
+            NodeInquiry(self.catalog).check_tables(registration)
+        else:
+            self._made().check_tables(registration)
 
     @property
     def _node_elsewhere(self) -> bool:

@@ -31,7 +31,11 @@ def compare_dataset(config: Path, extract: str, date: str, settings: SparkSettin
             click.echo(f"  {operation.value}  {rows:>14,}  {meaning}")
     if not outcome.counts:
         click.echo("  no rows")
-    click.echo(f"current  {described.current}")
-    click.echo(f"history  {described.history}")
+    click.echo(f"current  {described.current}{_table(described.current_table)}")
+    click.echo(f"history  {described.history}{_table(described.history_table)}")
     click.echo(f"took {outcome.seconds:.1f} s without Spark's start")
     return Exit.OK
+
+
+def _table(name: str | None) -> str:
+    return "" if name is None else f", table {name}"

@@ -6,6 +6,7 @@ what has arrived -> the extract to compare           extracts
 extract -> typed, hashed rows                         incoming
 rows against the current dataset -> I, U, D, X, N     compare  (one Spark job)
 the result -> current dataset and history             store    (files, one atomic switch)
+the folders as tables of Spark's catalog              tables
 all of it, once                                       run
 """
 

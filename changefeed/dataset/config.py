@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.dataset.model import Dataset, DatasetColumn, Extract, Hash, check_columns
+from changefeed.dataset.model import (
+    Dataset,
+    DatasetColumn,
+    Extract,
+    Hash,
+    check_columns,
+    check_tables_differ,
+    table_name,
+)
 
 _KEYS = frozenset(
     {
@@ -19,6 +27,8 @@ _KEYS = frozenset(
         "current_table_path",
         "temp_current_table_path",
         "history_table_path",
+        "current_table",
+        "history_table",
         "delimiter",
         "extract_type",
         "columns",
@@ -95,6 +105,8 @@ class _Reader:
             format=self._text(content, "format") if "format" in content else None,
             delimiter=self._text(content, "delimiter") if "delimiter" in content else ",",
             header=self._flag(content, "header", False, self._where),
+            current_table=self._table(content, "current_table"),
+            history_table=self._table(content, "history_table"),
         )
         if len({dataset.current, dataset.history, dataset.versions}) < 3:
             raise self._wrong(
@@ -102,6 +114,7 @@ class _Reader:
             )
         try:
             check_columns(dataset)
+            check_tables_differ(dataset)
         except ChangefeedError as error:
             raise ChangefeedError(
                 error.code, f"{self._where}: {error.message}", hint=error.hint
@@ -162,6 +175,14 @@ class _Reader:
     def _folder(self, content: Mapping[str, Any], key: str) -> Path:
         try:
             return local_folder(self._text(content, key))
+        except ValueError as error:
+            raise self._wrong(key, str(error)) from None
+
+    def _table(self, content: Mapping[str, Any], key: str) -> str | None:
+        if key not in content:
+            return None
+        try:
+            return table_name(self._text(content, key))
         except ValueError as error:
             raise self._wrong(key, str(error)) from None
 

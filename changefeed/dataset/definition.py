@@ -23,14 +23,22 @@ from changefeed.dataset.extracts import (
     check_schedule,
     effective_date,
 )
-from changefeed.dataset.model import Dataset, DatasetColumn, Extract, Hash, check_columns
+from changefeed.dataset.model import (
+    Dataset,
+    DatasetColumn,
+    Extract,
+    Hash,
+    check_columns,
+    check_tables_differ,
+    table_name,
+)
 
 SCHEME = "dataset"
 E = TypeVar("E", bound=StrEnum)
 _PARAMETERS = frozenset(
     {
         "name", "columns", "keys", "ignored", "history", "extract", "hash", "format", "delimiter",
-        "header", "location", "secret_location", "every", "date",
+        "header", "location", "secret_location", "every", "date", "current_table", "history_table",
     }
 )  # fmt: skip
 
@@ -63,6 +71,8 @@ def uri_of(definition: Definition) -> str:
         "format": dataset.format or "",
         "delimiter": "" if dataset.delimiter == "," else dataset.delimiter,
         "header": "" if dataset.header else "no",
+        "current_table": dataset.current_table or "",
+        "history_table": dataset.history_table or "",
         # Drivers have many ways to write a password; listings hide what has such a name.
         "secret_location" if jdbc else "location": schedule.location,
         "every": "" if schedule.every is None else f"{schedule.every:g}",
@@ -101,6 +111,8 @@ def definition_of(uri: str) -> Definition:
         form=given.get("format"),
         delimiter=given.get("delimiter", ","),
         header=given.get("header", "yes") != "no",
+        current_table=_table(given, "current_table"),
+        history_table=_table(given, "history_table"),
     )
     schedule = ExtractSchedule(location, _seconds(given.get("every")), _date(given.get("date")))
     check_schedule(schedule)
@@ -118,11 +130,13 @@ def define(
     form: str | None = None,
     delimiter: str = ",",
     header: bool = True,
+    current_table: str | None = None,
+    history_table: str | None = None,
 ) -> Dataset:
     """A dataset whose other folders lie beside the current one unless ``history`` is given.
 
     Raises:
-        ChangefeedError: CF1204 the columns cannot be compared, or two folders are one.
+        ChangefeedError: CF1204 the columns cannot be compared, or two folders or tables are one.
     """
     dataset = Dataset(
         name,
@@ -135,6 +149,8 @@ def define(
         form,
         delimiter,
         header,
+        current_table,
+        history_table,
     )
     if len({dataset.current, dataset.history, dataset.versions}) < 3:
         raise ChangefeedError(
@@ -143,6 +159,7 @@ def define(
             hint="name another one.",
         )
     check_columns(dataset)
+    check_tables_differ(dataset)
     return dataset
 
 
@@ -240,6 +257,17 @@ def _needed(given: Mapping[str, str], name: str) -> str:
             Code.INVALID_OPTION_VALUE, f"the URI of the dataset has no parameter {name}"
         )
     return given[name]
+
+
+def _table(given: Mapping[str, str], name: str) -> str | None:
+    if name not in given:
+        return None
+    try:
+        return table_name(given[name])
+    except ValueError as error:
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f"{name} of the dataset must be {error}"
+        ) from None
 
 
 def _choice(given: Mapping[str, str], name: str, usual: E) -> E:

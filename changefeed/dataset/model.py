@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +17,12 @@ SCHEMA: Final = "datasets"
 #: Columns that a comparison adds to the dataset's own.
 OPERATION: Final = "OPERATION"
 EFF_START_DATE: Final = "EFF_START_DATE"
+#: The column of the history's partitions: a run's effective date.
+EFF_DATE: Final = "EFF_DATE"
 KEYHASH: Final = "keyhash"
 NONKEYHASH: Final = "nonkeyhash"
+#: What a metastore takes as a name.
+_TABLE = re.compile(r"(?:spark_catalog\.)?(?:([A-Za-z0-9_]+)\.)?([A-Za-z0-9_]+)\Z")
 ADDED: Final = (OPERATION, EFF_START_DATE, KEYHASH, NONKEYHASH)
 
 
@@ -90,6 +95,9 @@ class Dataset:
         format: of the extract: a format that Spark reads; None: by its file names.
         delimiter: of CSV.
         header: the first line of each CSV file names the columns.
+        current_table: the table of Spark's catalog that shows the current dataset,
+            ``database.table``; None: none.
+        history_table: the same for the history.
     """
 
     name: str
@@ -102,6 +110,8 @@ class Dataset:
     format: str | None = None
     delimiter: str = ","
     header: bool = False
+    current_table: str | None = None
+    history_table: str | None = None
 
     @property
     def keys(self) -> tuple[DatasetColumn, ...]:
@@ -157,6 +167,32 @@ def check_columns(dataset: Dataset) -> None:
             Code.INVALID_OPTION_VALUE,
             f"dataset {dataset.name} has no key column",
             hint="mark at least one column with key: true; rows are matched by their key.",
+        )
+
+
+def table_name(text: str) -> str:
+    """The name of a table as ``database.table``; a name without a database is in ``default``.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    match = _TABLE.match(text.strip().replace("`", ""))
+    if match is None:
+        raise ValueError("a table of Spark's session catalog: db.orders")
+    return f"{match[1] or 'default'}.{match[2]}".lower()
+
+
+def check_tables_differ(dataset: Dataset) -> None:
+    """Refuse one table for two outputs.
+
+    Raises:
+        ChangefeedError: CF1204.
+    """
+    if dataset.current_table is not None and dataset.current_table == dataset.history_table:
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE,
+            f"table {dataset.current_table} cannot be both current_table and history_table",
+            hint="name another one.",
         )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
@@ -34,22 +34,14 @@ from changefeed.dataset.model import (
     Operation,
     described,
 )
+from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version
+from changefeed.dataset.tables import Registration, check_tables, register
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pyspark.sql import DataFrame, SparkSession
-
-
-class SparkUse(Protocol):
-    """What a run needs of Spark."""
-
-    def use(self, group: str | None = None) -> AbstractContextManager[SparkSession]:
-        """A session for a block; failures come as ChangefeedError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +86,32 @@ def run_dataset(
     Raises:
         ChangefeedError: CF1204 the date is before the last one; CF1302 the extract cannot be
             compared (rows that do not cast, keys that are NULL or appear twice); CF4002 Spark
-            failed. Current dataset and history are as before.
+            failed. Current dataset and history are as before, unless the message says that the
+            extract was compared. For the tables: see :func:`.tables.check_tables`.
     """
     store = DatasetFolders(dataset)
     with store.locked():
         base = _base(store, dataset, date)
-        return _run(spark, store, dataset, extract, date, base, broadcast=broadcast)
+        registration = Registration.of(dataset)
+        if registration.names:
+            with spark.use(f"dataset {dataset.name}") as session:
+                check_tables(session, registration)
+        outcome = _run(spark, store, dataset, extract, date, base, broadcast=broadcast)
+        _register(spark, store, dataset)
+        return outcome
+
+
+def _register(spark: SparkUse, store: DatasetFolders, dataset: Dataset) -> None:
+    try:
+        register(spark, dataset, store)
+    except ChangefeedError as error:
+        raise ChangefeedError(
+            error.code,
+            "the extract was compared, but Spark's catalog does not show the result: "
+            + error.message,
+            detail=error.detail,
+            hint=error.hint or "the next run tries again.",
+        ) from error
 
 
 def run_next(

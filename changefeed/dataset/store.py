@@ -38,6 +38,7 @@ from changefeed.dataset.model import IN_CURRENT, IN_HISTORY, OPERATION, Dataset,
 
 _MANIFEST = "manifest.json"
 _REFUSED = "refused.json"
+_REGISTERED = "registered.json"
 _ROWS = "rows"
 _DELETED = "deleted"
 _NAME = re.compile(r"\d{6,}\Z")
@@ -256,9 +257,7 @@ class DatasetFolders:
             "hint": error.hint,
         }
         self._versions.mkdir(parents=True, exist_ok=True)
-        made = self._versions / f".{_REFUSED}"
-        made.write_text(json.dumps(told))
-        made.replace(self._versions / _REFUSED)
+        self._keep_note(_REFUSED, told)
 
     def refusal(self, extract: ExtractMark) -> ChangefeedError | None:
         """Why an extract was refused; None where it was not, or not as its files are now."""
@@ -270,6 +269,23 @@ class DatasetFolders:
             return None
         code = Code.stored(told["code"]) or Code.NOT_SUPPORTED
         return ChangefeedError(code, told["message"], detail=told["detail"], hint=told["hint"])
+
+    def keep_registration(self, told: Mapping[str, object]) -> None:
+        """Remember what the tables of the catalog show."""
+        self._keep_note(_REGISTERED, told)
+
+    def registration(self) -> dict[str, Any]:
+        """What :meth:`keep_registration` was told last; empty before."""
+        try:
+            told: dict[str, Any] = json.loads((self._versions / _REGISTERED).read_text())
+        except FileNotFoundError:
+            return {}
+        return told
+
+    def _keep_note(self, name: str, told: Mapping[str, object]) -> None:
+        made = self._versions / f".{name}"
+        made.write_text(json.dumps(told))
+        made.replace(self._versions / name)
 
     def discard(self) -> None:
         """Remove what a run staged."""

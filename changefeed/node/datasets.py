@@ -2,7 +2,8 @@
 
 A thread looks for an extract that is due and no longer changes, and compares it with the node's
 Spark. Feeds learn of a comparison from the files, as they do of one from the command. A refused
-extract is reported to the dataset's feeds and not compared again before it changes.
+extract is reported to the dataset's feeds and not compared again before it changes. After each
+comparison the dataset's tables in Spark's catalog, if it has such, are made to show it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from changefeed.dataset.definition import Definition, definition_of, is_definiti
 from changefeed.dataset.extracts import FoundExtract, next_extract
 from changefeed.dataset.run import RunOutcome, run_next
 from changefeed.dataset.store import DatasetFolders
+from changefeed.dataset.tables import is_registered, register
 from changefeed.spark.session import NodeSpark
 
 #: A comparison that Spark is busy with is not waited for any longer at the end.
 STOP_SECONDS = 2.0
+#: What can fail by itself.
+_COMPARISON, _TABLES = "comparison", "tables"
 
 
 class DatasetThreads:
@@ -72,7 +76,9 @@ class DatasetThread:
         self._seen: FoundExtract | None = None
         self._refused: FoundExtract | None = None
         self._again_at = 0.0
-        self._told = ""
+        #: The last error that was told, by what failed.
+        self._told: dict[str, str] = {}
+        self._register_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"dataset-{name}", daemon=True)
 
     def start(self) -> None:
@@ -96,6 +102,13 @@ class DatasetThread:
             except Exception as failure:
                 # The dataset's feeds hang on this thread: it must outlive a fault of ours.
                 self._failed(self._failures.error(f"dataset {self._name}", failure))
+            try:
+                self._register()
+            except ChangefeedError as error:
+                self._registration_failed(error)
+            except Exception as failure:
+                where = f"tables of dataset {self._name}"
+                self._registration_failed(self._failures.error(where, failure))
             self._clock.wait(self._stopping, self._timings.extract_look)
 
     def _look(self) -> None:
@@ -116,9 +129,29 @@ class DatasetThread:
             if error.action is not Action.RETRY and error.code is not Code.WRONG_JOB_STATE:
                 store.refuse(found.mark, error)
             raise
-        self._refused, self._told = None, ""
+        self._refused = None
+        self._told.pop(_COMPARISON, None)
         if outcome is not None:
             self._tell(outcome)
+
+    def _register(self) -> None:
+        """Make the tables of Spark's catalog show the current version, if they do not."""
+        if self._clock.monotonic() < self._register_at:
+            return
+        dataset = definition_of(self._catalog.connection(self._name).uri).dataset
+        store = DatasetFolders(dataset)
+        if is_registered(dataset, store):
+            return
+        with store.locked():
+            register(self._spark, dataset, store)
+        self._told.pop(_TABLES, None)
+
+    def _registration_failed(self, error: ChangefeedError) -> None:
+        if self._stopping.is_set() or error.code is Code.WRONG_JOB_STATE:
+            # Another node is at work there.
+            return
+        self._register_at = self._clock.monotonic() + self._timings.retry_longest
+        self._tell_failure(_TABLES, error)
 
     def _next_try(self, definition: Definition) -> float:
         """When to compare the same files again: for watched files, when they change."""
@@ -143,10 +176,13 @@ class DatasetThread:
             return
         if error.action is Action.RETRY:
             self._again_at = self._clock.monotonic() + self._timings.retry_longest
+        self._tell_failure(_COMPARISON, error)
+
+    def _tell_failure(self, what: str, error: ChangefeedError) -> None:
         text = " ".join(filter(None, (error.message, error.detail and f"({error.detail})")))
-        if text == self._told:
+        if text == self._told.get(what):
             return
-        self._told = text
+        self._told[what] = text
         log.warning("dataset %s: %s %s", self._name, error.code.number, text)
         for job in self._catalog.jobs(include_finished=False):
             if job.source == self._name:

@@ -35,6 +35,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.dataset.model import DatasetColumn
+from changefeed.dataset.tables import Registration, check_tables
 from changefeed.feeds.message_cache import DEFAULT_BYTES, MessageCache
 from changefeed.feeds.runner import FeedServices
 from changefeed.node.datasets import DatasetThreads
@@ -288,6 +289,11 @@ class Node:
             from changefeed.dataset.incoming import extract_columns
 
             return extract_columns(session, location, form, delimiter)
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables; starts Spark if it does not run yet."""
+        with self.spark.use("dataset tables") as session:
+            check_tables(session, registration)
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
         """What a VERIFY CHANGEFEED of another process finds; it stops soon after ``gone`` says that

@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableSchema
 from changefeed.dataset.model import DatasetColumn
+from changefeed.dataset.tables import Registration
 from changefeed.query.exchange import compiled_text, query_of
 from changefeed.query.model import CompiledQuery
 from changefeed.statements.inquiry import (
@@ -40,6 +41,10 @@ class SparkAnswers(Protocol):
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
         """The columns of an extract."""
+        ...
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables."""
         ...
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
@@ -82,6 +87,10 @@ class NodeAnswers:
             return compiled_text(self._spark.compile_query(*query_of(question.body)))
         if question.kind == QuestionKind.VERIFY:
             return result_text(self._spark.verify(question.body, lambda: self._gone(question)))
+        if question.kind == QuestionKind.TABLES:
+            asked = json.loads(question.body)
+            self._spark.check_tables(Registration(asked["owner"], tuple(asked["names"])))
+            return ""
         columns = self._spark.extract_columns(**json.loads(question.body))
         return json.dumps([asdict(column) for column in columns])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.dataset.extracts import DATE_OF_NAME, effective_date
-from changefeed.dataset.model import Extract, Hash
+from changefeed.dataset.model import Extract, Hash, table_name
 from changefeed.options import OptionReader, to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.own_options import split_options
@@ -24,6 +24,11 @@ DATASET_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "columns": ((), "Names and types; read from the first extract when not given."),
     "current_path": ((), "The folder of the current dataset."),
     "history_path": ((), "The folder of the history; beside the current dataset when not given."),
+    "current_table": (
+        (),
+        "The table of Spark's catalog that shows the current dataset: db.orders.",
+    ),
+    "history_table": ((), "The table of Spark's catalog that shows the history."),
     "hash": (("xxhash", "md5"), "How rows are compared."),
     "extract_format": (
         ("csv", "parquet", "orc", "json"),
@@ -41,6 +46,7 @@ class DatasetOptions:
     Attributes:
         every: seconds.
         date: None is the day of each comparison.
+        current_table: ``database.table``, as ``history_table``.
         folders: ``current_path`` and ``history_path`` as written, where they are.
     """
 
@@ -53,6 +59,8 @@ class DatasetOptions:
     form: str | None = None
     delimiter: str = ","
     header: bool = True
+    current_table: str | None = None
+    history_table: str | None = None
     others: tuple[nodes.Option, ...] = ()
 
 
@@ -68,6 +76,7 @@ def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") ->
         _check_choice(name, value, reading)
     every = _every(given.get("every"), reading)
     date = _date(given.get("effective_date"), reading)
+    tables = {name: _table(name, given, reading) for name in ("current_table", "history_table")}
     raise_all(reading.problems)
     words = {name: value.text.strip() for name, value in given.items()}
     return DatasetOptions(
@@ -80,6 +89,8 @@ def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") ->
         words.get("extract_format", "").lower() or None,
         given["extract_delimiter"].text if "extract_delimiter" in given else ",",
         words.get("extract_header", "yes").lower() == "yes",
+        tables["current_table"],
+        tables["history_table"],
         others,
     )
 
@@ -112,6 +123,20 @@ def _every(value: nodes.Literal | None, reading: OptionReader) -> float | None:
         "write every = '1h'.",
     )
     return None
+
+
+def _table(name: str, given: Mapping[str, nodes.Literal], reading: OptionReader) -> str | None:
+    if name not in given:
+        return None
+    try:
+        return table_name(given[name].text)
+    except ValueError as error:
+        reading.problem(
+            Code.INVALID_OPTION_VALUE,
+            f"option {name} must be {error}",
+            to_span(given[name].span),
+        )
+        return None
 
 
 def _date(value: nodes.Literal | None, reading: OptionReader) -> dt.date | str | None:

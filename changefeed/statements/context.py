@@ -31,6 +31,7 @@ from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from changefeed.dataset.model import DatasetColumn
+    from changefeed.dataset.tables import Registration
     from changefeed.log import LogReader
     from changefeed.query.evaluate import QuerySessions
     from sinks.base import SparkAccess
@@ -58,6 +59,15 @@ class FeedHost(Protocol):
 
         Raises:
             ChangefeedError: CF1204, CF1302 of the extract; CF4003 there is no Spark here.
+        """
+        ...
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables in Spark's catalog.
+
+        Raises:
+            ChangefeedError: see :func:`changefeed.dataset.tables.check_tables`; CF4003 there is no
+                Spark here.
         """
         ...
 
@@ -136,6 +146,14 @@ class NoHost:
             ChangefeedError: see :meth:`.inquiry.NodeInquiry.extract_columns`.
         """
         return NodeInquiry(self._catalog).extract_columns(location, form, delimiter)
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables, by the node's Spark.
+
+        Raises:
+            ChangefeedError: see :meth:`.inquiry.NodeInquiry.check_tables`.
+        """
+        NodeInquiry(self._catalog).check_tables(registration)
 
     @property
     def spark_elsewhere(self) -> bool:

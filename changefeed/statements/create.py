@@ -195,6 +195,7 @@ def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
             span=to_span(statement.name_span),
         )
     made = datasets.translate(statement, context)
+    datasets.check_tables(made, statement.options, context)
     before = datasets.keep_connection(made, context)
     try:
         return create(made.statement, context)

@@ -7,7 +7,7 @@ stay, and a later statement of the same name goes on with them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -26,7 +26,8 @@ from changefeed.dataset.definition import (
     uri_of,
 )
 from changefeed.dataset.extracts import ExtractSchedule, check_schedule, next_extract
-from changefeed.dataset.model import SCHEMA, DatasetColumn
+from changefeed.dataset.model import SCHEMA, DatasetColumn, table_name
+from changefeed.dataset.tables import Registration
 from changefeed.options import parse_options, to_span
 from changefeed.plan.dataset_options import DATASET_OPTIONS, DatasetOptions, parse_dataset_options
 from changefeed.plan.sink_resolution import find_sink
@@ -79,6 +80,8 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
         form=own.form,
         delimiter=own.delimiter,
         header=own.header,
+        current_table=own.current_table,
+        history_table=own.history_table,
     )
     definition = Definition(dataset, schedule)
     uri = uri_of(definition)
@@ -100,6 +103,27 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     )
     now = context.clock.now().wall
     return DatasetPlan(definition, Connection(name, uri, now, sink_location(uri)), plain)
+
+
+def check_tables(made: DatasetPlan, options: Sequence[nodes.Option], context: Context) -> None:
+    """Refuse tables of Spark's catalog that the dataset could not have; asks Spark where the
+    statement names any.
+
+    Raises:
+        ChangefeedError: see :func:`changefeed.dataset.tables.check_tables`.
+    """
+    registration = Registration.of(made.definition.dataset)
+    if not registration.names:
+        return
+    try:
+        context.host.check_tables(registration)
+    except ChangefeedError as error:
+        given = [o for o in options if o.name in ("current_table", "history_table")]
+        # One name may begin with the other.
+        told = [o for o in given if o.value and table_name(o.value.text) in error.message]
+        about = max(told or given[:1], key=lambda o: len(o.value.text) if o.value else 0)
+        error.span = error.span or to_span(about.span)
+        raise
 
 
 def keep_connection(made: DatasetPlan, context: Context) -> str | None:
@@ -156,6 +180,10 @@ def explained(definition: Definition) -> Iterator[tuple[str, str]]:
         f"key {keys}" + (f"; a difference in {ignored} is no update" if ignored else ""),
     )
     yield "dataset", f"current dataset {dataset.current}, history {dataset.history}"
+    named = ((dataset.current_table, "current dataset"), (dataset.history_table, "history"))
+    tables = ", ".join(f"{name} ({what})" for name, what in named if name is not None)
+    if tables:
+        yield "dataset", f"tables of Spark's catalog: {tables}"
 
 
 def _check_options(statement: nodes.CreateDataset, own: DatasetOptions, context: Context) -> None:

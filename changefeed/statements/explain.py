@@ -57,8 +57,20 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     given = None if dataset is None else dataset.connection
     around = replace(context.surroundings(probing=True), given=given)
     plan, problems = check_create(plain, around)
-    warnings = source_warnings(plan.source.source, plan.tables, context) if plan else []
-    rows += problem_rows(plan, problems, warnings, context.text, plain, _read_from(plain, context))
+    if dataset is not None:
+        try:
+            datasets.check_tables(dataset, statement.statement.options, context)
+        except ChangefeedError as error:
+            problems = [*problems, error]
+    # A dataset's connection does not exist yet, and datasets have no warnings.
+    warnings = (
+        source_warnings(plan.source.source, plan.tables, context)
+        if plan is not None and dataset is None
+        else []
+    )
+    written = plain if dataset is None else statement.statement
+    read_from = _read_from(plain, context)
+    rows += problem_rows(plan, problems, warnings, context.text, written, read_from)
     return _checked(rows, problems[0] if problems else None)
 
 

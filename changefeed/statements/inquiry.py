@@ -21,6 +21,7 @@ from grammar.printer import to_sql
 
 if TYPE_CHECKING:
     from changefeed.dataset.model import DatasetColumn
+    from changefeed.dataset.tables import Registration
 
 #: Seconds to wait for an answer: a node may start Spark for it, on a busy machine or a cluster.
 ANSWER_SECONDS = 180.0
@@ -35,6 +36,7 @@ class QuestionKind(StrEnum):
 
     QUERY = "query"
     COLUMNS = "columns"
+    TABLES = "tables"
     VERIFY = "verify"
 
 
@@ -81,6 +83,15 @@ class NodeInquiry:
         return tuple(
             DatasetColumn(**c) for c in json.loads(self._answer(QuestionKind.COLUMNS, body))
         )
+
+    def check_tables(self, registration: Registration) -> None:
+        """Whether a dataset could have its tables in the node's Spark catalog.
+
+        Raises:
+            ChangefeedError: see :func:`changefeed.dataset.tables.check_tables`; CF4003, no node
+                runs, or it does not answer.
+        """
+        self._answer(QuestionKind.TABLES, json.dumps(asdict(registration)))
 
     def verify(self, statement: nodes.Verify) -> str:
         """What VERIFY CHANGEFEED finds, as :mod:`.verified` writes it, however long the node takes.

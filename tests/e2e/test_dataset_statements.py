@@ -148,6 +148,11 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, extract = 'ful'", "unknown extract")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, every = 'x'", "is no interval")
     refused(f"{place} KEY (id) INTO 'nul://' WITH {columns}", "unsupported sink|nul")
+    table = f"{place} KEY (id) INTO 'null://' WITH {columns}, history_table"
+    refused(f"{table} = 'a.b.c'", "option history_table must be a table of Spark's session catalog")
+    refused(f"{table} = 'db.t'", "session catalog is in memory", "catalogImplementation=hive")
+    again = f"{table} = 'db.t', current_table = 'db.T'"
+    refused(again, "table db.t cannot be both current_table and history_table")
     refused(f"'jdbc:x://h/d#t' KEY (id) INTO 'null://' WITH {columns}", "option every is needed")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, initial_scan = 'only'", "goes on")
     feeds.connect(c="postgresql://h/d")

@@ -18,6 +18,7 @@ from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.dataset.model import DatasetColumn
+from changefeed.dataset.tables import Registration
 from changefeed.options import Options, mask_statement
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.evaluate import QuerySessions
@@ -286,6 +287,9 @@ class FakeNode:
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
         raise AssertionError("no statement of these tests reads an extract")
+
+    def check_tables(self, registration: Registration) -> None:
+        raise AssertionError("no statement of these tests registers a table")
 
     @property
     def spark_elsewhere(self) -> bool:

@@ -57,6 +57,14 @@ def test_defaults(tmp_path: Path) -> None:
         ("name: d", "name: d\nhash: sha", "hash must be one of xxhash, md5", ""),
         ("/data/history", "s3://bucket/h", "history_table_path must be a folder that this", ""),
         ("/data/history", "/data/current", "history_table_path must be a folder of its own", ""),
+        ("columns:", "current_table: a.b.c\ncolumns:", "current_table must be a table of", ""),
+        ("columns:", "history_table: d.o-d\ncolumns:", "history_table must be a table of", ""),
+        (
+            "columns:",
+            "current_table: db.T\nhistory_table: db.t\ncolumns:",
+            "table db.t cannot be both",
+            "another",
+        ),
         ("columns:", "columns: [", "is not valid YAML, line", ""),
     ],
 )
@@ -66,6 +74,20 @@ def test_wrong_config(tmp_path: Path, old: str, new: str, message: str, hint: st
         read_config(written(tmp_path, GOOD.replace(old, new, 1)))
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("orders", "default.orders"),
+        ("Db.Orders_1", "db.orders_1"),
+        ("spark_catalog.`db`.`orders`", "db.orders"),
+    ],
+)
+def test_names_of_tables(tmp_path: Path, text: str, name: str) -> None:
+    config = GOOD.replace("columns:", f"history_table: {text}\ncolumns:")
+    dataset = read_config(written(tmp_path, config))
+    assert (dataset.current_table, dataset.history_table) == (None, name)
 
 
 def test_missing_file(tmp_path: Path) -> None:

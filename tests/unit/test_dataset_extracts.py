@@ -148,7 +148,14 @@ def test_definition_survives_its_uri() -> None:
     assert [c.key for c in plain.columns] == [True, False, False]
     assert [c.nullable for c in plain.columns] == [False, True, True]
     other = replace(
-        plain, extract=Extract.DELTA, hash=Hash.MD5, format="csv", delimiter="|", header=False
+        plain,
+        extract=Extract.DELTA,
+        hash=Hash.MD5,
+        format="csv",
+        delimiter="|",
+        header=False,
+        current_table="db.stock",
+        history_table="default.stock_history",
     )
     for dataset in (plain, other):
         for schedule in schedules:
@@ -173,6 +180,11 @@ def test_password_of_a_driver_is_not_shown() -> None:
         (("extract=full", "extract=all"), "extract of the dataset must be one of full, delta"),
         (("keys=id", "keys=no"), "has no column no"),
         (("history=/data/d_history", "history=/data/d"), "are two folders"),
+        (("hash=", "current_table=a.b.c&hash="), "current_table of the dataset must be a table of"),
+        (
+            ("hash=", "current_table=t&history_table=default.T&hash="),
+            "table default.t cannot be both current_table and history_table",
+        ),
     ],
 )
 def test_wrong_definitions(change: tuple[str, str], said: str) -> None:

@@ -19,6 +19,7 @@ from changefeed.core.clock import ManualClock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.dataset.model import DatasetColumn
+from changefeed.dataset.tables import Registration
 from changefeed.node.questions import NodeAnswers
 from changefeed.query.exchange import compiled_of, compiled_text, query_of, query_text
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
@@ -51,6 +52,7 @@ class FakeSpark:
         self.error: Exception | None = None
         self.queries: list[tuple[TableSchema, nodes.Query]] = []
         self.extracts: list[tuple[str, str | None, str]] = []
+        self.registrations: list[Registration] = []
         self.verified = Result()
         self.statements: list[str] = []
         self.gone: Callable[[], bool] = lambda: False
@@ -66,6 +68,11 @@ class FakeSpark:
     ) -> tuple[DatasetColumn, ...]:
         self.extracts.append((location, form, delimiter))
         return COLUMNS
+
+    def check_tables(self, registration: Registration) -> None:
+        self.registrations.append(registration)
+        if self.error is not None:
+            raise self.error
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
         self.statements.append(statement)
@@ -129,6 +136,16 @@ def test_a_node_checks_a_query_with_the_places_of_its_words(
 def test_a_node_reads_the_columns_of_an_extract(catalog: Catalog, spark: FakeSpark) -> None:
     assert NodeInquiry(catalog).extract_columns("/in/*.csv", None, ";") == COLUMNS
     assert spark.extracts == [("/in/*.csv", None, ";")]
+
+
+def test_a_node_checks_the_tables_of_a_dataset(catalog: Catalog, spark: FakeSpark) -> None:
+    asked = Registration("/data/current", ("db.orders", "db.orders_history"))
+    NodeInquiry(catalog).check_tables(asked)
+    assert spark.registrations == [asked]
+    spark.error = ChangefeedError(Code.TARGET_NOT_OURS, "table db.orders exists", hint="drop it.")
+    with pytest.raises(ChangefeedError, match=r"table db\.orders exists") as caught:
+        NodeInquiry(catalog).check_tables(asked)
+    assert (caught.value.code, caught.value.hint) == (Code.TARGET_NOT_OURS, "drop it.")
 
 
 def test_a_node_compares_a_feed_and_knows_when_nobody_waits_any_more(
