@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,14 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.sources.postgres.assemble import Assembler
+from changefeed.sources.postgres.continuity import Redelivery, Witness
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.lsn import position_of
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import TableDetails
+from changefeed.sources.postgres.visibility import Visibility
 from tests.helpers.postgres_messages import (
     Table,
     begin,
@@ -82,7 +84,16 @@ def conversation() -> Iterator[tuple[bytes, Seen]]:
     yield ended(110, 14, *large), [("t", key, 14) for key in range(20, 40)]
 
 
-def arrive(folder: Path, pieces: int, limit: int, data: bytes, small: int) -> list[Flush]:
+def arrive(
+    folder: Path,
+    pieces: int,
+    limit: int,
+    data: bytes,
+    small: int,
+    *,
+    visibility: Visibility | None = None,
+    redelivery: Redelivery | None = None,
+) -> list[Flush]:
     """The flushes, ``pieces`` bytes of the network at a time."""
     known = {table.oid: table for table in (T, U)}
 
@@ -94,8 +105,11 @@ def arrive(folder: Path, pieces: int, limit: int, data: bytes, small: int) -> li
         into[:count] = some[:count]
         return count
 
-    relations = Relations("shop", describe, lambda schema: schema.with_version(1))
-    assembler = Assembler(START, relations, Spool(folder, limit), small=small)
+    relations = Relations(
+        "shop", describe, lambda schema: schema.with_version(1), visibility=visibility
+    )
+    spool = Spool(folder, limit)
+    assembler = Assembler(START, relations, spool, small=small, redelivery=redelivery)
     inbox, left, flushes = Inbox(limit), memoryview(data), []
     while left:
         left = left[inbox.fill(partial(receive, left[:pieces])) :]
@@ -146,3 +160,32 @@ def test_a_commit_ends_one_transaction(tmp_path: Path) -> None:
     with pytest.raises(ChangefeedError, match="without a begin") as caught:
         arrive(tmp_path, len(data), 1 << 16, data, 0)
     assert caught.value.code.number == "CF2105"
+
+
+@pytest.mark.parametrize("pieces", [1 << 16, 101, 37])
+def test_rows_that_come_again_are_seen_however_they_arrive(tmp_path: Path, pieces: int) -> None:
+    """The last piece of the transaction has none: they were seen in those before."""
+    witness = Witness(7, 2, 7)
+    redelivery = Redelivery(witness, begin=5, frontier=10, settled=lambda: None)
+    rows = [insert(T, key, value="x" * 150) for key in range(3)]
+    data = relation(T) + ended(7, 2, insert(T, 9)) + ended(8, 3, *rows)
+    with pytest.raises(ChangefeedError, match="transaction 3 committed at 0/8") as caught:
+        arrive(tmp_path, pieces, 300, data, 0, redelivery=redelivery)
+    assert caught.value.code.number == "CF2104"
+    # One without rows of ours says nothing about the history.
+    quiet = relation(T) + ended(7, 2, insert(T, 9)) + ended(8, 3) + ended(20, 5, insert(T, 1))
+    redelivery = Redelivery(witness, begin=5, frontier=10, settled=lambda: None)
+    flushes = arrive(tmp_path, pieces, 300, quiet, 0, redelivery=redelivery)
+    assert seen(flushes) == [("t", 1, 5)]
+
+
+def test_only_a_transaction_that_announces_a_table_is_waited_for(tmp_path: Path) -> None:
+    waited: list[set[int]] = []
+
+    def unseen(xids: Collection[int]) -> set[int]:
+        waited.append(set(xids))
+        return set()
+
+    data = relation(T) + ended(20, 5, insert(T, 1)) + ended(30, 6, relation(U), insert(U, 2))
+    arrive(tmp_path, len(data), 1 << 16, data, 0, visibility=Visibility(unseen))
+    assert waited == [{6}]
