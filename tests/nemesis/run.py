@@ -187,7 +187,9 @@ class Run:
         self.go_without_looking(SECONDS / 40)
         blind = loss.blind or self.chance.random() < 0.3
         if loss.blind:
-            # Only what was read can be missing in the history of a server that is restored.
+            # Only what was read can be missing in the history of a server that is restored. Scans
+            # are owed, too, and wait for every open transaction.
+            self.end_transactions()
             for end in self.ends:
                 end.catch_up(self.service)
         if blind:
@@ -199,13 +201,17 @@ class Run:
 
     def rescan(self) -> None:
         """Wait until every feed has said that it lost something, and have it read again."""
-        self.note(self.writer.release())
-        self.note(self.writer.end_prepared())  # a new slot waits for every open transaction
+        self.end_transactions()  # a new slot waits for all
         for end in self.ends:
             until(partial(self._lost, end.name), f"{end.name} says that changes are lost")
         for end in self.ends:
             until(partial(self._rescanned, end.name), f"{end.name} has everything")
             self.note(f"{end.name} has everything")
+
+    def end_transactions(self) -> None:
+        """End those that the writer has left open."""
+        self.note(self.writer.release())
+        self.note(self.writer.end_prepared())
 
     def _rescanned(self, feed: str) -> bool:
         """One table after the other fails: somebody who is quick does it again."""
@@ -239,8 +245,7 @@ class Run:
 
     def settle(self) -> None:
         """Let everything that was stopped go on, and wait until the feeds have it all."""
-        self.note(self.writer.release())
-        self.note(self.writer.end_prepared())
+        self.end_transactions()
         for feed in sorted(self._without_extra):
             self.note(self._join(feed))
         for end in self.ends:
@@ -259,7 +264,8 @@ class Run:
             if not failed:
                 raise
             self.note(f"{end.name}: {error.message}")
-            self.note(self._statement(f"ALTER CHANGEFEED {end.name} RESCAN extra"))
+            names = ", ".join(table.table.name for table in failed)
+            self.note(self._statement(f"ALTER CHANGEFEED {end.name} RESCAN {names}"))
             return False
         return True
 
