@@ -77,6 +77,7 @@ class SnapshotScan(threading.Thread):
         self._stopping = threading.Event()
         self._group = f"scan-{host.job_id}-{id(self)}"
         self._began = 0.0
+        self._opening = False
         self._work: ScanWork | None = None
 
     @property
@@ -106,6 +107,8 @@ class SnapshotScan(threading.Thread):
         name = "rescan" if all(t.progress.rescan_owed for t in tables) else "initial scan"
         if all(t.repair is not None for t in tables):
             name = "repair of rows"
+        if self._opening:
+            return f"{name}: waits for the source's snapshot"
         text = f"{name}: {done} of {len(tables)} tables, {rows} of about {total} rows"
         if share > 0.01 and self._began:
             left = (self._clock.monotonic() - self._began) * (1 - share) / share
@@ -136,7 +139,9 @@ class SnapshotScan(threading.Thread):
             # An idle source's image has the instant of the last frontier, which consumers may
             # have been told is complete.
             source_runtime.log.wait_above(self._host.promised, self._stopping)
+        self._opening = True
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
+            self._opening = False
             self.at = source_runtime.log.wait_position(snapshot.position, self._stopping)
             self._began = self._clock.monotonic()
             self._host.wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -148,6 +149,31 @@ def test_a_forgotten_transaction_is_named(postgres: Database, source: PostgresSo
         assert caught.value.code.number == "CF2005"
         assert f"pid {forgotten.info.backend_pid} of postgres" in caught.value.detail
     until(lambda: postgres.slots() == [])
+
+
+def test_the_log_names_the_transactions_that_a_scan_waits_for(
+    own_postgres_factory: Callable[..., PostgresCluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it waits; also prepared ones, which belong to no process."""
+    server = own_postgres_factory(16, max_prepared_transactions="2")
+    with server.database() as db, db.connect(autocommit=False) as open_one:
+        db.execute("create table t (id int)")
+        db.execute("begin; insert into t values (1); prepare transaction 'nightly'")
+        open_one.execute("insert into t values (2)")
+        opened: list[PostgresSnapshot] = []
+
+        def scan() -> None:
+            opened.append(PostgresSnapshot(db.uri, "shop", told_after_seconds=0.1))
+
+        scanning = threading.Thread(target=scan)
+        scanning.start()
+        until(lambda: "transactions have ended" in caplog.text, "the log names them")
+        assert f"pid {open_one.info.backend_pid} of postgres, open for" in caplog.text
+        assert 'prepared "nightly" of postgres, for' in caplog.text and not opened
+        open_one.rollback()
+        db.execute("commit prepared 'nightly'")
+        scanning.join()
+        opened[0].close()
 
 
 def test_no_free_slot_is_a_retry(

@@ -14,12 +14,13 @@ is read, and why DDL does no harm meanwhile, is in :mod:`changefeed.sources.post
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -58,6 +59,11 @@ from changefeed.sources.postgres.standby import Prompter, await_replay
 #: How long to wait for transactions that were open when the scan began.
 CONSISTENT_SECONDS = 300.0
 
+#: After this long the log names the transactions that are waited for.
+TOLD_AFTER_SECONDS = 10.0
+
+_logger = logging.getLogger(__name__)
+
 #: A table is never cut into more parts than this.
 MOST_PARTS = 10_000
 
@@ -74,8 +80,12 @@ class PostgresSnapshot:
         *,
         primary: str | None = None,
         consistent_seconds: float = CONSISTENT_SECONDS,
+        told_after_seconds: float = TOLD_AFTER_SECONDS,
     ) -> None:
         """Take the snapshot. ``primary``: of the standby that ``uri`` leads to.
+
+        It begins when the transactions have ended that are open now: the log names them after
+        ``told_after_seconds``, and ``consistent_seconds`` is the longest wait.
 
         Raises:
             ChangefeedError: CF2005 when open transactions or a lack of free slots prevent it,
@@ -90,7 +100,8 @@ class PostgresSnapshot:
         replication = connect_replication(uri)
         try:
             with Prompter(primary) if primary else nullcontext():
-                lsn, exported = _export(primary or uri, replication, consistent_seconds)
+                with _told_after(told_after_seconds, primary or uri):
+                    lsn, exported = _export(primary or uri, replication, consistent_seconds)
             self._holder = connect(uri)
             try:
                 with source_errors("open the snapshot of the initial scan"):
@@ -238,7 +249,7 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
             f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
         ).fetchone()
     except errors.QueryCanceled as error:
-        raise _open_transactions(uri, seconds) from error
+        raise _waited_in_vain(uri, seconds) from error
     except errors.ConfigurationLimitExceeded as error:
         raise ChangefeedError(
             Code.SOURCE_BUSY,
@@ -279,8 +290,43 @@ def _cancel(connection: psycopg.Connection[Any]) -> None:
         return
 
 
-def _open_transactions(uri: str, seconds: float) -> ChangefeedError:
+@contextmanager
+def _told_after(seconds: float, uri: str) -> Iterator[None]:
+    """The log names who is waited for if the block takes longer."""
+    timer = threading.Timer(seconds, _tell_open_transactions, args=(uri,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell_open_transactions(uri: str) -> None:
+    try:
+        who = _open_transactions(uri)
+    except ChangefeedError as error:
+        _logger.warning("the initial scan cannot see what it waits for: %s", error.message)
+        return
+    _logger.warning(
+        "the initial scan begins when the transactions have ended that were open before it: %s",
+        who or "none is open at the moment",
+    )
+
+
+def _waited_in_vain(uri: str, seconds: float) -> ChangefeedError:
     """The error that names who was waited for."""
+    return ChangefeedError(
+        Code.SOURCE_BUSY,
+        f"the initial scan could not begin within {seconds:.0f} s: a transaction does not end",
+        detail=_open_transactions(uri),
+        hint="COMMIT or ROLLBACK it, or SELECT pg_terminate_backend(pid); also look into "
+        "pg_prepared_xacts.",
+    )
+
+
+def _open_transactions(uri: str) -> str:
+    """The oldest transactions that have written something, and prepared ones."""
     with connect(uri) as connection, source_errors("look for open transactions"):
         rows = connection.execute(
             """
@@ -290,14 +336,15 @@ def _open_transactions(uri: str, seconds: float) -> ChangefeedError:
             ORDER BY xact_start LIMIT 3
             """
         ).fetchall()
+        prepared = connection.execute(
+            """
+            SELECT gid, owner, extract(epoch FROM now() - prepared)::int
+            FROM pg_catalog.pg_prepared_xacts ORDER BY prepared LIMIT 3
+            """
+        ).fetchall()
     who = [f"pid {pid} of {user}, open for {age} s" for pid, user, age in rows]
-    return ChangefeedError(
-        Code.SOURCE_BUSY,
-        f"the initial scan could not begin within {seconds:.0f} s: a transaction does not end",
-        detail="; ".join(who),
-        hint="COMMIT or ROLLBACK it, or SELECT pg_terminate_backend(pid); also look into "
-        "pg_prepared_xacts.",
-    )
+    who += [f'prepared "{gid}" of {owner}, for {age} s' for gid, owner, age in prepared]
+    return "; ".join(who)
 
 
 # ------------------------------------------------------------------------- parts
