@@ -6,11 +6,12 @@ import threading
 from collections.abc import Collection, Iterable
 
 from changefeed.capture.process import Notice
-from changefeed.capture.table_identity import Known, LostTable, missing, moved
+from changefeed.capture.table_identity import Known, LostTable, missing
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import renamed
 from changefeed.core.telemetry import log
 from changefeed.sources.base import Source, TableLocations
 
@@ -91,7 +92,7 @@ class LostTables:
         with self._lock:
             if known not in self._wanted or known in self._lost:
                 return False
-            error = moved(table, now)
+            error = renamed(table, now)
             at = Timestamp.parse(notice.at)
             self._lost[known] = LostTable(error, dropped=False, at=at, now=now)
         log.warning("source %s: %s is %s now", self._name, table, now)

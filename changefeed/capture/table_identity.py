@@ -15,6 +15,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import renamed
 from changefeed.sources.base import TableLocations
 
 #: A name, and the source's number of the table that a feed means by it (0: not known).
@@ -58,7 +59,7 @@ def _reason(table: TableName, table_id: int, seen: TableLocations) -> Changefeed
     again = table in seen.ids
     now = seen.names.get(table_id)
     if now is not None:
-        return moved(table, now, "; another table has that name now" if again else "")
+        return renamed(table, now, "another table has that name now" if again else "")
     if again:
         return ChangefeedError(
             Code.TABLE_REPLACED, f"{name} was dropped and created again: it is another table"
@@ -67,16 +68,6 @@ def _reason(table: TableName, table_id: int, seen: TableLocations) -> Changefeed
         Code.TABLE_REPLACED,
         f"{name} was dropped",
         hint="ALTER CHANGEFEED .. DROP the table, or DROP the feed if it was the only one.",
-    )
-
-
-def moved(table: TableName, now: TableName, more: str = "") -> ChangefeedError:
-    """A table was renamed."""
-    return ChangefeedError(
-        Code.TABLE_REPLACED,
-        f'table "{table.schema}.{table.name}" was renamed to "{now.schema}.{now.name}"{more}',
-        hint=f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name}, then ADD "
-        f"{now.schema}.{now.name}: it is scanned again.",
     )
 
 

@@ -22,7 +22,13 @@ from changefeed.catalog.model import (
     TableState,
     check_move,
 )
-from changefeed.catalog.progress import delete_table, insert_tables, rescan_table, set_topic
+from changefeed.catalog.progress import (
+    delete_table,
+    insert_tables,
+    rescan_table,
+    set_name,
+    set_topic,
+)
 from changefeed.catalog.rate import RateWindow
 from changefeed.catalog.rows import Lease
 from changefeed.catalog.sources import begin_source
@@ -258,6 +264,7 @@ class Jobs(CatalogPart):
         add: Sequence[TableProgress] = (),
         drop: Sequence[TableName] = (),
         topics: Mapping[TableName, str] | None = None,
+        renamed: Mapping[TableName, TableName] | None = None,
         rescan: Mapping[TableName, int] | None = None,
         repair: Mapping[TableName, RowRepair] | None = None,
         renew_log: bool = False,
@@ -265,7 +272,8 @@ class Jobs(CatalogPart):
     ) -> Job:
         """Change what a feed is, all in one step; raises its generation by one.
 
-        ``add`` and ``drop`` are tables, ``topics`` new topic names of tables that stay.
+        ``add`` and ``drop`` are tables. ``renamed`` has the present names of tables that stay, by
+        which ``topics`` (new topic names) and ``rescan`` know them.
         ``rescan`` are tables that are scanned again (one that failed starts again by that), and
         the number of another table that has the name by now, else 0. ``repair`` are tables of which
         only some rows are read again. ``renew_log`` asks for a
@@ -299,13 +307,15 @@ class Jobs(CatalogPart):
             for table in drop:
                 delete_table(transaction, job_id, table)
             insert_tables(transaction, job_id, add, self._now())
+            for table, now in (renamed or {}).items():
+                set_name(transaction, job_id, table, now)
             for table, topic in (topics or {}).items():
                 set_topic(transaction, job_id, table, topic)
             for table, table_id in (rescan or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
             for table, rows in (repair or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, repair=rows)
-            changed = _changes(job, values, add, drop, rescan or {}, repair or {})
+            changed = _changes(job, values, add, drop, renamed or {}, rescan or {}, repair or {})
             if changed:
                 record(transaction, self._now(), job_id, "altered", changed)
             if renew_log:
@@ -411,12 +421,14 @@ def _changes(
     values: Mapping[str, Any],
     add: Sequence[TableProgress],
     drop: Sequence[TableName],
+    renamed: Mapping[TableName, TableName],
     rescan: Mapping[TableName, int],
     repair: Mapping[TableName, RowRepair],
 ) -> str:
     """What an ALTER changes, without the values of options, which may be secret; empty: nothing."""
     parts = [f"tables added: {_listed(table.table for table in add)}"] if add else []
     parts += [f"tables dropped: {_listed(drop)}"] if drop else []
+    parts += [f"{table} is followed as {now}" for table, now in renamed.items()]
     parts += [f"tables scanned again: {_listed(rescan)}"] if rescan else []
     parts += [f"rows read again by key: {_listed(repair)}"] if repair else []
     if "options" in values:

@@ -267,16 +267,8 @@ class Progress(CatalogPart):
             check_lease(transaction, lease)
             if transaction.execute(select(_table).where(_is(job_id, new))).one_or_none():
                 return None
-            row = transaction.execute(select(_table).where(_is(job_id, old))).one_or_none()
-            if row is None:
+            if not set_name(transaction, job_id, old, new):
                 return None
-            original = _original_text(_progress(row).renamed(new).original)
-            transaction.execute(
-                update(_table)
-                .where(_is(job_id, old))
-                .values(schema=new.schema, name=new.name, original=original)
-            )
-            note_name(transaction, new, row.table_id)
             _raise_generation(transaction, job_id, now)
             transaction.execute(
                 update(_job)
@@ -372,6 +364,22 @@ def delete_table(transaction: Transaction, job_id: int, name: TableName) -> None
 def set_topic(transaction: Transaction, job_id: int, name: TableName, topic: str) -> None:
     """Let a table of a job go to another topic from now on."""
     transaction.execute(update(_table).where(_is(job_id, name)).values(topic=topic))
+
+
+def set_name(transaction: Transaction, job_id: int, old: TableName, new: TableName) -> bool:
+    """Give a table of a job the name that it has at the source now; false if the job has no table
+    of the old name."""
+    row = transaction.execute(select(_table).where(_is(job_id, old))).one_or_none()
+    if row is None:
+        return False
+    original = _original_text(_progress(row).renamed(new).original)
+    transaction.execute(
+        update(_table)
+        .where(_is(job_id, old))
+        .values(schema=new.schema, name=new.name, original=original)
+    )
+    note_name(transaction, new, row.table_id)
+    return True
 
 
 def rescan_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 
 
@@ -27,6 +27,22 @@ class TableFailure(Exception):
     def __init__(self, table: TableName) -> None:
         super().__init__(str(table))
         self.table = table
+
+
+def renamed(table: TableName, now: TableName, hindrance: str = "") -> ChangefeedError:
+    """CF2106: a table has another name, and its feed did not follow it.
+
+    ``hindrance`` is why it cannot; without one RESCAN goes on with the table under its new name.
+    """
+    was, name = (f"{known.schema}.{known.name}" for known in (table, now))
+    hint = f"ALTER CHANGEFEED .. RESCAN {was} continues with the table under its present name."
+    if hindrance:
+        hint = f"ALTER CHANGEFEED .. DROP {was}, then ADD {name}: it is scanned again."
+    return ChangefeedError(
+        Code.TABLE_REPLACED,
+        f'table "{was}" was renamed to "{name}"' + f"; {hindrance}" * bool(hindrance),
+        hint=hint,
+    )
 
 
 @contextmanager

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
-from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
-from changefeed.core.table_errors import TableError, about_table
+from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.transactions import (
     TransactionOrders,
@@ -400,8 +399,8 @@ class Delivery:
         current.receipts.clear()
         if self._named_at.get(item.table) == event.at:
             # The rows before it and behind it have one instant: a crash could not tell them apart.
-            why = "; it was renamed twice in one transaction"
-            raise TableError(item.table, moved(item.table, event.new.table, why))
+            why = "it was renamed twice in one transaction"
+            raise TableError(item.table, renamed(item.table, event.new.table, why))
         on_rename(event)
 
     def _evolve(self, item: MarkItem) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from changefeed.capture.source_runtime import SourceRuntime
-from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
-from changefeed.core.table_errors import TableError
+from changefeed.core.table_errors import TableError, renamed
 from changefeed.core.telemetry import log
 from changefeed.feeds.feed import Feed
+from changefeed.plan.targets import rename_hindrance
 
 
 class TableRenames:
@@ -59,29 +59,20 @@ class TableRenames:
         holder = None if seen is None else seen.ids.get(table)
         if at is None and holder == known.table_id:
             return False
-        why = self._hindrance(feed, now)
+        query = feed.query is not None
+        why = rename_hindrance(now, feed.tables, query=query, pulled=self._pulled())
         if holder not in (None, known.table_id):
             why = "another table has that name now"
         if why:
-            raise TableError(table, moved(table, now, f"; {why}"))
+            raise TableError(table, renamed(table, now, why))
         was, is_now = (f"{name.schema}.{name.name}" for name in (table, now))
         text = f'"{was}" was renamed to "{is_now}", its target stays {known.topic}'
         generation = feed.rename_table(table, now, text, at)
         if not generation:
             if table not in feed.tables:
                 return False
-            raise TableError(table, moved(table, now, "; the feed has a table of that name"))
+            raise TableError(table, renamed(table, now, "the feed has a table of that name"))
         log.info("feed %s: %s", feed.job.name, text)
         fault_point(Point.RUNNER_AFTER_RENAME)
         self._renamed(generation)
         return True
-
-    def _hindrance(self, feed: Feed, now: TableName) -> str:
-        """Why this feed cannot continue with its table under another name; empty: it can."""
-        if feed.query is not None:
-            return "a CDC query does not follow"
-        if self._pulled():
-            return "a feed that a reader takes from the log does not follow"
-        if now in feed.tables:
-            return "the feed has a table of that name"
-        return ""

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
-from changefeed.capture.table_identity import moved
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Ddl, SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
-from changefeed.core.table_errors import TableError, about_table
+from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
 from changefeed.feeds.ddl import tell_ddl
@@ -201,7 +200,8 @@ class WindowDelivery:
             return 0
         rows = self._write(to, gathered, last_end(event.at.previous(), length))
         if item.renamed:
-            raise TableError(item.table, moved(item.table, event.new.table))
+            why = "a CDC query does not follow"
+            raise TableError(item.table, renamed(item.table, event.new.table, why))
         try:
             to.feed.recognise(event.new)
             to.feed.record_event("schema", difference(event), event.new.table, event.at)

@@ -16,6 +16,7 @@ from changefeed.catalog.model import Status, TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
+from changefeed.core.table_errors import renamed
 from changefeed.options import (
     DIFF,
     HEADERS_JSON_COLUMN_NAME,
@@ -49,10 +50,12 @@ from changefeed.plan.targets import (
     ResolvedTarget,
     matching,
     parse_targets,
+    rename_hindrance,
+    renamed_targets,
     second_messages,
     target_text,
 )
-from changefeed.sources.base import Source
+from changefeed.sources.base import Source, TableLocations
 from grammar import nodes
 from sinks import registry
 from sinks.registry import takers
@@ -61,6 +64,8 @@ from sinks.registry import takers
 @dataclass(frozen=True, slots=True)
 class AlterPlan:
     """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`.
+
+    ``renamed`` has the present names of tables that are followed; the rest goes by these names.
 
     ``rescan`` has, of each table to be scanned again, the number of another table that has its
     name by now; 0 where it is the same table.
@@ -74,6 +79,7 @@ class AlterPlan:
     add: tuple[TableStage, ...] = ()
     drop: tuple[TableName, ...] = ()
     topics: dict[TableName, str] = field(default_factory=dict)
+    renamed: dict[TableName, TableName] = field(default_factory=dict)
     rescan: dict[TableName, int] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -110,6 +116,7 @@ class _Alteration:
         self.targets: list[nodes.FeedTarget] = list(parse_targets(job.targets))
         self.added: list[TableStage] = []
         self.dropped: list[TableName] = []
+        self.renamed: dict[TableName, TableName] = {}
         self.rescans: dict[TableName, int] = {}
         self.new_scans = InitialScan.YES
         self._source: Source | None = None
@@ -145,7 +152,7 @@ class _Alteration:
         if sink is not old_sink:
             self._check_moved(sink, options)
         self._check_columns(old_options, options)
-        self._rescan_tables(options)
+        self._rescan_tables(old_sink, old_options, options)
         if self.problems:
             return None
         texts = tuple(dict.fromkeys(map(target_text, self.targets)))
@@ -158,6 +165,7 @@ class _Alteration:
             add=tuple(self.added),
             drop=tuple(self.dropped),
             topics={} if sink is old_sink else self._topics(sink, options),
+            renamed=self.renamed,
             rescan=self.rescans,
             notices=(
                 *options.notes,
@@ -483,7 +491,7 @@ class _Alteration:
 
     # -- scanning again -------------------------------------------------------------------
 
-    def _rescan_tables(self, options: Options) -> None:
+    def _rescan_tables(self, old_sink: ResolvedSink, old: Options, options: Options) -> None:
         actions = [a for a in self.statement.actions if isinstance(a, nodes.AlterRescan)]
         if not actions:
             return
@@ -512,9 +520,14 @@ class _Alteration:
             )
             return
         named = [table for action in actions for table in self._rescanned(action)]
-        replaced = self._replaced(named)
+        seen = self._located(named)
         for table in named:
-            self.rescans[table] = replaced.get(table, 0) or self._successor(table)
+            now = self._present_name(table, seen)
+            if now is not None:
+                self._follow(table, now, old_sink, old)
+                self.rescans[now] = 0
+            else:
+                self.rescans[table] = self._successor(table, seen)
 
     def _rescanned(self, action: nodes.AlterRescan) -> list[TableName]:
         if not action.tables:
@@ -528,32 +541,67 @@ class _Alteration:
                 self._not_watched(name, fits)
         return found
 
-    def _replaced(self, tables: Sequence[TableName]) -> dict[TableName, int]:
-        """The tables whose name another table has by now, and its number: those too that the feed
-        has not come to yet, and would stop at after the statement."""
-        known = {table: self.tables[table].table_id for table in tables}
+    def _located(self, tables: Sequence[TableName]) -> TableLocations:
+        """Where the tables are at the source now."""
+        ids = {self.tables[table].table_id for table in tables} - {0}
         try:
-            seen = self.source.locate(sorted(known), sorted({i for i in known.values() if i}))
+            seen = self.source.locate(sorted(tables), sorted(ids))
         except ChangefeedError:
-            return {}  # the scan meets the same trouble, and waits or says so
-        ids = {} if seen is None else seen.ids
-        return {table: ids[table] for table in ids if known[table] not in (0, ids[table])}
+            seen = None  # the scan meets the same trouble, and waits or says so
+        return seen or TableLocations({}, {})
 
-    def _successor(self, table: TableName) -> int:
-        """The number of the table that has the name of a lost one; 0 where none is lost."""
+    def _failed_with(self, table: TableName, *codes: Code) -> bool:
         known = self.tables[table]
-        if known.state is not TableState.FAILED or known.error_code != Code.TABLE_REPLACED:
-            return 0
-        try:
-            present = self.source.describe(table.schema, table.name).table_id
-        except ChangefeedError as error:
-            self.problems.append(error)
-            return 0
-        return present if present != known.table_id else 0
+        return known.state is TableState.FAILED and known.error_code in codes
+
+    def _present_name(self, table: TableName, seen: TableLocations) -> TableName | None:
+        """Under which other name a table lives on whose own name nothing has now, as its feed or
+        its scan has found."""
+        lost = self._failed_with(table, Code.TABLE_REPLACED, Code.NAME_UNKNOWN)
+        if table in seen.ids or not lost:
+            return None
+        return seen.names.get(self.tables[table].table_id)
+
+    def _follow(
+        self, table: TableName, now: TableName, sink: ResolvedSink, options: Options
+    ) -> None:
+        """Go on with a renamed table under its present name; its target in ``sink``, as it is
+        before the statement, keeps its name.
+
+        A feed follows a rename by itself while it has what came before it; here it had not.
+        """
+        progress = self.tables[table]
+        pulled = sink.capabilities.pulled
+        why = rename_hindrance(now, self.tables, query=self.job.is_query, pulled=pulled)
+        if why:
+            self.problems.append(renamed(table, now, why))
+            return
+        topic_of = None if sink.written is None else registry.topic_namer(sink.real, options)
+        texts = renamed_targets(tuple(map(target_text, self.targets)), progress, now, topic_of)
+        self.targets = list(parse_targets(texts))
+        self.tables[now] = self.tables.pop(table).renamed(now)
+        self.renamed[table] = now
+
+    def _successor(self, table: TableName, seen: TableLocations) -> int:
+        """The number of another table that has the name by now, 0 if there is none: also of one
+        that the feed has not come to yet, and would stop at after the statement."""
+        known = self.tables[table].table_id
+        present = seen.ids.get(table, 0)
+        if not present and self._failed_with(table, Code.TABLE_REPLACED):
+            try:
+                present = self.source.describe(table.schema, table.name).table_id
+            except ChangefeedError as error:
+                self.problems.append(error)
+        return 0 if known in (0, present) else present
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
         """Which tables are others by now, and what no message can say."""
         notices = [
+            f"table {table.schema}.{table.name} was renamed: the feed goes on with it as "
+            f"{now.schema}.{now.name}, and its target stays {self.tables[now].topic}"
+            for table, now in self.renamed.items()
+        ]
+        notices += [
             f"table {table.schema}.{table.name} was replaced: the feed goes on with the table that "
             "has the name now"
             for table, table_id in self.rescans.items()

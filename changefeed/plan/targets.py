@@ -6,7 +6,7 @@ the target's text, and :func:`matching` is asked again while the feed runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.catalog.model import Job, TableProgress
@@ -113,6 +113,25 @@ def _renamed(target: nodes.FeedTarget, name: nodes.QualifiedName) -> nodes.FeedT
             return nodes.DatabaseTarget(name, target.filter, target.patterns, span=target.span)
         case nodes.MessagesTarget():
             return target
+
+
+def rename_hindrance(
+    now: TableName, tables: Container[TableName], *, query: bool, pulled: bool
+) -> str:
+    """Why a feed cannot continue with one of its ``tables`` that has the name ``now`` at the
+    source; empty: it can.
+
+    Args:
+        query: the feed is a CDC query.
+        pulled: its consumer reads the rows from the log itself.
+    """
+    if query:
+        return "a CDC query does not follow"
+    if pulled:
+        return "a feed that a reader takes from the log does not follow"
+    if now in tables:
+        return "the feed has a table of that name"
+    return ""
 
 
 def renamed_targets(

@@ -27,6 +27,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         add=[stage.progress for stage in plan.add],
         drop=plan.drop,
         topics=plan.topics,
+        renamed=plan.renamed,
         rescan=plan.rescan,
         renew_log=log_is_lost,
         generation=job.generation,

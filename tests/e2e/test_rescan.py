@@ -210,3 +210,59 @@ def test_a_failed_table_starts_again(feeds: Feeds, shop: Shop) -> None:
     assert "[7]" in shop.keys("f", "u")
     last = {m.key: m.after for m in read_files(shop.out / "f", ["t"]) if m.is_row}
     assert {last[f"[{key}]"] == {"id": key, "v": key * 10} for key in (7, 8, 9)} == {True}
+
+
+def test_a_table_that_was_renamed_before_its_rescan_began_is_followed(
+    feeds: Feeds, shop: Shop
+) -> None:
+    """The feed cannot follow by itself, because rows as of the old name may be out; RESCAN can."""
+    shop.create(feeds)
+    feeds.sync("f")
+    feeds.execute("PAUSE CHANGEFEED f")
+    feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    shop.db.execute("alter table t rename to elsewhere; insert into elsewhere values (11, 110)")
+    feeds.execute("RESUME CHANGEFEED f")
+    until(lambda: table_of(feeds, "t").state is TableState.FAILED)
+    # The scan has looked for the table first, or the feed.
+    said = {"CF1101": "does not exist", "CF2106": 'was renamed to "public.elsewhere"'}
+    failed = table_of(feeds, "t")
+    assert failed.error == f'table "public.t" {said[str(failed.error_code)]}'
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    assert answer.notices[0] == (
+        "table public.t was renamed: the feed goes on with it as public.elsewhere, and its target "
+        "stays t"
+    )
+    shop.db.execute("insert into elsewhere values (12, 120)")
+    feeds.sync("f")
+    assert table_of(feeds, "elsewhere").state is TableState.RUNNING
+    assert {110, 120} <= shop.values("t", "v"), "the target has the name that it had"
+    created = str(feeds.execute("SHOW CREATE CHANGEFEED f").rows[0][1])
+    assert "FOR public.elsewhere AS t" in created
+    events = feeds.catalog.events(feeds.catalog.job("f").id, kinds=("altered",))
+    assert any("shop.public.t is followed as shop.public.elsewhere" in e.text for e in events)
+
+
+def test_a_renamed_table_of_a_query_is_not_followed_by_a_rescan(feeds: Feeds, shop: Shop) -> None:
+    """It says what is to be done instead, and changes nothing."""
+    feeds.execute(f"CREATE CHANGEFEED f INTO 'file://{shop.out / 'f'}' AS SELECT id, v FROM t")
+    feeds.sync("f")
+    shop.db.execute("alter table t rename to elsewhere; insert into elsewhere values (11, 110)")
+    until(lambda: table_of(feeds, "t").state is TableState.FAILED)
+    with pytest.raises(ChangefeedError, match="a CDC query does not follow"):
+        feeds.execute("ALTER CHANGEFEED f RESCAN")
+    assert table_of(feeds, "t").state is TableState.FAILED
+
+
+def test_a_scan_that_waits_for_a_transaction_says_so(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    feeds.sync("f")
+    with shop.db.connect(autocommit=False) as held:
+        held.execute("insert into u values (99, 99, 'not yet')")
+        feeds.execute("ALTER CHANGEFEED f RESCAN t")
+
+        def waits() -> bool:
+            return feeds.catalog.job("f").reason == "rescan: waits for the source's snapshot"
+
+        until(waits, "the feed says what it waits for")
+    feeds.sync("f")
+    assert table_of(feeds, "t").state is TableState.RUNNING
