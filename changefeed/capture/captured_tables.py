@@ -15,7 +15,7 @@ from changefeed.capture.table_gaps import TableGaps
 from changefeed.capture.table_identity import Known, LostTable, capturable
 from changefeed.catalog import Catalog, Gap
 from changefeed.core.clock import Clock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
@@ -78,8 +78,11 @@ class CapturedTables:
             self._log.wake()
         tables = capturable(known, seen)
         told = self._look_for_gaps()
-        if tables != self._captured or self.problems or told or self._unsafe(tables, seen):
-            self._capture(tables, told)
+        doubtful = (
+            self.problems or self._unsafe(tables, seen) or (seen is None and self._lost.names)
+        )
+        if tables != self._captured or told or doubtful:
+            self._capture(tables, told, named_only=seen is None)
         self._gaps.looked = began
 
     def forget(self) -> None:
@@ -108,7 +111,15 @@ class CapturedTables:
         """Where in the log the table's changes end; None until the log has reached that
         position.
         """
-        return lost.at if lost.at is not None else self._log.timestamp_of(lost.after)
+        if lost.at is not None:
+            return lost.at
+        at = self._log.timestamp_of(lost.after)
+        if at is None or not lost.delay:
+            return at
+        # While the source is idle, the position is that of ever later timestamps.
+        at = Timestamp(at.wall + lost.delay, at.logical)
+        self._lost.ends_at(lost, at)
+        return at
 
     @property
     def ready(self) -> frozenset[TableName]:
@@ -166,9 +177,27 @@ class CapturedTables:
             self._gaps.add(reasons)
             self._log.wake()
 
-    def _capture(self, wanted: Mapping[TableName, int], told: Collection[TableName]) -> None:
-        """Make the source send these tables; the feeds of ``told`` already know of their gap."""
+    def _capture(
+        self, wanted: Mapping[TableName, int], told: Collection[TableName], *, named_only: bool
+    ) -> None:
+        """Make the source send these tables; the feeds of ``told`` already know of their gap.
+
+        ``named_only``: tables have no ids. One that is not there is lost when the log has come to
+        where the source stands now: it may have another name, which the log tells.
+        """
         prepared = capture_tables(self._catalog, self._source(), sorted(wanted))
+        if named_only:
+            absent = {
+                table: error
+                for table, error in prepared.problems.items()
+                if error.code is Code.NAME_UNKNOWN
+            }
+            prepared = replace(
+                prepared,
+                problems={t: e for t, e in prepared.problems.items() if t not in absent},
+            )
+            if self._lost.see_absent(self._source(), absent):
+                self._log.wake()
         self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
         since = self._since()
         self._leave_out(wanted, prepared.problems)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from changefeed.capture.process import Notice
 from changefeed.capture.table_identity import Known, LostTable, missing
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import renamed
 from changefeed.core.telemetry import log
@@ -83,6 +85,39 @@ class LostTables:
                         again.discard((table.table, table.table_id))
         return back | again
 
+    def see_absent(self, source: Source, absent: Mapping[TableName, ChangefeedError]) -> bool:
+        """Record which wanted tables of a source without ids are not there, and why. Returns
+        whether another table is lost.
+
+        All that the source sends of them lies below its present position.
+
+        Raises:
+            ChangefeedError: the source cannot be asked.
+        """
+        with self._lock:
+            self._lost = {
+                known: lost
+                for known, lost in self._lost.items()
+                if known in self._wanted and known[0] in absent
+            }
+            new = {(table, 0) for table in absent} & self._wanted - self._lost.keys()
+        after = source.current_position() if new else ""
+        with self._lock:
+            for known in new - self._lost.keys():
+                self._lost[known] = LostTable(
+                    absent[known[0]], dropped=False, after=after, delay=source.rename_delay_ns
+                )
+        for table, _ in new:
+            log.warning("source %s: %s", self._name, absent[table].message)
+        return bool(new)
+
+    def ends_at(self, lost: LostTable, at: Timestamp) -> None:
+        """Record where in the log the changes of a lost table end."""
+        with self._lock:
+            for known, found in self._lost.items():
+                if found is lost:
+                    self._lost[known] = replace(lost, at=at)
+
     def hear(self, notice: Notice) -> bool:
         """Record that the log has rows of a table under a new name, which the next look at the
         source may miss. Returns whether the table is now lost.
@@ -90,7 +125,7 @@ class LostTables:
         table, now = (TableName(self._name, *name) for name in (notice.table, notice.now))
         known = (table, notice.table_id)
         with self._lock:
-            if known not in self._wanted or known in self._lost:
+            if known not in self._wanted or (known in self._lost and known[1]):
                 return False
             error = renamed(table, now)
             at = Timestamp.parse(notice.at)

@@ -30,6 +30,7 @@ class LostTable:
         error: CF2106, for a feed that names the table.
         dropped: the table was dropped; else it exists under another name.
         after: all its changes under this name are below this position of the source's log.
+        delay: how much further the log must be, ns, before it is certain that it tells no rename.
         at: the same as a log timestamp, if it is known already.
         now: the table's present name; None if it was dropped.
     """
@@ -37,6 +38,7 @@ class LostTable:
     error: ChangefeedError
     dropped: bool
     after: Position = ""
+    delay: int = 0
     at: Timestamp | None = None
     now: TableName | None = None
 

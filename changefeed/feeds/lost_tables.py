@@ -14,7 +14,7 @@ from changefeed.capture.table_identity import LostTable
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.schema import TableName
-from changefeed.core.table_errors import TableError
+from changefeed.core.table_errors import TableError, renamed
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.renames import TableRenames
 
@@ -52,7 +52,7 @@ class TableDeparture:
         """
         for table in list(feed.tables.values()):
             lost = self._source_runtime.tables.lost(table.table, table.table_id)
-            if lost is None or not self._settled(table, lost):
+            if lost is None or not self._settled(table, lost) or self._named_again(table, lost):
                 continue
             if table.joined or lost.now is None or not _can_follow(table, lost):
                 self._leave(feed, table, lost)
@@ -70,10 +70,24 @@ class TableDeparture:
         end = self._source_runtime.tables.place_of(lost)
         return end is not None and table.done_upto >= end
 
+    def _named_again(self, table: TableProgress, lost: LostTable) -> bool:
+        """Whether a table of a source without ids is there again: then the name decides."""
+        if table.table_id:
+            return False
+        if self._back.get(table.table) is not lost:
+            if not self._source_runtime.source.describe_tables([table.table]):
+                return False
+            self._back[table.table] = lost
+        return True
+
     def _leave(self, feed: Feed, table: TableProgress, lost: LostTable) -> None:
         if lost.dropped:
             self._dropped(table.table)
         if not table.joined:
+            if lost.now is not None and not table.table_id:
+                # RESCAN would not find it either: the source knows no more than its name.
+                why = self._renames.hindrance(feed, lost.now) or "its scan had not ended"
+                raise TableError(table.table, renamed(table.table, lost.now, why))
             raise TableError(table.table, lost.error)
         feed.save()
         self._catalog.record_event(

@@ -48,7 +48,8 @@ class TableRenames:
             at: where the rows under the new name begin; None if there are none yet.
 
         Returns:
-            Whether the table has the new name; false if it has its old name again.
+            Whether the feed goes on with the new name. False: the table has its old name again;
+            or, if tables have no ids, a table has, and the name decides.
 
         Raises:
             TableError: the feed cannot continue with the table.
@@ -59,8 +60,10 @@ class TableRenames:
         holder = None if seen is None else seen.ids.get(table)
         if at is None and holder == known.table_id:
             return False
-        query = feed.query is not None
-        why = rename_hindrance(now, feed.tables, query=query, pulled=self._pulled())
+        if seen is None and self._source_runtime.source.describe_tables([table]):
+            log.info("feed %s: a table has the name %s again", feed.job.name, table)
+            return False
+        why = self.hindrance(feed, now)
         if holder not in (None, known.table_id):
             why = "another table has that name now"
         if why:
@@ -76,3 +79,8 @@ class TableRenames:
         fault_point(Point.RUNNER_AFTER_RENAME)
         self._renamed(generation)
         return True
+
+    def hindrance(self, feed: Feed, now: TableName) -> str:
+        """Why a feed cannot continue with a table of that name; empty: it can."""
+        query = feed.query is not None
+        return rename_hindrance(now, feed.tables, query=query, pulled=self._pulled())

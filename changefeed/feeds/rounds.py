@@ -219,7 +219,10 @@ class Rounds:
             yield min(upto, scan_at), bounds
 
     def _renamed(self, feed: Feed, event: SchemaChange) -> None:
-        self._renames.follow(feed, event.old.table, event.new.table, event.at)
+        table = event.old.table
+        followed = self._renames.follow(feed, table, event.new.table, event.at)
+        if not followed and table in feed.tables:
+            feed.advance([table], event.at)  # no rows under the old name have that instant
         self._seen = Timestamp.ZERO  # there is more, under the new name
 
     def _schema_changed(self, feed: Feed, event: SchemaChange) -> None:

@@ -397,6 +397,10 @@ class Source(ABC):
     #: the source's streams use :attr:`StreamRequest.logged`.
     takes_row_images: bool = False
 
+    #: The log of a source whose tables have no ids tells a rename this long after it at the latest,
+    #: by the log's own time, in ns.
+    rename_delay_ns: int = 0
+
     # -- what every source has ------------------------------------------------------------
 
     @abstractmethod

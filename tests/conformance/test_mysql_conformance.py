@@ -120,6 +120,8 @@ class _Session:
 class MySQLHarness(SourceHarness):
     """One database of a server."""
 
+    logs_renames = True
+
     def __init__(
         self, server: BinlogServer, other: BinlogServer, database: str, folder: Path
     ) -> None:

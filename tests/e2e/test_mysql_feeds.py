@@ -146,6 +146,23 @@ def test_ddl_is_among_the_events_once_and_in_order(bench: Bench) -> None:
     assert str(told[-1][1]).startswith("DROP TABLE")
 
 
+def test_all_of_a_table_is_delivered_that_was_dropped_while_no_node_ran(bench: Bench) -> None:
+    bench.run("CREATE TABLE u LIKE t")
+    bench.create("f", "t, u")
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    bench.run("INSERT INTO t VALUES (11, 'last')", "DROP TABLE t")
+    bench.feeds.open()
+    job = bench.feeds.catalog.job("f")
+
+    def failed() -> bool:
+        return bench.feeds.catalog.tables(job.id)[0].error_code == "CF1101"
+
+    until(failed, "the table fails", 60)
+    assert bench.table("f")["[11]"] == {"a": 11, "b": "last"}
+    assert [str(statement)[:10] for _, statement in _ddl(bench)] == ["DROP TABLE"]
+
+
 def test_a_database_that_goes_is_told_of_its_tables(bench: Bench) -> None:
     bench.create("f", f"TABLE shop.{bench.database}.t")
     bench.feeds.sync("f")
@@ -203,6 +220,153 @@ def test_a_table_that_comes_under_the_name_is_read_again(
         return sorted(found) == sorted(bench.run("SELECT a, b FROM t"))
 
     until(copied)
+
+
+class Copy:
+    """A feed of ``t`` into a table ``t``, which holds the rows of whatever ``t`` is called now."""
+
+    def __init__(self, bench: Bench, folder: Path, targets: str = "t") -> None:
+        self.bench = bench
+        self.path = folder / "copy.duckdb"
+        bench.feeds.execute(f"CREATE CHANGEFEED f FOR {targets} INTO 'duckdb://{self.path}'")
+        bench.feeds.sync("f")
+
+    def arrives(self, source: str, target: str = "t") -> None:
+        """Wait until the target table has the rows of the source table."""
+
+        def equal() -> bool:
+            with opened(self.path) as connection:
+                known = connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+                if (target,) not in known:
+                    return False
+                found = connection.execute(f"SELECT a, b FROM {target}").fetchall()
+            return sorted(found) == sorted(self.bench.run(f"SELECT a, b FROM {source}"))
+
+        until(equal, f"{target} has the rows of {source}", 60)
+
+    def tables(self) -> list[str]:
+        """The tables of the feed by their present names, without its source."""
+        job = self.bench.feeds.catalog.job("f")
+        return [
+            f"{t.table.schema}.{t.table.name}".removeprefix(f"{self.bench.database}.")
+            for t in self.bench.feeds.catalog.tables(job.id)
+        ]
+
+    def told(self, kind: str) -> list[str]:
+        """The texts of the feed's events of a kind, oldest first."""
+        job = self.bench.feeds.catalog.job("f")
+        return [e.text for e in reversed(self.bench.feeds.catalog.events(job.id, kinds=(kind,)))]
+
+    def scans(self) -> int:
+        """How many scans have begun."""
+        return sum("begins" in text for text in self.told("scan"))
+
+
+def test_a_renamed_table_is_followed_with_its_rows(bench: Bench, tmp_path: Path) -> None:
+    """With rows before, at once after, while no node runs, and back again."""
+    copy = Copy(bench, tmp_path)
+    bench.run(
+        "UPDATE t SET b = 'before' WHERE a = 1",
+        "RENAME TABLE t TO u",
+        "UPDATE u SET b = 'after' WHERE a = 2",
+        "ALTER TABLE u ADD COLUMN c INT",
+        "INSERT INTO u VALUES (11, 'new', 1)",
+    )
+    copy.arrives("u")
+    bench.feeds.close()
+    bench.run(
+        "DELETE FROM u WHERE a = 3",
+        "ALTER TABLE u RENAME TO v",
+        "INSERT INTO v VALUES (12, 'nobody ran', 2)",
+        "RENAME TABLE v TO w",
+        "UPDATE w SET b = 'nor then' WHERE a = 4",
+    )
+    bench.feeds.open()
+    copy.arrives("w")
+    back = bench.feeds.kill_capture()
+    bench.run("RENAME TABLE w TO t", "UPDATE t SET b = 'back' WHERE a = 5")
+    until(back)
+    copy.arrives("t")
+    bench.feeds.sync("f")
+    assert copy.tables() == ["t"]
+    assert [
+        text.partition(",")[0].replace(f"{bench.database}.", "") for text in copy.told("rename")
+    ] == [f'"{old}" was renamed to "{new}"' for old, new in ("tu", "uv", "vw", "wt")]
+    assert copy.scans() == 1, "nothing is scanned again"
+
+
+def test_a_rename_is_followed_before_a_row_comes(bench: Bench, tmp_path: Path) -> None:
+    """Also when it came while no node ran, and into another database."""
+    copy = Copy(bench, tmp_path)
+    bench.run("RENAME TABLE t TO u")
+    until(lambda: copy.tables() == ["u"], "the feed goes by the new name", 60)
+    bench.feeds.close()
+    with bench.server.database() as other:
+        bench.run(f"RENAME TABLE u TO {other}.t")
+        bench.feeds.open()
+        until(lambda: copy.tables() == [f"{other}.t"], "the feed goes by the new name", 60)
+        bench.run(f"UPDATE {other}.t SET b = 'elsewhere' WHERE a = 1")
+        copy.arrives(f"{other}.t")
+        assert copy.scans() == 1
+        created = str(bench.feeds.execute("SHOW CREATE CHANGEFEED f").rows[0][1])
+        assert f"{other}.t AS t" in created
+
+
+def test_a_feed_that_was_paused_follows_when_it_comes_so_far(bench: Bench, tmp_path: Path) -> None:
+    """The table's rows stay in the change log although nobody else asks for the old name."""
+    copy = Copy(bench, tmp_path)
+    bench.create("g", "t")
+    bench.feeds.sync("g")
+    bench.feeds.execute("PAUSE CHANGEFEED g")
+    bench.run("RENAME TABLE t TO u", "INSERT INTO u VALUES (11, 'one')")
+    copy.arrives("u")
+    bench.feeds.execute("DROP CHANGEFEED f")
+    bench.feeds.close()
+    bench.run("INSERT INTO u VALUES (12, 'two')")
+    bench.feeds.open()
+    until(lambda: bench.feeds.node.source_runtime("shop").tables.ready, "the source is ready", 60)
+    bench.run("INSERT INTO u VALUES (13, 'three')")
+    bench.feeds.execute("RESUME CHANGEFEED g")
+    until(lambda: len(bench.table("g")) == 13, "the feed has all rows", 60)
+    bench.feeds.sync("g")
+    events = bench.feeds.catalog.events(bench.feeds.catalog.job("g").id, kinds=("scan",))
+    assert sum("begins" in event.text for event in events) == 1
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        ("RENAME TABLE t TO t_old, t_new TO t",),
+        ("RENAME TABLE t TO tmp, t_new TO t, tmp TO t_new",),
+        ("ALTER TABLE t RENAME t_old", "ALTER TABLE t_new RENAME t"),
+    ],
+    ids=["pt-osc", "swap", "two steps"],
+)
+def test_a_table_that_was_altered_online_keeps_its_name(
+    bench: Bench, tmp_path: Path, swap: tuple[str, ...]
+) -> None:
+    """Its name goes to another table: that is read again."""
+    copy = Copy(bench, tmp_path)
+    bench.run(
+        "CREATE TABLE t_new LIKE t",
+        "ALTER TABLE t_new ADD COLUMN c INT DEFAULT 7",
+        "INSERT INTO t_new (a, b) SELECT a, concat('copied ', b) FROM t",
+        *swap,
+        "INSERT INTO t VALUES (11, 'after', 1)",
+    )
+    copy.arrives("t")
+    bench.feeds.sync("f")
+    assert copy.tables() == ["t"] and copy.told("rename") == []
+
+
+def test_a_feed_of_a_database_takes_a_renamed_table_for_a_new_one(
+    bench: Bench, tmp_path: Path
+) -> None:
+    copy = Copy(bench, tmp_path, f"SCHEMA shop.{bench.database}")
+    bench.run("RENAME TABLE t TO u", "INSERT INTO u VALUES (11, 'after')")
+    until(lambda: copy.tables() == ["u"], "the feed has the new table alone", 60)
+    copy.arrives("u", "u")
+    assert any("was renamed to" in text for text in copy.told("table"))
 
 
 def test_rows_that_differ_are_repaired_by_key(bench: Bench, tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from changefeed.capture.lost_tables import LostTables
+from changefeed.capture.process import Notice
 from changefeed.capture.table_identity import LostTable, capturable, missing
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
@@ -70,6 +72,8 @@ class FakeSourceRuntime:
     ids: dict[TableName, int] = field(default_factory=dict)
     names: dict[int, TableName] = field(default_factory=dict)
     asked: int = 0
+    numbers: bool = True
+    there: set[TableName] = field(default_factory=set)
 
     @property
     def source(self) -> FakeSourceRuntime:
@@ -79,9 +83,13 @@ class FakeSourceRuntime:
     def tables(self) -> FakeSourceRuntime:
         return self
 
-    def locate(self, tables: object, ids: object) -> TableLocations:
+    def locate(self, tables: object, ids: object) -> TableLocations | None:
         self.asked += 1
-        return TableLocations(self.ids, self.names)
+        return TableLocations(self.ids, self.names) if self.numbers else None
+
+    def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
+        self.asked += 1
+        return {table: TableSchema(table, (), ()) for table in tables if table in self.there}
 
     def lost(self, table: TableName, oid: int) -> LostTable | None:
         return self.gone.get((table, oid))
@@ -93,16 +101,16 @@ class FakeSourceRuntime:
 class Bench:
     """A running feed of one table; ``told`` are the tables its sink was told of."""
 
-    def __init__(self, catalog: Catalog, *, joined: bool) -> None:
+    def __init__(self, catalog: Catalog, *, joined: bool, table_id: int = 1) -> None:
         self.catalog = catalog
-        progress = TableProgress(T, "t", table_id=1, joined=joined)
+        progress = TableProgress(T, "t", table_id=table_id, joined=joined)
         targets = ("SCHEMA public",) if joined else ("public.t",)
         self.job = catalog.create_job(JobSpec("shop", targets, (progress,), sink_uri="null://"))
         lease = catalog.acquire_lease(self.job.id, "n", 60)
         assert lease is not None
         self.feed = Feed(catalog, self.job, lease)
         self.feed.update(T, state=TableState.RUNNING, scan_wanted=False, done_upto=Timestamp(10))
-        self.source_runtime = FakeSourceRuntime()
+        self.source_runtime = FakeSourceRuntime(numbers=table_id != 0)
         self.told: list[TableName] = []
         self.generations: list[int] = []
         self.pulled = False
@@ -281,3 +289,82 @@ def test_a_rename_in_the_middle_of_a_scan_is_not_followed(
         return
     with pytest.raises(TableError):
         bench.leaving.turn(bench.feed)
+
+
+# -- sources whose tables have no ids -------------------------------------------------------
+
+
+def _lose_by_log(bench: Bench) -> None:
+    """The log says that the table has another name, and the feed is there."""
+    error = ChangefeedError("CF2106", "renamed")
+    bench.source_runtime.gone[T, 0] = LostTable(error, False, at=Timestamp(9), now=U)
+    bench.source_runtime.end = Timestamp(9)
+
+
+def test_without_ids_the_log_says_that_a_table_is_followed(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=False, table_id=0)
+    assert bench.renames.follow(bench.feed, T, U, Timestamp(9))
+    assert bench.feed.tables[U].known_as == T
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_without_ids_the_name_decides_once_a_table_has_it_again(
+    catalog: Catalog, joined: bool
+) -> None:
+    bench = Bench(catalog, joined=joined, table_id=0)
+    bench.source_runtime.there = {T}
+    _lose_by_log(bench)
+    assert not bench.renames.follow(bench.feed, T, U, Timestamp(9))
+    for _ in range(3):
+        bench.leaving.turn(bench.feed)
+    assert bench.feed.tables.keys() == {T}
+    assert bench.source_runtime.asked == 3, "the source is asked for each loss once"
+
+
+def test_without_ids_a_table_that_joined_leaves_where_the_log_says_so(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=True, table_id=0)
+    _lose_by_log(bench)
+    bench.leaving.turn(bench.feed)
+    assert bench.feed.tables == {} and bench.told == [], "it is not dropped"
+
+
+def test_without_ids_a_rename_in_the_middle_of_a_scan_says_what_to_do(catalog: Catalog) -> None:
+    bench = Bench(catalog, joined=False, table_id=0)
+    bench.feed.update(T, scan_wanted=True, scan_at=Timestamp(5))
+    _lose_by_log(bench)
+    with pytest.raises(TableError, match="its scan had not ended") as caught:
+        bench.leaving.turn(bench.feed)
+    assert "DROP public.t, then ADD public.u" in caught.value.error.hint
+
+
+def test_without_ids_an_absent_table_is_lost_until_it_is_there_or_has_another_name(
+    catalog: Catalog,
+) -> None:
+    class Source:
+        rename_delay_ns = 5
+
+        def locate(self, tables: object, ids: object) -> None:
+            return None
+
+        def current_position(self) -> str:
+            return "7"
+
+    lost, source = LostTables(catalog, "shop"), cast(Any, Source())
+    absent = {T: ChangefeedError("CF1101", "no such table")}
+    assert lost.look(source, {(T, 0), (U, 0)}) == (None, False)
+    assert lost.see_absent(source, absent) and not lost.see_absent(source, absent)
+    found = lost.get(T, 0)
+    assert found is not None
+    assert (found.after, found.delay, found.now, found.dropped) == ("7", 5, None, False)
+    lost.ends_at(found, Timestamp(12))
+    known = lost.get(T, 0)
+    assert known is not None and known.at == Timestamp(12)
+    notice = Notice("moved", at="9.0", table=("public", "t"), now=("public", "u"))
+    assert lost.hear(notice)
+    assert not lost.see_absent(source, absent), "what the log said stays"
+    found = lost.get(T, 0)
+    assert found is not None and (found.now, found.at) == (U, Timestamp(9))
+    lost.see_absent(source, {})
+    assert lost.names == frozenset()
+    lost.look(source, {(U, 0)})
+    assert not lost.see_absent(source, absent), "nobody wants it"

@@ -326,12 +326,14 @@ def test_statements_about_the_other_tables_of_a_watched_database_are_told(
     assert not any(isinstance(e, SchemaChange | Truncate) for e in events)
 
 
-def query_event(text: str, database: str = "rec") -> tuple[bytes, int, int]:
-    """A QUERY event, as an inbox returns it."""
+def query_event(
+    text: str, database: str = "rec", seconds: int = 1_700_000_000
+) -> tuple[bytes, int, int]:
+    """A QUERY event of that time, as an inbox returns it."""
     name = database.encode()
     body = struct.pack("<IIBHH", 1, 0, len(name), 0, 0) + name + b"\0" + text.encode()
     size = 19 + len(body) + 4
-    data = struct.pack("<IBIIIH", 1_700_000_000, EventType.QUERY, 1, size, size, 0) + body
+    data = struct.pack("<IBIIIH", seconds, EventType.QUERY, 1, size, size, 0) + body
     return data + struct.pack("<I", zlib.crc32(data)), 0, size
 
 

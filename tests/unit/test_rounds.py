@@ -45,6 +45,7 @@ class World:
             keep_only=self._keep_only,
             query=None,
             update=self._update,
+            advance=self._advance,
             record_event=lambda *told: self.events.append(told),
         )
         self.events: list[tuple[object, ...]] = []
@@ -66,6 +67,7 @@ class World:
         self.rename: SchemaChange | None = None
         self.change: SchemaChange | None = None
         self.followed: list[tuple[object, ...]] = []
+        self.follows = True
         delivery = SimpleNamespace(deliver=self._driver)
         backlog = SimpleNamespace(deliver=lambda *args, **named: self.done)
         windows = SimpleNamespace(deliver=self._windows)
@@ -106,6 +108,10 @@ class World:
     def _update(self, name: TableName, **changes: Any) -> None:
         self.feed.tables[name] = replace(self.feed.tables[name], **changes)
 
+    def _advance(self, names: list[TableName], upto: Timestamp) -> None:
+        for name in names:
+            self._update(name, done_upto=upto)
+
     def add(self, name: str, done_upto: Timestamp | None, **fields: Any) -> TableName:
         """Another table of the feed."""
         table = replace(T, name=name)
@@ -117,8 +123,9 @@ class World:
     def joining(self) -> bool:
         return self.rounds.joining(cast(Any, self.feed))
 
-    def _follow(self, *told: object) -> None:
+    def _follow(self, *told: object) -> bool:
         self.followed.append(told[1:])
+        return self.follows
 
     def _windows(
         self, feed: object, query: object, bounds: object, upto: Timestamp, **_: object
@@ -201,6 +208,17 @@ def test_what_comes_under_another_name_is_not_waited_for() -> None:
     assert world.followed == [(T, now, Timestamp(15))]
     world.rounds.wait()
     assert world.waits[0] == Timestamp.ZERO
+
+
+@pytest.mark.parametrize(("follows", "done"), [(True, BEGIN), (False, Timestamp(15))])
+def test_a_rename_that_is_not_followed_is_met_once(follows: bool, done: Timestamp) -> None:
+    """A table has the name again: the feed goes on with it behind the rename."""
+    world = World(BacklogResult())
+    world.follows = follows
+    old = TableSchema(T, (), ())
+    world.rename = SchemaChange(old, replace(old, table=replace(T, name="u")), Timestamp(15), 3)
+    assert world.turn()
+    assert world.feed.tables[T].done_upto == done
 
 
 def test_a_round_without_rows_needs_no_rest() -> None:

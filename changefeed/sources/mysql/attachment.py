@@ -96,7 +96,9 @@ class MySQLAttachment(Attachment):
         problems = {
             table: problem[0] for table, problem in zip(tables, found, strict=True) if problem
         }
-        self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in problems]
+        # One that is not there may have another name, or be dropped: the binlog tells.
+        refused = {t for t, problem in problems.items() if problem.code is not Code.NAME_UNKNOWN}
+        self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in refused]
         return CaptureResult(problems=problems)
 
     def start(self) -> tuple[Position, str]:

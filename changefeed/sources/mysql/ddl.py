@@ -42,11 +42,13 @@ class DefinedTables:
             goes is an ALTER of its table.
         tables: every table that it names as made, changed or removed, also under a new name.
         database: the one that it makes or removes; then there are no ``tables``.
+        moves: the renames in their order, each with the name before and the name after it.
     """
 
     kind: str
     tables: tuple[Named, ...] = ()
     database: str = ""
+    moves: tuple[tuple[Named, Named], ...] = ()
 
 
 def read_definition(query: QueryEvent) -> DefinedTables | None:
@@ -151,7 +153,8 @@ class _Reader:
             new.append(to)
             if not self._sign(","):
                 break
-        return DefinedTables("RENAME", tuple(dict.fromkeys(old + new)))
+        moves = tuple(zip(old, new, strict=True))
+        return DefinedTables("RENAME", tuple(dict.fromkeys(old + new)), moves=moves)
 
     def _wait(self) -> None:
         """MariaDB: ``NOWAIT`` or ``WAIT n`` behind a table."""
@@ -182,7 +185,7 @@ class _Reader:
                 self._sign("=")
             new = self._name()
             if new is not None:
-                return DefinedTables("RENAME", (named, new))
+                return DefinedTables("RENAME", (named, new), moves=((named, new),))
         return DefinedTables("ALTER", (named,))
 
     def _list(self) -> Iterator[Named]:

@@ -80,8 +80,49 @@ class Shapes:
             self._known[name] = known
         return known
 
-    def resolve(self, shape: TableShape) -> tuple[TableSchema, ShapeChange | None]:
+    def moved(self, old: TableName, new: TableName) -> ShapeChange | None:
+        """A table has another name, and no row came under it; None if nobody knows its shape."""
+        was = self.seen(old)
+        like = was or self._describe(new)
+        if like is None:
+            return None
+        now = self._intern(replace(like, table=new, version=0))
+        if self.seen(new) is None:
+            self._known[new] = now
+        self._statements[new] = self._told(old, new)
+        return ShapeChange(self._under(old, was, now), now, rewritten=False)
+
+    def moved_with(
+        self, old: TableName, shape: TableShape, *, read: bool
+    ) -> tuple[TableSchema, list[ShapeChange]]:
+        """A table has another name, under which rows of this shape come: their schema, and what
+        readers are told; also those of a table that had the new name before, if any ``read`` it.
+
+        Raises:
+            ChangefeedError: see :meth:`resolve`.
+        """
+        new = self.name(shape.database, shape.table)
+        told, was = self._told(old, new), self.seen(old)
+        schema, change = self.resolve(shape, was)
+        before = self._under(old, was, schema)
+        moved = ShapeChange(before, schema, _rewritten(before, schema, told))
+        return schema, [moved] if change is None or not read else [change, moved]
+
+    def _told(self, old: TableName, new: TableName) -> list[str]:
+        """What was done to a table since its last row beside the rename."""
+        texts = [*self._statements.pop(old, []), *self._statements.pop(new, [])]
+        return [text for text in texts if first_word(text) != "RENAME"]
+
+    def _under(self, old: TableName, was: TableSchema | None, now: TableSchema) -> TableSchema:
+        """The shape of a table under its old name, also if no row of it was ever read."""
+        return was or self._intern(replace(now, table=old, version=0))
+
+    def resolve(
+        self, shape: TableShape, like: TableSchema | None = None
+    ) -> tuple[TableSchema, ShapeChange | None]:
         """The schema of rows of this shape, and what changed since the last ones.
+
+        ``like``: the shape under another name, of a table that is not known under this one.
 
         Raises:
             ChangefeedError: CF2003 the server does not send the names of columns.
@@ -102,7 +143,7 @@ class Shapes:
         if described is not None and self.fits(shape, described):
             new = self._intern(described)
         else:
-            new = self._intern(self._made(shape, known or described))
+            new = self._intern(self._made(shape, known or like or described))
         self._known[name] = new
         told = self._statements.pop(name, [])
         if known is None or known.fingerprint() == new.fingerprint():
@@ -142,6 +183,7 @@ class Shapes:
         if like is not None:
             return replace(
                 like,
+                table=self.name(shape.database, shape.table),
                 columns=tuple(columns),
                 key=key or tuple(range(len(columns))),
                 keyless=not key,

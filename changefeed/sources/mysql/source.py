@@ -12,6 +12,7 @@ from changefeed.sources.base import Handover, KeyRange, Memo, Source, TableInfo,
 from changefeed.sources.mysql import address, advice, describe, log_place, ranges
 from changefeed.sources.mysql.attachment import MySQLAttachment
 from changefeed.sources.mysql.handover import handover
+from changefeed.sources.mysql.renames import GRACE_NS
 from changefeed.sources.mysql.session import Sessions
 from changefeed.sources.mysql.snapshot import MySQLSnapshot, SnapshotPatience
 
@@ -25,6 +26,7 @@ class MySQLSource(Source):
 
     #: A consistent snapshot of MySQL belongs to its session.
     parts_travel = False
+    rename_delay_ns = GRACE_NS
 
     def __init__(self, name: str, uri: str) -> None:
         """``uri``: see :mod:`changefeed.sources.mysql.address`.

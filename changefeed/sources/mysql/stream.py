@@ -275,6 +275,11 @@ class BinlogStream:
         )
         inbox = Inbox()
         told = start
+
+        def save() -> None:
+            continuity.save(idle=assembler.idle)
+            assembler.save()
+
         heard = self._clock.monotonic()
         next_beat = heard + BEAT
         while True:
@@ -287,8 +292,8 @@ class BinlogStream:
                 for place_of_event in inbox.events():
                     ready = assembler.take(place_of_event)
                     if ready is not None:
-                        continuity.save(idle=assembler.idle)
                         for flush in ready:
+                            save()
                             told = flush.frontier or told
                             yield flush
                 if received >= self._batch_bytes or self._clock.monotonic() >= gather_until:
@@ -296,8 +301,8 @@ class BinlogStream:
             now = self._clock.monotonic()
             if received:
                 heard = now
-                continuity.save(idle=assembler.idle)
                 for flush in assembler.flush():
+                    save()
                     told = flush.frontier or told
                     yield flush
                     if received < _SMALL_PIECE:
@@ -313,9 +318,10 @@ class BinlogStream:
                     if assembler.heartbeats > 1 and end.reached(place):
                         assembler.caught_up(self._clock.now().wall + skew)
                     if assembler.frontier != told:
-                        continuity.save(idle=assembler.idle)
                         told = assembler.frontier
-                        yield Flush((), told)
+                        flushes = tuple(assembler.flush()) or (Flush((), told),)
+                        save()
+                        yield from flushes
             if not received:
                 connection.wait(min(LOOK, max(0.0, next_beat - self._clock.monotonic())))
 

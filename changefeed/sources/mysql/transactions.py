@@ -14,7 +14,7 @@ crash between receiving and making durable changes nothing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,11 +37,13 @@ from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
+from changefeed.sources.mysql.ddl import DefinedTables
 from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
+from changefeed.sources.mysql.renames import Renames
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.tablemap import (
     read_table_id,
@@ -73,6 +75,7 @@ class _OpenTransaction:
         commit_us: when it committed, microseconds; 0 where the event of its end says so.
         changes: tables that look otherwise from here on.
         ddl: tables that its statements define, with what happens to each, and the statement.
+        defined: the same, statement by statement, and the tables that each removes.
         decides: the XA transaction that this one commits or rolls back.
         savepoint: row events when a savepoint was set.
         unread: tables that it changes and nobody watches, by database and name.
@@ -84,6 +87,7 @@ class _OpenTransaction:
     commit_us: int = 0
     changes: list[ShapeChange] = field(default_factory=list)
     ddl: list[tuple[TableName, str, str]] = field(default_factory=list)
+    defined: list[tuple[DefinedTables, list[tuple[str, str]]]] = field(default_factory=list)
     stored: StoredTransaction | None = None
     begun: bool = False
     xid: int = 0
@@ -136,8 +140,11 @@ class Assembler:
         self._shapes = shapes
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
+        self._renames = Renames(folder, start.position)
         self._batch_bytes = batch_bytes
         self._small = small
+        self._wanted: Tables = frozenset()
+        #: The wanted tables, by all their names.
         self._tables: Tables = frozenset()
         self._databases: frozenset[str] = frozenset()
         #: Domains of MariaDB of which this stream has taken a transaction.
@@ -172,6 +179,12 @@ class Assembler:
 
     def watch(self, tables: Tables) -> None:
         """The tables of which rows are wanted from here on."""
+        if tables != self._wanted:
+            self._wanted = tables
+            self._watch_renamed()
+
+    def _watch_renamed(self) -> None:
+        tables = self._renames.watched(self._wanted)
         if tables != self._tables:
             self._tables = tables
             self._databases = frozenset(database for database, _ in tables)
@@ -181,6 +194,19 @@ class Assembler:
         """The server had nothing more to send at that time."""
         if now_ns > self._last.version:
             self._last = Timestamp(now_ns)
+            told = self._overdue(now_ns)
+            if told:
+                position = self._place.position
+                self._commits.append((self._last, position, 0))
+                self._announce(told, [], _Commit(self._last, 0, now_ns // 1000, position))
+
+    def save(self) -> None:
+        """Make durable what a later stream has to know, before a flush is out that relies on it.
+
+        Raises:
+            ChangefeedError: CF3004 a file cannot be written.
+        """
+        self._renames.save()
 
     def acknowledged(self, position: str) -> None:
         """Everything up to there is durable: decided XA transactions are not needed again."""
@@ -326,7 +352,7 @@ class Assembler:
         if opened is None:
             opened = self._open = _OpenTransaction(len(self._waiting))
         if first in ddl.FIRST_WORDS and not opened.skip:
-            opened.ddl += self._defined(query)
+            self._defined(query, opened)
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
             opened.begun = True
         elif first == "XA":
@@ -402,19 +428,23 @@ class Assembler:
                 self._replaced(query, first, opened)
         return self._commit(header.seconds)
 
-    def _defined(self, query: QueryEvent) -> Iterator[tuple[TableName, str, str]]:
-        """The tables that a statement of DDL defines, with the kind and the text to tell of it:
-        watched ones, and the others of their databases, because a feed of a whole database may
-        take them up later."""
+    def _defined(self, query: QueryEvent, opened: _OpenTransaction) -> None:
+        """Take note of what a statement of DDL defines. To be told are watched tables, and the
+        others of their databases, because a feed of a whole database may take them up later."""
         found = ddl.read_definition(query)
         if found is None:
             return
         text = ddl.shown(query.text)
-        for named in self._tables_of(found):
+        tables = self._tables_of(found)
+        for named in tables:
             if named[0] in self._databases:
-                yield self._shapes.name(*named), found.kind, text
+                opened.ddl.append((self._shapes.name(*named), found.kind, text))
+        gone = list(tables) if found.kind == "DROP" else []
+        if (made := statements.made(query)) is not None and made[1]:
+            gone.append(made[0])
+        opened.defined.append((found, gone))
 
-    def _tables_of(self, found: ddl.DefinedTables) -> list[tuple[str, str]]:
+    def _tables_of(self, found: DefinedTables) -> list[tuple[str, str]]:
         """The tables of a statement: those that it names, or the watched ones of its database."""
         if not found.database:
             return list(found.tables)
@@ -448,7 +478,7 @@ class Assembler:
         self._decode_finished()
         commit = self._finish(seconds, touched=True)
         if commit is not None and opened is not None:
-            self._announce(opened, commit)
+            self._ended(opened, commit)
             self._seq += 1
             self._events.append(Truncate(schema, commit.at, self._seq))
 
@@ -483,9 +513,16 @@ class Assembler:
                 self._maps[number] = _SKIPPED
                 return
             shape = read_table_map(data, start, end, mariadb=self._mariadb)
-            schema, change = self._shapes.resolve(shape)
-            if change is not None:
-                opened.changes.append(change)
+            if (rename := self._renames.awaiting(named)) is not None:
+                rename.due = True
+                old = self._shapes.name(*rename.old)
+                read = named in self._wanted
+                schema, changes = self._shapes.moved_with(old, shape, read=read)
+                opened.changes += changes
+            else:
+                schema, change = self._shapes.resolve(shape)
+                if change is not None:
+                    opened.changes.append(change)
             table = WatchedTable(shape, schema)
         if len(self._maps) > 10_000:
             self._maps.clear()
@@ -547,6 +584,8 @@ class Assembler:
         self._take_carried(opened)
         if opened.stored is not None:
             return self._commit_stored(opened, opened.stored, seconds, discard=True)
+        if not opened.skip:
+            opened.changes += self._overdue((opened.commit_us or seconds * 1_000_000) * 1000)
         touched = len(self._waiting) > opened.first
         marked = bool(opened.changes or opened.ddl)
         if marked:
@@ -555,10 +594,23 @@ class Assembler:
             self._waiting, opened.first = tail, 0
         commit = self._finish(seconds, touched=touched or marked)
         if commit is not None:
-            self._announce(opened, commit)
+            self._ended(opened, commit)
             if touched:
                 self._finished.append((opened.first, commit))
         return None
+
+    def _overdue(self, wall: int) -> list[ShapeChange]:
+        """Renames that no row has told, and that nothing else can undo any more."""
+        changes = []
+        for rename in self._renames.overdue(wall):
+            old, new = (self._shapes.name(*named) for named in (rename.old, rename.new))
+            change = self._shapes.moved(old, new)
+            if change is None:
+                self._renames.forget(rename)
+            else:
+                rename.due = True
+                changes.append(change)
+        return changes
 
     def _take_carried(self, opened: _OpenTransaction) -> None:
         if self._carried and not opened.skip:
@@ -580,16 +632,33 @@ class Assembler:
             self._commits.append((self._last, self._place.position, opened.xid))
         return _Commit(self._last, opened.xid, commit_us, self._place.position)
 
-    def _announce(self, opened: _OpenTransaction, commit: _Commit) -> None:
-        """Tell what a transaction did to tables, before its rows."""
-        for table, kind, text in opened.ddl:
+    def _ended(self, opened: _OpenTransaction, commit: _Commit) -> None:
+        """Tell what a transaction did to tables, before its rows, and go by it."""
+        self._announce(opened.changes, opened.ddl, commit)
+        if opened.defined:
+            for found, gone in opened.defined:
+                self._renames.defined(
+                    found, gone, self._tables, commit.position, commit.commit_us * 1000
+                )
+            self._watch_renamed()
+
+    def _announce(
+        self,
+        changes: Sequence[ShapeChange],
+        definitions: Sequence[tuple[TableName, str, str]],
+        commit: _Commit,
+    ) -> None:
+        for table, kind, text in definitions:
             self._seq += 1
             self._events.append(Ddl(table, kind, text, commit.position, commit.at, self._seq))
-        for change in opened.changes:
+        for change in changes:
             self._seq += 1
             self._events.append(
                 SchemaChange(change.old, change.new, commit.at, self._seq, change.rewritten)
             )
+            old, new = change.old.table, change.new.table
+            if old != new:
+                self._renames.tell((old.schema, old.name), (new.schema, new.name), commit.position)
 
     def _commit_stored(
         self, opened: _OpenTransaction, stored: StoredTransaction, seconds: int, *, discard: bool
@@ -606,7 +675,7 @@ class Assembler:
         if commit is None:
             return
         ended, self._commits = self._commits, []
-        self._announce(opened, commit)
+        self._ended(opened, commit)
         base = self._seq + 1
         for replayed in stored.replay():
             yield from self._flushed(None)
@@ -679,7 +748,7 @@ class Assembler:
         opened.stored = None
         commit = self._finish(seconds, touched=False)
         if commit is not None:
-            self._announce(opened, commit)
+            self._ended(opened, commit)
 
     # ------------------------------------------------------------------------ decoding
 

@@ -56,6 +56,9 @@ class SourceHarness(ABC):
     #: Cases the source cannot pass by its nature, with the reason.
     never: Mapping[str, str] = {}
 
+    #: Tables have no ids, but the log tells which table got which name.
+    logs_renames: bool = False
+
     #: How long a case waits for the stream, seconds.
     deadline: float = 60.0
 
