@@ -239,9 +239,13 @@ class LaneDelivery:
                 f"worker, and the node has it up to {self.upto}"
             )
 
+    def messages(self, part: LaneRows) -> pa.Table:
+        """The messages of rows of a lane, in order."""
+        return encode_messages(part.rows, self.versions[part.schema].plan, part.clean)
+
     def _write(self, part: LaneRows, partition: int) -> Receipt | None:
         its = self.versions[part.schema]
-        messages = encode_messages(part.rows, its.plan, part.clean)
+        messages = self.messages(part)
         if not messages.num_rows:
             return None
         return self.sink.write(

@@ -89,15 +89,16 @@ class StoreHarness:
     def partitions(self) -> Mapping[str, int]:
         return dict.fromkeys(self._used, 1)
 
-    def _there(self) -> Path:
+    def there(self) -> Path:
+        """What is in the bucket, as files."""
         folder = self._folder / str(next(_numbers))
         return self._store.download(self._bucket, "case/deep", folder)
 
     def read(self) -> Sequence[Message]:
-        return read_files(self._there(), self._used)
+        return read_files(self.there(), self._used)
 
     def raw(self) -> bytes:
-        return b"".join(file_bytes(path) for path in visible_files(self._there()))
+        return b"".join(file_bytes(path) for path in visible_files(self.there()))
 
     def down(self) -> AbstractContextManager[None]:
         return self._proxy.spoiling("cut")
