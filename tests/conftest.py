@@ -510,7 +510,8 @@ def remote_spark() -> Iterator[SparkCluster]:
 @pytest.fixture(scope="session")
 def spark_engine() -> Iterator[NodeSpark]:
     """The run's one Spark engine, starting in the background from its first use on."""
-    engine = LentSpark(heap="2g", packs=("delta", "iceberg"))
+    formats = [name for name in ("delta", "iceberg") if name in packs.packs()]
+    engine = LentSpark(heap="2g", packs=formats)
     engine.jobs = []
     engine.start()
     yield engine

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -80,18 +81,43 @@ _USES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+#: The line of PySpark for which there is every pack.
+COMPLETE_LINE = "4.1"
+
+
+def pyspark_line() -> str:
+    """The first two numbers of the version of the installed PySpark; :data:`COMPLETE_LINE` if
+    there is none."""
+    try:
+        installed = version("pyspark")
+    except PackageNotFoundError:
+        return COMPLETE_LINE
+    return ".".join(installed.split(".")[:2])
+
+
+def packs(line: str | None = None) -> dict[str, Pack]:
+    """All packs by name, for a line of PySpark (None: the installed one): ``delta``, ``iceberg``,
+    ``hadoop-aws``, ``iceberg-aws``, ``postgresql-jdbc``; what Spark does not load: ``debezium``,
+    those of its connectors, and ``mariadb-server``. Some of them exist for some lines only."""
+    return _locked(line or pyspark_line())
+
+
 @cache
-def packs() -> dict[str, Pack]:
-    """All packs by name: ``delta``, ``iceberg``, ``hadoop-aws``, ``iceberg-aws``,
-    ``postgresql-jdbc``; what Spark does not load: ``debezium``, those of its connectors, and
-    ``mariadb-server``."""
+def _locked(line: str) -> dict[str, Pack]:
     jars: dict[str, list[Jar]] = {}
-    for line in (Path(__file__).parent / "jars.lock").read_text().splitlines():
-        if line and not line.startswith("#"):
-            pack, coordinates, digest = line.split()
-            group, artifact, version = coordinates.split(":")
-            jars.setdefault(pack, []).append(Jar(group, artifact, version, digest))
-    return {name: _pack(name, tuple(its)) for name, its in jars.items()}
+    lines: dict[str, set[str]] = {}
+    for text in (Path(__file__).parent / "jars.lock").read_text().splitlines():
+        if not text or text.startswith("#"):
+            continue
+        word, coordinates, digest = text.split()
+        name, _, only = word.partition("@")
+        group, artifact, release = coordinates.split(":")
+        if only:
+            lines.setdefault(name, set()).add(only)
+        if only in ("", line):
+            jars.setdefault(name, []).append(Jar(group, artifact, release, digest))
+    there = (name for name in jars if line in lines.get(name, {line}))
+    return {name: _pack(name, tuple(jars[name])) for name in there}
 
 
 def _pack(name: str, jars: tuple[Jar, ...]) -> Pack:
@@ -104,12 +130,18 @@ def pack(name: str) -> Pack:
     """The pack of that name.
 
     Raises:
-        ChangefeedError: CF4003, there is none.
+        ChangefeedError: CF4003, there is none, or none for the installed PySpark.
     """
     found = packs().get(name)
-    if found is None:
-        raise ChangefeedError(Code.SPARK_NOT_AVAILABLE, f"there is no jar pack {name!r} for Spark")
-    return found
+    if found is not None:
+        return found
+    if name in packs(COMPLETE_LINE):
+        raise ChangefeedError(
+            Code.SPARK_NOT_AVAILABLE,
+            f"there are no jars of {name} for PySpark {pyspark_line()}",
+            hint=f"pip install 'pyspark=={COMPLETE_LINE}.*'",
+        )
+    raise ChangefeedError(Code.SPARK_NOT_AVAILABLE, f"there is no jar pack {name!r} for Spark")
 
 
 def jar_folder() -> Path:

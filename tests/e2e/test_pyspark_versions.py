@@ -1,4 +1,4 @@
-"""The Spark source with a newer PySpark than ours: AUTO CDC flows of pipelines read it."""
+"""Newer PySparks than ours: changefeed runs on 4.2, and AUTO CDC flows of both read its source."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pyarrow.dataset as pads
 import pytest
 
 from changefeed.catalog import Status
+from tests.conftest import or_skip
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
 from tests.services.ivy import Artifact, fetch
 from tests.services.postgres import Database
-from tests.services.pyspark_versions import run_pipeline
+from tests.services.pyspark_versions import pyspark_folder, run_pipeline, run_tests
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,8 +32,21 @@ CATALOG_JAR = Artifact("org.apache.spark", "spark-catalyst_2.13", "4.2.0", "jar"
 CATALOG = "org.apache.spark.sql.connector.catalog.SharedTablesInMemoryRowLevelOperationTableCatalog"
 
 #: A flow of type 2 keeps the rows of one of type 1 and more; ``CHANGEFEED_TESTS=all`` runs both.
-FLOWS = (
-    [("4.3.0", 1), ("4.3.0", 2)] if os.environ.get("CHANGEFEED_TESTS") == "all" else [("4.3.0", 2)]
+#: PySpark 4.2 has flows of type 1 alone.
+FLOWS = [("4.2.1", 1), ("4.3.0", 2)]
+FLOWS += [("4.3.0", 1)] if os.environ.get("CHANGEFEED_TESTS") == "all" else []
+
+#: One test of each thing that Spark does for us: scans and backlogs as jobs, the Spark source in
+#: queries and in streams, CDC queries, datasets, and Delta tables.
+ON_4_2 = (
+    "tests/conformance/test_spark_scan.py::test_the_error_of_a_part_comes_back_as_itself",
+    "tests/e2e/test_engines.py::test_files_have_the_same_rows_by_either_engine[json]",
+    "tests/e2e/test_engines.py::test_a_backlog_in_lanes_is_the_backlog_of_the_node",
+    "tests/e2e/test_spark_source.py::test_a_query_that_is_stopped_and_restarted_equals_the_source",
+    "tests/e2e/test_spark_source.py::test_changes_of_the_table_and_truncations",
+    "tests/e2e/test_queries.py::test_a_feed_holds_the_rows_that_the_where_selects",
+    "tests/e2e/test_datasets.py::test_example_of_the_article",
+    "tests/e2e/test_lake.py::test_every_kind_of_change[delta]",
 )
 
 FLOW = """
@@ -94,10 +108,18 @@ def pipeline(folder: Path, options: dict[str, str], scd: int) -> Path:
     return path
 
 
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_what_spark_does_for_us_runs_on_4_2(tmp_path: Path) -> None:
+    or_skip(lambda: pyspark_folder("4.2.1"))
+    run_tests("4.2.1", ON_4_2, tmp_path / "tests", seconds=800)
+
+
 @pytest.mark.parametrize(("version", "scd"), FLOWS)
 def test_an_auto_cdc_flow_reads_the_source(
     service: Service, tmp_path: Path, postgres: Database, version: str, scd: int
 ) -> None:
+    or_skip(lambda: pyspark_folder(version))
     postgres.execute(
         "create table t (a int primary key, b text); alter table t replica identity full;"
         "insert into t select i, 'row ' || i from generate_series(1, 500) i"

@@ -11,6 +11,7 @@ from pathlib import Path
 from changefeed.core.child_path import import_path
 from changefeed.spark.java import find_java
 from tests.services.cache import cache_root, made_once
+from tests.services.python import Unavailable
 
 #: What Spark Connect wants beside what we have.
 _MORE = ("zstandard==0.25.0",)
@@ -19,13 +20,19 @@ _SECONDS = 900
 
 
 def pyspark_folder(version: str) -> Path:
-    """A folder with that PySpark, installed once."""
+    """A folder with that PySpark, installed once.
+
+    Raises:
+        Unavailable: the package registry does not serve it.
+    """
 
     def install(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--root-user-action", "ignore"]
         command += ["--target", str(folder), f"pyspark=={version}", *_MORE]
         run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        if "No matching distribution found" in run.stderr:
+            raise Unavailable(f"PySpark {version}: the package registry does not serve it")
         if run.returncode != 0:
             raise RuntimeError(f"pip failed\n{run.stdout[-2000:]}{run.stderr[-3000:]}")
 
@@ -44,6 +51,34 @@ def environment(version: str) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd()), import_path()]),
     }
+
+
+def run_tests(version: str, tests: Sequence[str], scratch: Path, seconds: float) -> str:
+    """Run tests of ours with this PySpark in a process of their own; returns what it printed.
+
+    Raises:
+        AssertionError: one of them failed, was skipped or did not run.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "SPARK_"))}
+    variables = {
+        **inherited,
+        "CHANGEFEED_TEST_CACHE": str(cache_root()),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(pyspark_folder(version)), str(Path.cwd())]),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [*command, "--basetemp", str(scratch), *tests],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    told = run.stdout[-6000:] + run.stderr[-2000:]
+    assert run.returncode == 0, told
+    assert f"{len(tests)} passed in" in run.stdout, told
+    return run.stdout
 
 
 def run_pipeline(

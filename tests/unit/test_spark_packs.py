@@ -6,6 +6,7 @@ import hashlib
 import ssl
 import threading
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         for name, data in content.items()
     )
     known = {"two": packs.Pack("two", jars), "one": packs.Pack("one", jars[:1])}
-    monkeypatch.setattr(packs, "packs", lambda: known)
+    monkeypatch.setattr(packs, "packs", lambda line=None: known)
     return content
 
 
@@ -49,12 +50,51 @@ def test_lock_is_complete() -> None:
         assert all(len(jar.digest) == 64 for jar in pack.jars)
 
 
+@pytest.mark.parametrize("line", ["4.1", "4.2"])
+def test_delta_is_that_of_the_line_of_pyspark(line: str) -> None:
+    names = [jar.name for jar in packs.packs(line)["delta"].jars]
+    assert names == [
+        f"delta-spark_{line}_2.13", "delta-storage", "delta-kernel-api", "delta-kernel-defaults",
+        "delta-kernel-unitycatalog",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "missing"),
+    [("4.2.1", {"iceberg", "hadoop-aws"}), ("4.3.0", {"delta", "iceberg", "hadoop-aws"})],
+)
+def test_a_pack_that_the_line_lacks_is_refused_with_the_line_that_has_it(
+    version: str, missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "version", lambda name: version)
+    assert set(packs.packs(packs.COMPLETE_LINE)) - set(packs.packs(packs.pyspark_line())) == missing
+    for name in missing:
+        with pytest.raises(ChangefeedError) as raised:
+            packs.pack(name)
+        error = raised.value
+        assert error.code.number == "CF4003"
+        assert error.message == f"there are no jars of {name} for PySpark {version[:3]}"
+        assert error.hint == "pip install 'pyspark==4.1.*'"
+    with pytest.raises(ChangefeedError, match="there is no jar pack 'paimon'"):
+        packs.pack("paimon")
+
+
+def test_without_pyspark_the_packs_are_those_of_the_complete_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(packs, "version", missing)
+    assert packs.pyspark_line() == packs.COMPLETE_LINE
+
+
 def test_spark_loads_nothing_that_is_for_another_jvm(
     two: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = packs.packs()
     theirs = {**known, "debezium": replace(known["one"], name="debezium", of_spark=False)}
-    monkeypatch.setattr(packs, "packs", lambda: theirs)
+    monkeypatch.setattr(packs, "packs", lambda line=None: theirs)
     (tmp_path / "a-1.jar").write_bytes(b"first")
     assert packs.cached(tmp_path) == {"one"}
     assert packs.paths(["debezium"], tmp_path) == [tmp_path / "a-1.jar"]
