@@ -18,6 +18,7 @@ from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
+from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 
@@ -173,6 +174,46 @@ def test_a_database_that_goes_is_told_of_its_tables(bench: Bench) -> None:
     t = f"shop.{bench.database}.t"
     expected = [(t, f"{verb} DATABASE {bench.database}") for verb in ("DROP", "CREATE")]
     until(lambda: _ddl(bench) == expected)
+
+
+@pytest.mark.kafka
+def test_ddl_is_told_in_kafka_between_the_rows(
+    bench: Bench, kafka: KafkaBroker, topic: str
+) -> None:
+    """Also of a table that is renamed, whose topic stays."""
+    schemas = f"{topic}_schemas"
+    bench.feeds.execute(
+        f"CREATE CHANGEFEED f FOR t AS '{topic}'"
+        f" INTO 'kafka://{kafka.bootstrap}?schema_topic={schemas}' WITH updated"
+    )
+    bench.feeds.sync("f")
+    statements = [
+        "ALTER TABLE t ADD COLUMN c INT",
+        "CREATE INDEX i ON t (b)",
+        "RENAME TABLE t TO u",
+    ]
+    bench.run(
+        "INSERT INTO t VALUES (21, 'before')",
+        statements[0],
+        "INSERT INTO t VALUES (22, 'altered', 1)",
+        *statements[1:],
+        "INSERT INTO u VALUES (23, 'renamed', 2)",
+    )
+    until(
+        lambda: any(b"renamed" in (r.value or b"") for r in kafka.messages(topic)), "all rows", 60
+    )
+    rows = [json.loads(r.value) for r in kafka.messages(topic) if r.value]
+    at = {row["after"]["a"]: row["updated"] for row in rows}
+    told = [json.loads(r.value) for r in kafka.messages(schemas) if r.value]
+    ddl = [message for message in told if "ddl" in message]
+    assert [message["ddl"]["statement"] for message in ddl] == statements
+    assert {(message["topic"], message["table"]["name"]) for message in ddl} == {(topic, "t")}
+    placed = [(at[21], ""), *((m["at"], m["ddl"]["kind"]) for m in ddl), (at[22], ""), (at[23], "")]
+    assert [kind for _, kind in sorted(placed)] == ["", "ALTER", "", "ALTER", "RENAME", ""]
+    columns = [[c["name"] for c in m["columns"]] for m in told if "columns" in m]
+    assert columns[0] == ["a", "b"] and columns[-1] == ["a", "b", "c"]
+    after = [m["table"]["name"] for m in told[told.index(ddl[-1]) :] if "columns" in m]
+    assert after and set(after) <= {"t", "u"}, "the schema is told again before the next row"
 
 
 def test_messages_name_the_database_of_their_table(bench: Bench) -> None:
