@@ -397,6 +397,9 @@ class Delivery:
         """Make rows under the old name durable; then the feed continues with the new name."""
         self._commit(feed, current, item)
         current.receipts.clear()
+        if feed.boundaries is None:
+            # Also without rows: what the log has under the new name from before is not the feed's.
+            feed.advance([item.table], event.at.previous())
         if self._named_at.get(item.table) == event.at:
             # The rows before it and behind it have one instant: a crash could not tell them apart.
             why = "it was renamed twice in one transaction"
