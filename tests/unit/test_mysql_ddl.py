@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from changefeed.core.events import STATEMENT_CHARACTERS
+from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.mysql.binlog import QueryEvent
-from changefeed.sources.mysql.ddl import read_definition, shown
+from changefeed.sources.mysql.ddl import read_definition
 
 
 def defined(text: str) -> tuple[str, list[str]] | None:
@@ -93,6 +94,15 @@ def test_statements_about_no_table(text: str) -> None:
             "ALTER TABLE t /* redacted */ ADD `password` TEXT DEFAULT 'x'",
         ),
         ("ALTER TABLE t /* ticket 7 */ ADD a int", "ALTER TABLE t /* ticket 7 */ ADD a int"),
+        (
+            "ALTER TABLE t --password hunter2\n ADD a int",
+            "ALTER TABLE t /* redacted */\n ADD a int",
+        ),
+        (
+            "CREATE TABLE t (a int) PASSWORD $x$hunter2$x$",
+            "CREATE TABLE t (a int) PASSWORD redacted",
+        ),
+        ("CREATE TABLE t (a text DEFAULT $$b$$)", "CREATE TABLE t (a text DEFAULT $$b$$)"),
     ],
 )
 def test_what_is_kept_of_a_statement_has_no_secret(text: str, kept: str) -> None:

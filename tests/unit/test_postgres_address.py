@@ -17,6 +17,14 @@ def test_a_uri_of_libpq_stays_as_it_is() -> None:
         assert not Address.read(uri).apart
 
 
+def test_ddl_events_is_our_own_parameter() -> None:
+    found = Address.read("postgresql://h/d?ddl_events=true&sslmode=require")
+    assert found.ddl_events and found.primary == "postgresql://h/d?sslmode=require"
+    assert not Address.read("postgresql://h/d?ddl_events=false").ddl_events
+    apart = Address.read("postgresql://h:1/d?ddl_events=true&read_from=s")
+    assert apart.ddl_events and "ddl_events" not in apart.primary + apart.reader + apart.named
+
+
 def test_binary_is_our_own_parameter() -> None:
     assert Address.read("postgresql://h/d?binary=true") == Address(
         "postgresql://h/d", "postgresql://h/d", True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Change, ChangeBatch, Flush, Frontier
+from changefeed.core.events import Change, ChangeBatch, Ddl, Flush, Frontier
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import TableSchema
@@ -23,6 +24,7 @@ from changefeed.encoding.select import wanted_rows
 from changefeed.feeds.lanes import lane_of
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.continuity import ServerHistory
+from changefeed.sources.postgres.ddl_events import read_definition
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.logical_messages import messages_schema
 from changefeed.sources.postgres.pgoutput import Inbox
@@ -62,6 +64,7 @@ class Stream:
         start: Frontier = START,
         limit: int = 1 << 20,
         taken: bool = True,
+        **given: Any,
     ) -> None:
         def describe(oids: Sequence[int]) -> Mapping[int, TableDetails]:
             return {oid: T.details() for oid in oids}
@@ -71,7 +74,7 @@ class Stream:
 
         relations = Relations("shop", describe, intern)
         spool = Spool(folder / "spool", limit, logical=taken)
-        self.assembler = Assembler(start, relations, spool)
+        self.assembler = Assembler(start, relations, spool, **given)
         inbox = Inbox(limit, logical=taken)
         self.flushes: list[Flush] = []
         data = memoryview(b"".join(pieces))
@@ -119,6 +122,78 @@ def test_messages_lie_among_rows(tmp_path: Path, limit: int, streamed: bool) -> 
     assert stream.told == list(enumerate(expected))
     assert len({(c.at, c.xid) for c in stream.changes}) == 1
     assert stream.assembler.frontier.position == f"{98:016X}"
+
+
+def _definition(statement: str, tag: str = "ALTER TABLE", **table: Any) -> bytes:
+    named = {"oid": 1, "schema": "public", "name": "t", "part": False, **table}
+    return json.dumps({"tag": tag, "tables": [named], "statement": statement}).encode()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("limit", [90, 1 << 20])
+def test_statements_of_ddl_come_between_transactions(
+    tmp_path: Path, limit: int, streamed: bool
+) -> None:
+    """However the transaction arrives; those of other makers, and what is none, are passed over."""
+    xid = 8 if streamed else None
+    inside = b"".join(
+        (
+            row("I", T, ["2"], xid=xid),
+            logical(50, "changefeed.ddl/me", _definition("ALTER TABLE t ADD c int"), xid=xid),
+            logical(60, "changefeed.ddl/you", _definition("theirs"), xid=xid),
+            logical(70, "changefeed.ddl/me", b"none", xid=xid),
+            logical(80, "p", b"nobody reads it", xid=xid),
+        )
+    )
+    if streamed:
+        second = stream_start(8, True) + inside + stream_stop() + stream_commit(8, 90, 98, 60)
+    else:
+        second = begin(90, 60, 8) + inside + commit(90, 98, 60)
+    stream = Stream(
+        tmp_path,
+        relation(T),
+        begin(40, 50, 7) + row("I", T, ["1"]) + commit(40, 48, 50),
+        second,
+        begin(110, 70, 9) + row("I", T, ["3"]) + commit(110, 118, 70),
+        limit=limit,
+        messages=lambda: False,
+        ddl=lambda: "me",
+    )
+    events = [e for flush in stream.flushes for e in flush.events]
+    told = [
+        [c.after["k"] for c in e.changes() if c.after]
+        if isinstance(e, ChangeBatch)
+        else (e.kind, e.statement, e.table.name, e.position)
+        for e in events
+        if isinstance(e, ChangeBatch | Ddl)
+    ]
+    keys = [key for one in told if isinstance(one, list) for key in one]
+    assert keys == ["1", "2", "3"]
+    [place] = [n for n, one in enumerate(told) if isinstance(one, tuple)]
+    assert told[place] == ("ALTER", "ALTER TABLE t ADD c int", "t", f"{90:016X}")
+    assert [key for one in told[:place] for key in one] == ["1"]
+    numbers = [e.seq for e in events if isinstance(e, Ddl)]
+    assert stream.changes[0].seq < numbers[0] < stream.changes[1].seq
+    assert {e.at for e in events if isinstance(e, Ddl)} == {stream.changes[1].at}
+
+
+@pytest.mark.parametrize(
+    ("tag", "statement", "part", "kind"),
+    [
+        ("CREATE TABLE", "CREATE TABLE t ()", False, "CREATE"),
+        ("SELECT INTO", "SELECT 1 INTO t", False, "CREATE"),
+        ("CREATE TABLE", "CREATE TABLE p PARTITION OF t DEFAULT", True, "ALTER"),
+        ("CREATE INDEX", "CREATE INDEX ON t (a)", False, "ALTER"),
+        ("ALTER TABLE", "ALTER TABLE t RENAME COLUMN a TO b", False, "ALTER"),
+        ("ALTER TABLE", "ALTER TABLE s RENAME TO t", False, "RENAME"),
+        ("ALTER TABLE", "ALTER TABLE s.t SET SCHEMA public", False, "RENAME"),
+        ("DROP TABLE", "DROP TABLE t", False, "DROP"),
+    ],
+)
+def test_what_happens_to_a_table(tag: str, statement: str, part: bool, kind: str) -> None:
+    found = read_definition(_definition(statement, tag, part=part))
+    assert found is not None and found.kind(part=part) == kind
+    assert found.tables == ((1, "public", "t", part),)
 
 
 def test_a_part_that_was_rolled_back_says_nothing(tmp_path: Path) -> None:

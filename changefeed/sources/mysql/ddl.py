@@ -1,4 +1,4 @@
-"""Which tables a statement of DDL in the binlog is about, and its text without secrets.
+"""Which tables a statement of DDL in the binlog is about.
 
 The binlog has the statement as somebody wrote it. It is read only as far as the names of its
 tables, in the spellings of MySQL and MariaDB; what it does to a table is not interpreted.
@@ -10,9 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from changefeed.core.events import STATEMENT_CHARACTERS
-from changefeed.core.secret_names import is_secret
-from changefeed.core.uri import REDACTED, redact
 from changefeed.sources.mysql.binlog import QueryEvent
 
 #: The first words of statements that may define a table or a database.
@@ -21,7 +18,6 @@ FIRST_WORDS = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"})
 #: Database and table.
 Named = tuple[str, str]
 
-_HIDDEN = REDACTED
 #: Comments that only some versions run are read as if all did.
 _TOKEN = re.compile(
     r"(?P<space>\s+|/\*M?!\d*|\*/|/\*(?!M?!).*?\*/|--(?=\s|$)[^\n]*|#[^\n]*)"
@@ -54,52 +50,6 @@ class DefinedTables:
 def read_definition(query: QueryEvent) -> DefinedTables | None:
     """The tables or the database of a statement of DDL; None for any other statement."""
     return _Reader(query).run()
-
-
-def shown(statement: str) -> str:
-    """A statement as it may be kept and shown: without what may be a secret, and not too long.
-
-    Hidden is text in quotes that is the value of a secret (``PASSWORD = '..'``), a password in a
-    URL, and a comment or connection string that speaks of a secret. Other values in quotes, as of
-    an ENUM or a default, are part of the table's definition.
-    """
-    text = "".join(_shown_tokens(statement))
-    return text if len(text) <= STATEMENT_CHARACTERS else text[: STATEMENT_CHARACTERS - 1] + "…"
-
-
-def _shown_tokens(statement: str) -> Iterator[str]:
-    before = ""
-    for token in _TOKEN.finditer(statement):
-        text = token[0]
-        if token["string"] or (token["quoted"] and text[0] == '"'):
-            yield _hidden(text, before)
-        else:
-            # A comment may hold an old password as well as anything else.
-            yield _HIDDEN_COMMENT if token["space"] and _speaks_of_secret(text) else text
-        if token["word"] or token["string"] or token["quoted"]:
-            before = text
-        elif text in "(,":
-            before = ""
-
-
-_HIDDEN_COMMENT = f"/* {_HIDDEN} */"
-_WORDS = re.compile(r"\w+")
-
-
-def _speaks_of_secret(text: str) -> bool:
-    return any(is_secret(word) for word in _WORDS.findall(text))
-
-
-def _hidden(quoted: str, before: str) -> str:
-    """A text in quotes, behind the word ``before``."""
-    inner, word = quoted[1:-1], before.upper()
-    if is_secret(before) or word == "BY":
-        inner = _HIDDEN
-    elif "://" in inner:
-        inner = redact(inner)
-    elif word == "CONNECTION" or (word == "COMMENT" and _speaks_of_secret(inner)):
-        inner = _HIDDEN
-    return quoted[0] + inner + quoted[-1]
 
 
 class _Reader:

@@ -33,6 +33,7 @@ from changefeed.core.events import (
 )
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.mysql import binlog, ddl, statements
@@ -434,7 +435,7 @@ class Assembler:
         found = ddl.read_definition(query)
         if found is None:
             return
-        text = ddl.shown(query.text)
+        text = shown(query.text)
         tables = self._tables_of(found)
         for named in tables:
             if named[0] in self._databases:

@@ -1,8 +1,8 @@
 """Where a source is: the parameters of its URI that are ours, and libpq's URIs that they lead to.
 
-``binary`` and ``read_from`` are ours, everything else is libpq's. With ``read_from=host:port`` the
-log and the tables are read from a standby; what has to be written goes to whichever of the hosts
-is the primary.
+``binary``, ``ddl_events`` and ``read_from`` are ours, everything else is libpq's. With
+``read_from=host:port`` the log and the tables are read from a standby; what has to be written goes
+to whichever of the hosts is the primary.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Address:
         reader: libpq's URI of the server whose log and tables are read. The same, unless
             ``read_from`` names another.
         binary: values are asked for in binary form.
+        ddl_events: event triggers write statements of DDL into the log.
         named: libpq's URI of the hosts that the URI has beside ``read_from``; empty without that.
     """
 
@@ -37,6 +38,7 @@ class Address:
     reader: str
     binary: bool = False
     named: str = ""
+    ddl_events: bool = False
 
     @property
     def apart(self) -> bool:
@@ -54,12 +56,14 @@ class Address:
         parts = [part.partition("=") for part in query.split("&")] if query else []
         theirs = {name: name + mark + value for name, mark, value in parts}
         binary = _switch("binary", parts)
+        ddl_events = _switch("ddl_events", parts)
         theirs.pop("binary", None)
+        theirs.pop("ddl_events", None)
         given = theirs.pop("read_from", None)
         plain = _joined(head, theirs.values())
         read_uri(plain)
         if given is None:
-            return cls(plain, plain, binary)
+            return cls(plain, plain, binary, ddl_events=ddl_events)
         standby = _standby(unquote(given.partition("=")[2]))
         if placed := sorted(_PLACES & theirs.keys()):
             raise _bad_read_from(f"it does not go with the parameter {placed[0]}")
@@ -77,6 +81,7 @@ class Address:
             _joined(reader, theirs.values()),
             binary,
             plain,
+            ddl_events,
         )
 
 

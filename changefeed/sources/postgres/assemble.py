@@ -27,6 +27,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
     ChangeBatch,
     Commits,
+    Ddl,
     Event,
     Flush,
     Frontier,
@@ -39,10 +40,11 @@ from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, collapse
-from changefeed.sources.postgres import pgoutput
+from changefeed.sources.postgres import ddl_events, pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import Redelivery, ServerHistory, Witness
-from changefeed.sources.postgres.logical_messages import decode_messages
+from changefeed.sources.postgres.ddl_events import TableDefinition
+from changefeed.sources.postgres.logical_messages import decode_messages, with_prefix
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.relations import Relations, ShapeChange
 from changefeed.sources.postgres.replay import Collapse
@@ -116,6 +118,8 @@ class Assembler:
         history: ServerHistory | None = None,
         redelivery: Redelivery | None = None,
         upto: Position | None = None,
+        messages: Callable[[], bool] = lambda: True,
+        ddl: Callable[[], str] = lambda: "",
     ) -> None:
         """
         Args:
@@ -127,6 +131,8 @@ class Assembler:
             visibility: what is looked up is waited for until the server shows it.
             small: below this many rows the decoder of single rows is used.
             history: of the server that is read; that of ``start`` when not given.
+            messages: whether somebody wants logical messages that are not ours.
+            ddl: by which name statements of DDL are written into messages; empty: they are not.
             redelivery: judges what comes again, before anything new is given out.
         """
         self._start = lsn_of(start.position)
@@ -145,6 +151,8 @@ class Assembler:
         self._lookup = lookup
         self._visibility = visibility
         self._small = small
+        self._wants_messages = messages
+        self._ddl = ddl
         #: The transaction that is half read.
         self.open: OpenTransaction | None = None
         #: The transaction whose part the server streams now, by its number.
@@ -305,6 +313,63 @@ class Assembler:
         shapes: Shapes | None = None,
         collapsed: Collapse | None = None,
     ) -> None:
+        """Decode a stretch of row messages, and tell the statements of DDL among them: each before
+        the rows of its transaction, because these may be of what it made.
+
+        The arguments are those of :meth:`_rows`.
+        """
+        begun = 0
+        for first, transaction, definition in self._definitions(block, rows):
+            if first > begun:
+                self._rows(data, block, rows.part(begun, first), shapes, collapsed)
+                begun = first
+            self._tell_definition(definition, transaction)
+        self._rows(data, block, rows.part(begun, len(rows.tags)), shapes, collapsed)
+
+    def _definitions(
+        self, block: Block, rows: RowMessages
+    ) -> list[tuple[int, OpenTransaction, TableDefinition]]:
+        """The statements of DDL, each with the first message of its transaction."""
+        name = self._ddl()
+        logical = np.flatnonzero(block.data[rows.tags] == pgoutput.MESSAGE) if name else ()
+        if not len(logical):
+            return []
+        found = []
+        written = with_prefix(
+            block, rows.tags[logical], ddl_events.PREFIX + name, streamed=rows.streamed
+        )
+        for index, content in written:
+            definition = ddl_events.read_definition(content)
+            if definition is not None:
+                of = int(rows.of[logical[index]])
+                first = int(np.argmax(rows.of == of))
+                found.append((first, rows.transactions[of], definition))
+        return found
+
+    def _tell_definition(self, definition: TableDefinition, transaction: OpenTransaction) -> None:
+        for oid, schema, name, part in definition.tables:
+            kind = definition.kind(part=part)
+            for table in self.relations.named(oid, schema, name):
+                self._seq += 1
+                self._events.append(
+                    Ddl(
+                        table,
+                        kind,
+                        definition.statement,
+                        position_of(transaction.lsn),
+                        transaction.at,
+                        self._seq,
+                    )
+                )
+
+    def _rows(
+        self,
+        data: bytearray,
+        block: Block,
+        rows: RowMessages,
+        shapes: Shapes | None = None,
+        collapsed: Collapse | None = None,
+    ) -> None:
         """Decode a stretch of row messages into batches, one for each table.
 
         Args:
@@ -349,7 +414,8 @@ class Assembler:
     ) -> _TableRows:
         tags = rows.tags[at]
         if schema.table == self._messages:
-            found = decode_messages(block, tags, streamed=rows.streamed)
+            wanted = self._wants_messages()
+            found = decode_messages(block, tags, streamed=rows.streamed, wanted=wanted)
         elif len(at) < self._small:
             found = decode_rows(data, tags.tolist(), schema, streamed=rows.streamed)
         else:

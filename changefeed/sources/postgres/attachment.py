@@ -12,7 +12,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
-from changefeed.sources.postgres import checks, introspect, publications, slots, standby
+from changefeed.sources.postgres import checks, ddl_events, introspect, publications, slots, standby
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
 from changefeed.sources.postgres.handover import Predecessor, take_over
@@ -106,7 +106,8 @@ class Server(Protocol):
 
 class PostgresAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``,
-    the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted.
+    the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted,
+    ``ddl`` where event triggers of ours are there.
     """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
@@ -120,13 +121,15 @@ class PostgresAttachment(Attachment):
         self._streaming = True
         self._predecessor = Predecessor.of(known)
         self._messages = bool(known.get("messages"))
+        self._ddl = bool(known.get("ddl"))
 
     @property
     def memo(self) -> Memo:
         """See :class:`changefeed.sources.base.Attachment`."""
         before = {"predecessor": self._predecessor.memo()} if self._predecessor else {}
         messages = {"messages": True} if self._messages else {}
-        return {"slot": self.slot, "publication": self.publication, **before, **messages}
+        ddl = {"ddl": True} if self._ddl else {}
+        return {"slot": self.slot, "publication": self.publication, **before, **messages, **ddl}
 
     @property
     def holds(self) -> str:
@@ -201,6 +204,7 @@ class PostgresAttachment(Attachment):
             )
             for member in change.refused:
                 problems[names[member.oid]] = _unsafe_now(member)
+            self._watch_ddl(connection)
             before = self._predecessor
             if before is None:
                 self._make_slot(connection)
@@ -216,6 +220,14 @@ class PostgresAttachment(Attachment):
             problems=problems,
             altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
         )
+
+    def _watch_ddl(self, connection: PsycopgConnection) -> None:
+        """Make the event triggers that the connection wants, or remove those that it had."""
+        if self._source.address.ddl_events:
+            self._ddl = ddl_events.make(connection, self.slot)
+        elif self._ddl:
+            ddl_events.remove(connection, self.slot)
+            self._ddl = False
 
     def _make_slot(self, connection: PsycopgConnection) -> None:
         """The slot, where the log is read; a standby must know the publication before."""
@@ -285,6 +297,7 @@ class PostgresAttachment(Attachment):
             binary=address.binary,
             streaming=self._streaming,
             logical=lambda: bool(request.memo().get("messages")),
+            ddl=lambda: self.slot if request.memo().get("ddl") else "",
             decoding_failed=self._stop_streaming,
             system_id=identity.partition("/")[0],
         )
@@ -299,6 +312,8 @@ class PostgresAttachment(Attachment):
         with self._readers.session(doing) as connection:
             slots.drop_slot(connection, self.slot)
         with self._sessions.session(doing) as connection:
+            if self._ddl:
+                ddl_events.remove(connection, self.slot)
             publications.drop_publication(connection, self.publication)
 
 

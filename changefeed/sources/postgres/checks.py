@@ -16,7 +16,7 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import introspect, publications, server, slots, standby
+from changefeed.sources.postgres import ddl_events, introspect, publications, server, slots, standby
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
@@ -66,6 +66,8 @@ def check(
     with connection, source_errors("check the source"):
         problems = [*check_server(connection, plan, read=not address.apart)]
         problems += check_role(connection, plan)
+        if address.ddl_events and slot is not None:
+            problems += ddl_events.problems(connection, slot)
         if address.apart:
             problems += check_standby(connection, address, plan)
         elif not _refused(problems):

@@ -28,6 +28,7 @@ FIRST_VERSION = 140_000
 _SCHEMA, _NAME = "pg_logical", "messages"
 #: What messages of our own have for a prefix; they are nobody's content.
 OWN_PREFIX = "changefeed"
+_OWN_PREFIXES = OWN_PREFIX + "."
 
 _TEXT = Form.TEXT
 _COLUMNS = (
@@ -56,20 +57,44 @@ def messages_schema(source: str) -> TableSchema:
     return TableSchema(messages_table(source), _COLUMNS, (0,))
 
 
-def decode_messages(block: Block, tags: Places, *, streamed: bool = False) -> DecodedRows:
+def decode_messages(
+    block: Block, tags: Places, *, streamed: bool = False, wanted: bool = True
+) -> DecodedRows:
     """Decode the logical messages at ``tags``; our own are left out.
 
     Args:
+        wanted: somebody reads messages; else all are left out.
         streamed: of a streamed transaction, with its number behind the tag.
 
     Raises:
         ChangefeedError: CF2105 a message cannot be read.
     """
     with readable("a logical message"):
-        return _decode(block, tags, 5 if streamed else 1)
+        return _decode(block, tags, 5 if streamed else 1, wanted)
 
 
-def _decode(block: Block, tags: Places, header: int) -> DecodedRows:
+def with_prefix(
+    block: Block, tags: Places, prefix: str, *, streamed: bool = False
+) -> list[tuple[int, bytes]]:
+    """The contents of the logical messages at ``tags`` that have this prefix, each with its index
+    among them.
+
+    Raises:
+        ChangefeedError: CF2105 a message cannot be read.
+    """
+    with readable("a logical message"):
+        _, prefixes, spans = _read(block, tags, 5 if streamed else 1)
+        mine = np.flatnonzero(pc.equal(prefixes, prefix).to_numpy(zero_copy_only=False))
+        if not len(mine):
+            return []
+        chosen = gather(Spans(block.data, spans[0][mine], spans[1][mine]))
+        return list(zip(mine.tolist(), chosen.view(pa.binary()).to_pylist(), strict=True))
+
+
+def _read(
+    block: Block, tags: Places, header: int
+) -> tuple[Places, pa.StringArray, tuple[Places, Places]]:
+    """Where the flags of messages lie, their prefixes, and where their contents begin and end."""
     data = block.data
     flags = tags + header
     length = tags - TAG_OFFSET + 1
@@ -84,10 +109,17 @@ def _decode(block: Block, tags: Places, header: int) -> DecodedRows:
         raise garbage("a logical message whose length is wrong")
     prefix = gather(Spans(data, starts, ends))
     prefix.validate(full=True)
+    return flags, prefix, (contents, frame_ends)
+
+
+def _decode(block: Block, tags: Places, header: int, wanted: bool) -> DecodedRows:
+    data = block.data
+    flags, prefix, (contents, frame_ends) = _read(block, tags, header)
     text, binary = _texts(gather(Spans(data, contents, frame_ends)))
     lsn = pa.array(_long(block, flags + 1))
     columns = [lsn, prefix, pa.array((data[flags] & TRANSACTIONAL).astype(np.bool_)), text, binary]
-    theirs = pc.not_equal(prefix, OWN_PREFIX)
+    ours = pc.or_(pc.equal(prefix, OWN_PREFIX), pc.starts_with(prefix, _OWN_PREFIXES))
+    theirs = pc.invert(ours) if wanted else pa.array(np.zeros(len(prefix), np.bool_))
     columns = [column.filter(theirs) for column in columns]
     count = len(columns[0])
     return DecodedRows(

@@ -125,6 +125,13 @@ class Relations:
         """What logical messages are rows of."""
         return messages_table(self._source)
 
+    def named(self, oid: int, schema: str, name: str) -> list[TableName]:
+        """By which names readers of the log may know a table that has this name now: more than
+        this one if no row has come under it, or none was read."""
+        last = self._schemas.get(oid)
+        known = self._names(oid) if last is None else [last.table]
+        return sorted({TableName(self._source, schema, name), *known})
+
     def changes(self, body: bytes) -> bool:
         """Whether this message changes a table that rows may wait to be decoded with."""
         known = self._bodies.get(int.from_bytes(body[:4]))

@@ -21,7 +21,14 @@ from changefeed.sources.base import (
     TableLocations,
     Watch,
 )
-from changefeed.sources.postgres import checks, introspect, partitions, server, standby
+from changefeed.sources.postgres import (
+    checks,
+    ddl_events,
+    introspect,
+    partitions,
+    server,
+    standby,
+)
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.attachment import PostgresAttachment, SetupPatience
 from changefeed.sources.postgres.connect import Sessions, connection_info
@@ -81,12 +88,13 @@ class PostgresSource(Source):
 
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """What does not hinder a feed but deserves a notice."""
+        told = [ddl_events.NOTICE] if self.address.ddl_events else []
         with self.sessions.session("look at the server's settings") as connection:
             if not self.address.apart:
-                return checks.warnings(connection, watches)
+                return [*told, *checks.warnings(connection, watches)]
             with self.readers.session("look at the standby's settings") as reader:
                 found = checks.warnings(connection, watches, reader)
-                return [*found, *standby.warnings(connection, reader)]
+                return [*told, *found, *standby.warnings(connection, reader)]
 
     def tables(self) -> list[TableInfo]:
         """See :class:`changefeed.sources.base.Source`."""

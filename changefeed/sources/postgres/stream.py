@@ -118,6 +118,8 @@ class ReplicationStream:
         logical: whether logical messages are wanted now. They are asked for from the beginning of a
             stream (from version 14 on), which ends with
             :class:`~changefeed.sources.base.StreamFallback` once they are and it has not.
+        ddl: by which name event triggers of ours write statements of DDL into logical messages;
+            empty: they do not.
         decoding_failed: called when the server could not decode its log while that was on,
             before :class:`~changefeed.sources.base.StreamFallback` is raised.
         heartbeat: an idle source's frontier moves about this often, seconds.
@@ -145,6 +147,7 @@ class ReplicationStream:
         binary: bool = False,
         streaming: bool = True,
         logical: Callable[[], bool] = lambda: False,
+        ddl: Callable[[], str] = lambda: "",
         decoding_failed: Callable[[], None] | None = None,
         heartbeat: float = 1.0,
         batch_bytes: int = BATCH_BYTES,
@@ -180,7 +183,8 @@ class ReplicationStream:
         self._binary = binary
         self._streaming = streaming and upto is None
         self._streams = False
-        self._wants_logical = logical
+        self._wants_messages = logical
+        self._ddl = ddl
         #: None: the server has none to send.
         self._asks_logical: bool | None = False
         self._decoding_failed = decoding_failed
@@ -266,6 +270,9 @@ class ReplicationStream:
                 f"the log up to {self._upto} is read with publication {self._publication!r}; "
                 "reading on with our own",
             )
+
+    def _wants_logical(self) -> bool:
+        return self._wants_messages() or bool(self._ddl())
 
     def _check_logical(self) -> None:
         """After a batch was received and before anything of it is given out: a message that was
@@ -426,6 +433,8 @@ class ReplicationStream:
             small=self._small,
             history=start.history,
             upto=self._upto,
+            messages=self._wants_messages,
+            ddl=self._ddl,
             redelivery=Redelivery(
                 start.history.witness,
                 begin=start.begin,

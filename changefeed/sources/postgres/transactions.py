@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
@@ -58,6 +58,13 @@ class RowMessages:
     transactions: Sequence[OpenTransaction]
     writers: Places
     streamed: bool = False
+
+    def part(self, first: int, upto: int) -> RowMessages:
+        """Those of the messages from ``first`` on and before ``upto``."""
+        if first == 0 and upto == len(self.tags):
+            return self
+        cut = slice(first, upto)
+        return replace(self, tags=self.tags[cut], of=self.of[cut], writers=self.writers[cut])
 
 
 def table_oids(block: Block, tags: Places, *, streamed: bool) -> Places:
