@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import Event, SchemaChange, Truncate
+from changefeed.core.events import Ddl, Event, SchemaChange, Truncate
 from changefeed.core.sizes import Sizes
 from changefeed.feeds.chunks import Chunk, Item, MarkItem, Watermark, items
 from changefeed.log import LogReader, LogSettings, LogWriter
@@ -171,3 +171,22 @@ def test_rows_behind_a_truncate_are_above_their_tables_bound(writer: LogWriter) 
     at, bound = Timestamp(2000), Timestamp(1999, 5)
     found = handed_out(writer, at, Truncate(A, at, 2), batch(A, [Row(at, 3)]), after=bound)
     assert [c.after for c in of(found, "a")] == [bound]
+
+
+def test_a_statement_of_ddl_comes_between_the_rows_of_its_table(writer: LogWriter) -> None:
+    at = [Timestamp(2000 + n) for n in range(4)]
+    ddl = Ddl(B.table, "ALTER", "ALTER TABLE b ..", "00000002", at[1], 2)
+    events: list[Event] = [
+        batch(A, [Row(at[0], 1)]),
+        batch(B, [Row(at[0], 1)]),
+        ddl,
+        batch(B, [Row(at[2], 3)]),
+    ]
+    found = handed_out(writer, at[3], *events)
+    [mark] = [item for item in found if isinstance(item, MarkItem)]
+    assert (mark.event, mark.table, mark.renamed) == (ddl, B.table, False)
+    assert mark.complete == (A.table,), "everything of the other table was handed out"
+    place = found.index(mark)
+    assert (
+        [c.rows for c in of(found[:place], "b")] == [c.rows for c in of(found[place:], "b")] == [1]
+    )
