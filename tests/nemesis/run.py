@@ -50,6 +50,7 @@ class Run:
         self._began = time.monotonic()
         self._without_extra: set[str] = set()
         self._look_at = 0.0
+        self._steps = self._faults = 0
 
     def note(self, text: str) -> None:
         """Write down what was done and when."""
@@ -165,9 +166,13 @@ class Run:
     def go_wrong(self, seconds: float, actions: Sequence[Trouble] = ()) -> None:
         """Do things for ``seconds``, of all that there are or of ``actions``."""
         weights, doings = zip(*(actions or self.actions()), strict=True)
+        harmless = [doing for _, doing in self.writer.doings()]
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self.note(self.chance.choices(doings, weights)[0]())
+            doing = self.chance.choices(doings, weights)[0]
+            self.note(doing())
+            self._steps += 1
+            self._faults += doing not in harmless
             if time.monotonic() >= self._look_at:
                 self.look()
                 self._look_at = time.monotonic() + LOOK_EVERY
@@ -309,6 +314,7 @@ class Run:
 
     def prove(self) -> None:
         """Everything is as it was promised, as a reader sees it and as VERIFY does."""
+        print(f"seed {self.seed}: {self._steps} steps, {self._faults} of them troubles")
         failures = self.settled_failures()
         assert not failures, self.told(failures)
         different = self.verify()
