@@ -117,6 +117,8 @@ class _Alteration:
         self.added: list[TableStage] = []
         self.dropped: list[TableName] = []
         self.renamed: dict[TableName, TableName] = {}
+        #: Failed tables that a RESCAN of all leaves out, because the source has them no more.
+        self.missing: list[TableName] = []
         self.rescans: dict[TableName, int] = {}
         self.new_scans = InitialScan.YES
         self._source: Source | None = None
@@ -519,15 +521,22 @@ class _Alteration:
                 "CREATE a feed without end_time.",
             )
             return
-        named = [table for action in actions for table in self._rescanned(action)]
-        seen = self._located(named)
-        for table in named:
+        named = {table for action in actions if action.tables for table in self._rescanned(action)}
+        tables = list(dict.fromkeys(t for action in actions for t in self._rescanned(action)))
+        seen = self._located(tables)
+        for table in tables:
             now = self._present_name(table, seen)
             if now is not None:
                 self._follow(table, now, old_sink, old)
                 self.rescans[now] = 0
-            else:
+                continue
+            missing = self._missing(table, seen)
+            if missing is None:
                 self.rescans[table] = self._successor(table, seen)
+            elif table in named or len(tables) == 1:
+                self.problems.append(missing)
+            else:
+                self.missing.append(table)
 
     def _rescanned(self, action: nodes.AlterRescan) -> list[TableName]:
         if not action.tables:
@@ -582,16 +591,22 @@ class _Alteration:
         self.tables[now] = self.tables.pop(table).renamed(now)
         self.renamed[table] = now
 
+    def _missing(self, table: TableName, seen: TableLocations) -> ChangefeedError | None:
+        """Why a lost table cannot be scanned: nothing has its name now."""
+        if table in seen.ids or not self._failed_with(table, Code.TABLE_REPLACED):
+            return None
+        try:
+            self.source.describe(table.schema, table.name)
+        except ChangefeedError as error:
+            if error.code is Code.NAME_UNKNOWN:
+                error.hint = f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name} removes it."
+            return error
+        return None
+
     def _successor(self, table: TableName, seen: TableLocations) -> int:
         """The number of another table that has the name by now, 0 if there is none: also of one
         that the feed has not come to yet, and would stop at after the statement."""
-        known = self.tables[table].table_id
-        present = seen.ids.get(table, 0)
-        if not present and self._failed_with(table, Code.TABLE_REPLACED):
-            try:
-                present = self.source.describe(table.schema, table.name).table_id
-            except ChangefeedError as error:
-                self.problems.append(error)
+        known, present = self.tables[table].table_id, seen.ids.get(table, 0)
         return 0 if known in (0, present) else present
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
@@ -606,6 +621,11 @@ class _Alteration:
             "has the name now"
             for table, table_id in self.rescans.items()
             if table_id
+        ]
+        notices += [
+            f"table {shown(table)} does not exist and is left out: ALTER CHANGEFEED .. DROP "
+            f"{shown(table)} removes it from the feed"
+            for table in self.missing
         ]
         if not self.rescans or not registry.appends(sink.scheme):
             return notices

@@ -266,3 +266,23 @@ def test_a_scan_that_waits_for_a_transaction_says_so(feeds: Feeds, shop: Shop) -
         until(waits, "the feed says what it waits for")
     feeds.sync("f")
     assert table_of(feeds, "t").state is TableState.RUNNING
+
+
+def test_a_rescan_of_all_tables_leaves_out_one_that_is_gone(feeds: Feeds, shop: Shop) -> None:
+    shop.create(feeds)
+    feeds.sync("f")
+    shop.db.execute("drop table u")
+    until(lambda: table_of(feeds, "u").state is TableState.FAILED)
+    with pytest.raises(ChangefeedError, match=r"public\.u\" does not exist") as caught:
+        feeds.execute("ALTER CHANGEFEED f RESCAN u")
+    assert caught.value.hint == "ALTER CHANGEFEED .. DROP public.u removes it."
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN")
+    assert answer.notices[0] == (
+        "table public.u does not exist and is left out: ALTER CHANGEFEED .. DROP public.u removes "
+        "it from the feed"
+    )
+    shop.db.execute("insert into t values (11, 110)")
+    until(lambda: 110 in shop.values("t", "v"), "the other table is read again")
+    until(lambda: table_of(feeds, "t").rescanned, "its scan has ended")
+    assert not table_of(feeds, "u").rescanned
+    assert table_of(feeds, "u").state is TableState.FAILED
