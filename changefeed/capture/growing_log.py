@@ -142,10 +142,14 @@ class GrowingLog:
     def _look(self) -> None:
         while not self._clock.wait(self._closed, POLL_SECONDS):
             with self._grown:
-                before = self._log().frontier, self._error
+                before = self._seen(), self._error
                 self._refresh()
-                if (self._log().frontier, self._error) != before:
+                if (self._seen(), self._error) != before:
                     self._grown.notify_all()
+
+    def _seen(self) -> Frontier | None:
+        """How far the log was read; None also while it cannot be opened."""
+        return None if self._reader is None else self._reader.frontier
 
     def wake(self) -> None:
         """Wake every waiting feed."""

@@ -134,14 +134,11 @@ class SourceReconciler:
         while not self._stopping.is_set():
             self._wake.clear()
             wish = self._wish
-            try:
+            left = False
+            # The feeds of the source depend on this thread. It survives an internal error, and a
+            # state that cannot be reached: then not even the error can be told.
+            with self._failures.survived(f"source {self.name}"):
                 left = self._attempt(wish)
-            except Exception as failure:
-                # The feeds of the source depend on this thread: it must survive an internal
-                # error.
-                error = self._failures.error(f"source {self.name}", failure)
-                self._failed(error, leaving=not wish.jobs)
-                left = False
             if left and self._end(wish):
                 return
             busy = self.error is not None and self.error.code is Code.SOURCE_BUSY
@@ -164,7 +161,9 @@ class SourceReconciler:
             self._make_ready(wish)
         except (ChangefeedError, OSError) as error:
             self._failed(error, leaving=not wish.jobs)
-            return False
+        except Exception as failure:
+            found = self._failures.error(f"source {self.name}", failure)
+            self._failed(found, leaving=not wish.jobs)
         return False
 
     def _make_ready(self, wish: DesiredState) -> None:

@@ -17,7 +17,7 @@ from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
 from changefeed.capture.standby import STOP_SECONDS, Standby
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Code
-from changefeed.core.internal_errors import LIMIT, log_failure
+from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, log_failure
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 
@@ -45,8 +45,8 @@ class CaptureSupervisor:
         self._stopping = threading.Event()
         self._nudge = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        #: The last errors that the child reported; an empty text for an expected one.
-        self._failures: deque[str] = deque(maxlen=LIMIT)
+        #: The last errors that the child reported, and when; an empty text for an expected one.
+        self._failures: deque[tuple[str, float]] = deque(maxlen=LIMIT)
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -132,12 +132,15 @@ class CaptureSupervisor:
             self._nudge.clear()
 
     def _repeats(self) -> bool:
-        """Whether the same internal error has ended the child repeatedly: a person must look."""
-        failures = self._failures
-        if len(failures) < LIMIT or "" in failures or len(set(failures)) > 1:
+        """Whether the same internal error has ended the child repeatedly, and not over days: a
+        person must look."""
+        told = {text for text, _ in self._failures}
+        if len(self._failures) < LIMIT or len(told) > 1 or "" in told:
             return False
-        self._on_notice(Notice("error", code=Code.INTERNAL_ERROR_REPEATS, message=failures[-1]))
-        failures.clear()
+        if self._clock.monotonic() - self._failures[0][1] > SPAN_SECONDS:
+            return False
+        self._on_notice(Notice("error", code=Code.INTERNAL_ERROR_REPEATS, message=told.pop()))
+        self._failures.clear()
         return True
 
     def _one_life(self) -> tuple[int, bool]:
@@ -156,13 +159,12 @@ class CaptureSupervisor:
                 frontiers += notice.kind == "frontier"
                 told = told or notice.kind == "error"
                 if notice.kind == "error":
-                    self._failures.append(
-                        notice.message if notice.code == Code.INTERNAL_ERROR else ""
-                    )
+                    text = notice.message if notice.code == Code.INTERNAL_ERROR else ""
+                    self._failures.append((text, self._clock.monotonic()))
                 self._on_notice(notice)
             status = child.wait()
             errors.join()
-        if told and self._failures and self._failures[-1]:
+        if told and self._failures and self._failures[-1][0]:
             log.warning("capture met an internal error: %s", errors.text())
         if status != 0 and not told and not self._stopping.is_set():
             log.warning("capture ended with status %s: %s", status, errors.text())

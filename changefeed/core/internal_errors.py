@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
@@ -83,6 +85,19 @@ class FailureCounter:
         return ChangefeedError(
             Code.INTERNAL_ERROR_REPEATS if repeats else Code.INTERNAL_ERROR, message
         )
+
+    @contextmanager
+    def survived(self, doing: str) -> Iterator[None]:
+        """Log whatever the block raises: for a thread that must go on, and has nobody to tell.
+
+        What cannot be told because the state cannot be reached is told by a later turn.
+        """
+        try:
+            yield
+        except ChangefeedError as error:
+            log.warning("%s: %s %s", doing, error.code.number, error.message)
+        except Exception as failure:
+            self.error(doing, failure)
 
     def clear(self) -> None:
         """Reset the counts, because a person asked for a retry."""

@@ -318,14 +318,15 @@ class SinkSession:
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, *, for_good: bool = False) -> None:
-        """Close the sinks; a given sink only with ``for_good``, which also removes staged files."""
-        for sink in (self._sink, self._scan_sink):
+        """Close the sinks, also one whose ``open`` failed; a given sink only with ``for_good``,
+        which also removes staged files."""
+        for sink in (self._sink, self._scan_sink, self._opening):
             if sink is not None and (for_good or sink is not self._given):
                 try:
                     sink.close()
                 except ChangefeedError as error:
                     log.warning("closing the sink: %s", error.message)
-        self._sink = self._scan_sink = None
+        self._sink = self._scan_sink = self._opening = None
         if for_good:
             shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)
 

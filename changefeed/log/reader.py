@@ -137,6 +137,9 @@ class LogReader:
                 except FileNotFoundError:
                     # The journal was sealed, merged and removed since HEAD was read.
                     head = self._read_head(again=True) or head
+                except ChangefeedError:
+                    self._head = b""  # not taken in: the next call meets the damage again
+                    raise
             raise damaged(self.root.name, "journal is gone")
 
     def _read_head(self, *, again: bool = False) -> Head | None:

@@ -9,7 +9,7 @@ comparison the dataset's tables in Spark's catalog, if it has such, are made to 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Clock
@@ -95,21 +95,24 @@ class DatasetThread:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self._look()
-            except ChangefeedError as error:
-                self._failed(error)
-            except Exception as failure:
-                # The dataset's feeds hang on this thread: it must outlive a fault of ours.
-                self._failed(self._failures.error(f"dataset {self._name}", failure))
-            try:
-                self._register()
-            except ChangefeedError as error:
-                self._registration_failed(error)
-            except Exception as failure:
-                where = f"tables of dataset {self._name}"
-                self._registration_failed(self._failures.error(where, failure))
+            # The dataset's feeds depend on this thread. It survives an internal error, and a state
+            # that cannot be reached: then not even the error can be told.
+            with self._failures.survived(f"dataset {self._name}"):
+                self._turn(self._look, f"dataset {self._name}", self._failed)
+            where = f"tables of dataset {self._name}"
+            with self._failures.survived(where):
+                self._turn(self._register, where, self._registration_failed)
             self._clock.wait(self._stopping, self._timings.extract_look)
+
+    def _turn(
+        self, work: Callable[[], None], where: str, failed: Callable[[ChangefeedError], None]
+    ) -> None:
+        try:
+            work()
+        except ChangefeedError as error:
+            failed(error)
+        except Exception as failure:
+            failed(self._failures.error(where, failure))
 
     def _look(self) -> None:
         definition = definition_of(self._catalog.connection(self._name).uri)

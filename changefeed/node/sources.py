@@ -11,6 +11,7 @@ from changefeed.capture.standby import Standby
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.clock import Clock
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
 from changefeed.core.timings import Timings
 
@@ -132,7 +133,10 @@ class NodeSources:
     def save_frontiers(self) -> None:
         """Save how far the logs reach, for other processes (SHOW, SYNC)."""
         for name, runtime in list(self._runtimes.items()):
-            frontier = runtime.log.frontier
+            try:
+                frontier = runtime.log.frontier
+            except ChangefeedError:
+                continue  # the log's own thread tells it; other sources have theirs saved
             if frontier is not None and frontier != self._saved_frontiers.get(name):
                 self._saved_frontiers[name] = frontier
                 self._catalog.save_source_state(

@@ -129,10 +129,17 @@ class PostgreSQL(Warehouse):
         self.close()
         settings = "-c timezone=UTC -c datestyle=ISO -c client_min_messages=warning"
         try:
-            # A URI that libpq cannot read is refused here.
             info = psycopg.conninfo.make_conninfo(
                 self._uri, connect_timeout=10, application_name="changefeed", options=settings
             )
+        except psycopg.Error:
+            # libpq's text would repeat parts of the URI, which may be parts of the password.
+            raise ChangefeedError(
+                Code.INVALID_URI,
+                f"{self.place}: libpq cannot read the URI",
+                hint="@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
+            ) from None
+        try:
             self._connection = psycopg.connect(info, autocommit=True)
         except psycopg.Error as error:
             raise self._refused(error, info) from None

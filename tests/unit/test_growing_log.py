@@ -9,8 +9,11 @@ from typing import Any, cast
 
 from changefeed.capture.growing_log import GrowingLog
 from changefeed.core.clock import ManualClock, Timestamp, Waitable
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
+from changefeed.log import LogSettings, LogWriter
+from tests.helpers.log_samples import flush
+from tests.helpers.waiting import until
 
 
 class Reader:
@@ -44,3 +47,23 @@ def test_what_an_earlier_capture_wrote_does_not_show_that_the_log_goes_on(tmp_pa
     told.append(log)
     cast(Any, log)._reader = Reader()
     assert log.why_lost(threading.Event()) is gone
+
+
+def test_a_log_that_cannot_be_opened_for_a_while_is_followed_again(tmp_path: Path) -> None:
+    """The thread that follows it says what is wrong, and outlives it."""
+    with LogWriter(tmp_path, LogSettings()) as writer:
+        writer.append(flush([], Timestamp(1000), 1))
+        log = GrowingLog("shop", tmp_path)
+        assert log.frontier is not None and log.frontier.at == Timestamp(1000)
+        log.fail(ChangefeedError(Code.LOG_DAMAGED, "damaged"))
+        (tmp_path / "LEDGER").rename(tmp_path / "elsewhere")
+        log.retry()  # the reader that was open is left
+        log.follow()
+        until(lambda: log.error is not None, "it says that the log is damaged")
+        assert log.error is not None and log.error.code is Code.LOG_DAMAGED
+        (tmp_path / "elsewhere").rename(tmp_path / "LEDGER")
+        writer.append(flush([], Timestamp(2000), 2))
+        until(lambda: log.error is None, "it reads the log again")
+        frontier = log.wait_beyond(Timestamp(1000), 10)
+        assert frontier is not None and frontier.at == Timestamp(2000)
+        log.close()

@@ -10,7 +10,7 @@ import pytest
 from changefeed.capture import standby
 from changefeed.capture.process import EXIT_RETRY, Notice
 from changefeed.capture.supervisor import CaptureSupervisor
-from changefeed.core.clock import ManualClock
+from changefeed.core.clock import ManualClock, Waitable
 from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, FailureCounter, place_of
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
@@ -77,3 +77,27 @@ def test_a_capture_that_fails_the_same_way_again_and_again_stays_down() -> None:
     finally:
         supervisor.stop()
     assert told == ["CF9001"] * LIMIT + ["CF9002"]
+
+
+def test_a_capture_that_fails_now_and_then_is_started_again() -> None:
+    line = Notice("error", code="CF9001", message="internal error: KeyError at x:1").line()
+    program = f"import sys; sys.stdout.buffer.write({line!r}); sys.exit({EXIT_RETRY})"
+    told: list[str] = []
+
+    class Slow(ManualClock):
+        def wait(self, waitable: Waitable, seconds: float) -> bool:
+            self.advance(SPAN_SECONDS / (LIMIT - 2))
+            return super().wait(waitable, seconds)
+
+    supervisor = CaptureSupervisor(
+        lambda: standby.start([sys.executable, "-c", program], None),
+        lambda notice: told.append(notice.code),
+        clock=Slow(),
+        timings=Timings(restart_first=0.001, restart_longest=0.001),
+    )
+    supervisor.start()
+    try:
+        until(lambda: len(told) > 2 * LIMIT)
+    finally:
+        supervisor.stop()
+    assert set(told) == {"CF9001"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -185,3 +186,40 @@ def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(
     source_runtime.close()
     node.close()
     prompt.close()
+
+
+class StateThatIsAway:
+    """A catalog whose database does not answer while it is ``away``."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.away = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> object:
+        if self.away:
+            self.refused += 1
+            raise ChangefeedError(Code.STATE_UNREACHABLE, "the state does not answer")
+        return getattr(self._catalog, name)
+
+
+def test_a_state_that_does_not_answer_for_a_while_ends_no_thread(tmp_path: Path) -> None:
+    """Not even the error can be told then: the next attempt finds the state again."""
+    catalog = Catalog.open(tmp_path)
+    state = StateThatIsAway(catalog)
+    bench = Bench(cast(Catalog, state))
+    first = bench.job("a")
+    bench.want(first)
+    bench.watch.start()
+    until(lambda: bench.watch.covers(first))
+    second = bench.job("b")
+    both = DesiredState.of((job, catalog.tables(job.id)) for job in (first, second))
+    state.away = True
+    assert bench.watch.want(both)
+    until(lambda: state.refused > 5)
+    assert not bench.watch.covers(second)
+    state.away = False
+    until(lambda: bench.watch.covers(second), "the source is prepared again")
+    bench.watch.stop()
+    bench.watch.join(10)
+    catalog.close()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.log import LogReader, LogSettings, LogWriter, draft
@@ -472,3 +472,19 @@ def test_a_log_that_was_removed_under_its_reader_is_said(
         again.append(flush([], at(5000), 1))
         with pytest.raises(ChangefeedError):
             reader.refresh()  # another log is no continuation of this one
+
+
+def test_damage_that_was_met_once_is_met_again(tmp_path: Path) -> None:
+    """HEAD is the same the second time: it was not taken in."""
+    with LogWriter(tmp_path, LogSettings(roll_frames=1)) as writer, LogReader(tmp_path) as reader:
+        put(writer, 1001, A)
+        known = reader.refresh()
+        put(writer, 1002, A)
+        put(writer, 1003, A)
+        (tmp_path / "LEDGER").rename(tmp_path / "elsewhere")
+        for _ in range(2):
+            with pytest.raises(ChangefeedError, match="there is a HEAD") as caught:
+                reader.refresh()
+            assert caught.value.code is Code.LOG_DAMAGED and reader.frontier == known
+        (tmp_path / "elsewhere").rename(tmp_path / "LEDGER")
+        assert reader.refresh() == writer.frontier

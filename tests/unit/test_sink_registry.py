@@ -271,3 +271,23 @@ def test_an_address_alone_has_no_scheme(uri: str) -> None:
         registry.scheme_of(uri)
     assert caught.value.code.number == "CF1201"
     assert caught.value.hint == f"write the kind of server in front, for example kafka://{uri}"
+
+
+@pytest.mark.parametrize("scheme", registry.schemes())
+def test_a_sink_that_was_not_opened_can_be_closed(scheme: str) -> None:
+    """Feeds close one whose ``open`` failed, however far it came."""
+    sink = registry.open_sink(registry.entry(scheme).example)
+    sink.close()
+    sink.close()
+    assert sink.topic("t")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "redshift"])
+def test_a_password_that_libpq_cannot_read_is_an_error_of_the_uri(scheme: str) -> None:
+    sink = registry.open_sink(f"{scheme}://someone:50%off@127.0.0.1:1/shop")
+    with pytest.raises(ChangefeedError) as caught:
+        sink.open(FeedDouble({"t": "t"}).context())
+    assert caught.value.code is Code.INVALID_URI
+    assert "%25" in (caught.value.hint or "")
+    assert "50" not in f"{caught.value.message} {caught.value.detail}"
+    sink.close()

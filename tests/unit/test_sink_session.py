@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
@@ -87,3 +87,33 @@ def test_an_error_of_the_whole_sink_blames_no_table(tmp_path: Path) -> None:
 def test_the_topic_of_transactions_blames_no_table(tmp_path: Path) -> None:
     error = ChangefeedError("CF5006", "cannot hold a value", target="transactions")
     assert refused(tmp_path, error, A) is error
+
+
+class UnreachableSink:
+    """Its server is away when it is opened."""
+
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def open(self, context: object) -> None:
+        raise ChangefeedError(Code.SINK_UNREACHABLE, "the server is away")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_sink_that_could_not_be_opened_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a connection, or threads."""
+    catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
+    sink = UnreachableSink()
+    session = SinkSession(catalog, cast(Feed, SimpleNamespace()), "node", cast(NodeSpark, None))
+    monkeypatch.setattr(session, "_prepared", lambda *, scan: sink)
+    monkeypatch.setattr(session, "context", lambda: None)
+    with pytest.raises(ChangefeedError, match="away"):
+        session.open()
+    session.close()
+    assert sink.closed
