@@ -63,16 +63,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Where work runs, and why, as text for users."""
+    """Where work runs, and why, as text for users; ``hindered``: Spark cannot do it."""
 
     spark: bool
     reason: str
+    hindered: bool = False
 
 
 def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineChoice:
     """Compare how long the work would take in both places."""
     if work.hindrance:
-        return EngineChoice(False, work.hindrance)
+        return EngineChoice(False, work.hindrance, hindered=True)
     if asked is EngineOption.DRIVER:
         return EngineChoice(False, "engine = 'driver'")
     if work.rows < state.least_job_rows:

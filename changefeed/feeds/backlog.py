@@ -32,11 +32,12 @@ from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
-from changefeed.options import DELIVERY, MAX_MEMORY, Guarantee
+from changefeed.options import DELIVERY, ENGINE, MAX_MEMORY, Guarantee
+from changefeed.plan.bulk_work import backlog_stays
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
-from sinks.base import Capabilities, Epoch
+from sinks.base import Epoch
 
 #: Most rows of one job: a failed job repeats them.
 JOB_ROWS = 2_000_000
@@ -114,21 +115,16 @@ def waiting(
     return found
 
 
-def hindrance(feed: Feed, abilities: Capabilities | None) -> str:
-    """Why the changes of a feed cannot be delivered in lanes, as text; empty if they can."""
-    if abilities is None:
+def _stays(feed: Feed) -> str:
+    """Why the changes of a feed cannot be delivered in lanes; empty: they can."""
+    if feed.abilities is None:
         return "a feed without a sink runs where its client is"
-    if abilities.takes_rows:
-        return "the rows of a table sink are staged by the node"
-    if not abilities.lanes:
-        return "this sink keeps its order by one writer"
-    if feed.query is not None:
-        return "a CDC query runs in the node's session"
-    if feed.boundaries is not None:
-        return "transaction_metadata numbers the changes of all tables together"
-    if feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE:
-        return "delivery = 'exactly_once' is one writer's transaction"
-    return ""
+    return backlog_stays(
+        feed.abilities,
+        query=feed.query is not None,
+        exactly_once=feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE,
+        numbered=feed.boundaries is not None,
+    )
 
 
 class Backlog:
@@ -160,7 +156,7 @@ class Backlog:
         self._sink_session = sink_session
         self._note = note
         self._refused_upto = Timestamp.ZERO
-        self._told_missing = False
+        self._told: set[str] = set()
 
     def deliver(
         self,
@@ -179,7 +175,11 @@ class Backlog:
             ChangefeedError: the source, Spark or the sink failed.
         """
         asked = feed.asked_engine(self._spark.preferred)
-        if asked is EngineOption.DRIVER or hindrance(feed, feed.abilities):
+        if asked is EngineOption.DRIVER:
+            return BacklogResult()
+        if why := _stays(feed):
+            if feed.options[ENGINE] is EngineOption.SPARK:
+                self._tell(f"the node delivers backlogs although engine = 'spark': {why}")
             return BacklogResult()
         state = self._spark.state()
         lanes = min(MOST_LANES, state.cores)
@@ -193,7 +193,7 @@ class Backlog:
         found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._spark.installed:
-            self._tell_missing()
+            self._tell("Spark cannot be started here: the node delivers the backlog itself")
             return BacklogResult()
         if not choice.spark or interrupted():
             # After the mark there may be a range that is large enough for a job.
@@ -208,10 +208,10 @@ class Backlog:
             self._refused_upto = found.upto
             return BacklogResult(node_upto=found.upto)
 
-    def _tell_missing(self) -> None:
-        if not self._told_missing:
-            self._told_missing = True
-            text = "Spark cannot be started here: the node delivers the backlog itself"
+    def _tell(self, text: str) -> None:
+        """Say once why Spark does not do what it could do."""
+        if text not in self._told:
+            self._told.add(text)
             log.warning("feed %s: %s", self.name, text)
             self._note(text)
 

@@ -313,6 +313,7 @@ class Planner:
                 connection.redacted,
                 held.holds,
                 fresh=not self.catalog.source_state(connection.name).updated,
+                parts_travel=source.parts_travel,
             ),
             tables=tuple(tables),
             sink=SinkStage(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import Timestamp
-from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption
+from changefeed.core.engines import EngineOption
 from changefeed.core.events import Position
 from changefeed.core.formats import TRAITS
 from changefeed.core.partition import Prefixes
@@ -44,6 +44,7 @@ from changefeed.options import (
     InitialScan,
     Options,
 )
+from changefeed.plan.bulk_work import backlog_stays, scan_stays
 from changefeed.plan.example import example
 from changefeed.plan.queries import query_lines
 from changefeed.plan.words import duration_text, names_text, size_text
@@ -70,12 +71,13 @@ class Stage(Protocol):
 @dataclass(frozen=True, slots=True)
 class SourceStage:
     """Where rows come from. ``holds``: what we hold at the source, for people; ``fresh``: it is
-    made by this statement."""
+    made by this statement; ``parts_travel``: see :class:`changefeed.sources.base.Source`."""
 
     source: str
     shown_uri: str
     holds: str
     fresh: bool
+    parts_travel: bool = True
     name: str = "source"
 
     def lines(self) -> Iterator[str]:
@@ -279,6 +281,7 @@ class EngineStage:
     options: Options
     capabilities: Capabilities
     query: bool
+    parts_travel: bool
     name: str = "engine"
 
     def lines(self) -> Iterator[str]:
@@ -287,31 +290,27 @@ class EngineStage:
         if self.query:
             yield "driver: the query is evaluated in the node's Spark session"
             return
+        once = can.keeps_progress and self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
+        scan = scan_stays(can, query=False, exactly_once=once, parts_travel=self.parts_travel)
         if can.spark_packs:
-            yield "spark: merges are jobs; a small scan is read by the node"
+            yield f"spark: merges are jobs; {scan or 'a small scan is read by the node'}"
             return
-        once = self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
-        if can.takes_rows or once or not can.executor:
-            yield f"driver: {_why_driver(can, once=once)}"
+        numbered = bool(self.options[TRANSACTION_METADATA])
+        backlog = backlog_stays(can, query=False, exactly_once=once, numbered=numbered)
+        if scan and backlog:
+            yield f"driver: {scan}" + f"; {backlog}" * (backlog != scan)
             return
-        lanes = can.lanes and not self.options[TRANSACTION_METADATA]
-        what = "scans and backlogs" if lanes else "scans; changes are written by one writer"
-        if can.lanes and not lanes:
-            what += ": transaction_metadata numbers those of all tables together"
+        what = "scans and backlogs"
+        if backlog:
+            what = f"scans, not for backlogs: {backlog}"
+        elif scan:
+            what = f"backlogs, not for scans: {scan}"
         if asked is EngineOption.AUTO:
             yield f"auto: the node or a Spark job, whichever is estimated to be faster, for {what}"
         elif asked is EngineOption.SPARK:
-            yield f"spark, from {LEAST_JOB_ROWS:,} rows on: {what}"
+            yield f"spark, except for a few rows, for {what}"
         else:
             yield "driver: the node does all work"
-
-
-def _why_driver(can: Capabilities, *, once: bool) -> str:
-    if can.takes_rows:
-        return "rows of this sink are staged by the node"
-    if once:
-        return "exactly-once delivery has one writer"
-    return "this sink is written by the node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +393,8 @@ class FeedPlan:
         if self.sinkless:
             return ()
         query = any(table.query is not None for table in self.tables)
-        return (EngineStage(self.options, self.sink.capabilities, query),)
+        travel = self.source.parts_travel
+        return (EngineStage(self.options, self.sink.capabilities, query, travel),)
 
     def spec(self) -> JobSpec:
         """What the job table gets."""

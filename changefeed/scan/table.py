@@ -37,6 +37,7 @@ from changefeed.core.shapes import Deletes
 from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
+from changefeed.plan.bulk_work import scan_stays
 from changefeed.scan.admission import AdmissionTicket
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_place
@@ -113,6 +114,10 @@ class ScanWork:
             text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
             log.info("feed %s: %s (%s)", self.host.name, text, choice.reason)
             self.host.note_engine(schema.table, text)
+        elif choice.hindered and self.host.asked_engine is EngineOption.SPARK:
+            text = f"the node reads the table although engine = 'spark': {choice.reason}"
+            log.warning("feed %s: %s: %s", self.host.name, schema.table, text)
+            self.host.note_engine(schema.table, text)
         try:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
@@ -188,17 +193,14 @@ class ScanWork:
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         """Where a table is read: in this process, or by Spark's workers."""
         host = self.host
-        why = ""
-        if host.has_query:
-            why = "a CDC query runs in the node's session"
-        elif not host.source_runtime.source.parts_travel:
-            why = "the snapshot of this source cannot leave the node"
-        elif writer.typed and not writer.sink.capabilities.scans_by_spark:
-            why = "the rows of this sink are staged by the node"
-        elif not writer.typed and writer.keeps:
-            why = "delivery = 'exactly_once' is one writer's transaction"
-        elif not writer.typed and not host.sinks.in_workers(writer.sink):
-            why = "this sink is written by the node"
+        why = scan_stays(
+            writer.sink.capabilities,
+            query=host.has_query,
+            exactly_once=writer.keeps,
+            parts_travel=host.source_runtime.source.parts_travel,
+        )
+        if not why and not writer.typed and not host.sinks.in_workers(writer.sink):
+            why = "Spark cannot be started here"
         asked = host.asked_engine
         if writer.typed and asked is EngineOption.AUTO and not why:
             # The session is needed for the merge anyway: only the job itself counts.

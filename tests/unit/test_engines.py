@@ -18,6 +18,9 @@ from changefeed.core.engines import (
 )
 from changefeed.core.schema import TableSchema
 from changefeed.feeds.lanes import lane_of
+from changefeed.options import Options
+from changefeed.plan.stages import EngineStage
+from sinks import registry
 from tests.helpers import message_model as model
 
 AUTO, SPARK, DRIVER = EngineOption.AUTO, EngineOption.SPARK, EngineOption.DRIVER
@@ -150,3 +153,47 @@ def test_each_column_of_a_key_counts() -> None:
     numbers = range(999)
     for keys in ([(1, n) for n in numbers], [(n, 1) for n in numbers], [(n, -n) for n in numbers]):
         assert set(lanes(schema, list(keys), 4)) == {0, 1, 2, 3}
+
+
+BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
+
+
+@pytest.mark.parametrize(
+    ("sink", "options", "travel", "told"),
+    [
+        ("webhook-https", {}, True, f"auto: {BOTH}scans and backlogs"),
+        (
+            "webhook-https",
+            {},
+            False,
+            f"auto: {BOTH}backlogs, not for scans: the snapshot of this source cannot leave the "
+            "node",
+        ),
+        (
+            "kafka",
+            {"engine": "spark", "delivery": "exactly_once"},
+            True,
+            "driver: delivery = 'exactly_once' is one writer's transaction",
+        ),
+        (
+            "kafka",
+            {"engine": "spark", "transaction_metadata": "true"},
+            True,
+            "spark, except for a few rows, for scans, not for backlogs: transaction_metadata "
+            "numbers the changes of all tables together",
+        ),
+        (
+            "delta",
+            {},
+            False,
+            "spark: merges are jobs; the snapshot of this source cannot leave the node",
+        ),
+        ("delta", {}, True, "spark: merges are jobs; a small scan is read by the node"),
+    ],
+)
+def test_explain_says_what_spark_can_do_with_this_source(
+    sink: str, options: dict[str, str], travel: bool, told: str
+) -> None:
+    abilities = registry.capabilities(sink)
+    typed = Options.from_dict(options, abilities=abilities)
+    assert list(EngineStage(typed, abilities, False, travel).lines()) == [told]

@@ -1,0 +1,51 @@
+"""Which bulk work of a feed Spark cannot do, and why: for EXPLAIN, scans and backlogs alike.
+
+What Spark can do is not always a job: :func:`changefeed.core.engines.choose_engine` chooses by the
+amount that waits.
+"""
+
+from __future__ import annotations
+
+from sinks.base import Capabilities
+
+
+def scan_stays(sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool) -> str:
+    """Why the node reads the tables of a scan itself; empty: Spark's workers can.
+
+    Args:
+        sink: what the feed's sink can do.
+        query: the feed is a CDC query.
+        exactly_once: the sink keeps the feed's progress.
+        parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
+    """
+    if query:
+        return "a CDC query runs in the node's session"
+    if not parts_travel:
+        return "the snapshot of this source cannot leave the node"
+    if sink.takes_rows:
+        return "" if sink.scans_by_spark else "the rows of this sink are staged by the node"
+    if exactly_once:
+        return "delivery = 'exactly_once' is one writer's transaction"
+    return "" if sink.executor else "this sink is written by the node"
+
+
+def backlog_stays(sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool) -> str:
+    """Why the node delivers the changes that wait itself; empty: lanes of a Spark job can.
+
+    Args:
+        sink: what the feed's sink can do.
+        query: the feed is a CDC query.
+        exactly_once: the sink keeps the feed's progress.
+        numbered: the feed has ``transaction_metadata``.
+    """
+    if sink.takes_rows:
+        return "the rows of a table sink are staged by the node"
+    if not sink.lanes:
+        return "this sink keeps its order by one writer"
+    if query:
+        return "a CDC query runs in the node's session"
+    if numbered:
+        return "transaction_metadata numbers the changes of all tables together"
+    if exactly_once:
+        return "delivery = 'exactly_once' is one writer's transaction"
+    return ""
