@@ -298,7 +298,7 @@ class Capture:
                 Notice(
                     "warning",
                     message=f"the clock of this machine was set {way} by {abs(leap):,.0f} s: the "
-                    "change log keeps history for as long as the time it measures itself",
+                    "change log measures ages itself, so it keeps what it kept before",
                 )
             )
 

@@ -101,7 +101,7 @@ class SourceRuntime:
         Raises:
             ChangefeedError: see :meth:`changefeed.capture.captured_tables.CapturedTables.prepare`.
         """
-        # Not the reader's lock: feeds continue while this waits for the source.
+        # Not `_lock`: feeds continue while this waits for the source.
         with self._watching:
             self.tables.prepare(wanted)
             self._start_capture()

@@ -154,7 +154,9 @@ class Delivery:
                 ended = isinstance(item, Watermark) and item.upto >= upto
                 if isinstance(item, EncodedChunk):
                     total += item.rows.num_rows
+                # Not behind a mark: what it does to the table decides about the rows after it.
                 many = total >= self._sizes.ahead_rows and not ended
+                many = many and not isinstance(item, MarkItem)
                 ahead = self._ahead.submit(prepare) if many else None
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)

@@ -13,7 +13,7 @@ A target is written in three small pieces:
 A database that is not written by SQL has a store of its own (:mod:`.spanner`) under the same
 :class:`~sinks.warehouse.database_sink.DatabaseSink`.
 
-How a batch travels, with the tables involved (``language.md`` 4.1)::
+How a batch travels, with the tables involved ::
 
     write   Arrow rows, in log form ──► _staging_<table>        _batch_id, _sequence_num, _ord,
                                                                 _operation, _missing,
@@ -42,7 +42,7 @@ import pyarrow as pa
 
 from changefeed.core.schema import Column
 
-#: Texts of all logical types, where a target has nothing better.
+#: The pattern of a :class:`TypeRule` that accepts every text.
 ANY = ""
 
 
@@ -76,7 +76,6 @@ class SqlStatement:
     topic: str = ""
 
 
-#: A whole number that a decimal of ``whole`` digits before and ``scale`` behind the point holds.
 def decimal_pattern(whole: int, scale: int) -> str:
     """Texts of numbers that ``DECIMAL(whole + scale, scale)`` holds exactly."""
     digits = f"0*[0-9]{{0,{whole}}}" if whole else "0*"

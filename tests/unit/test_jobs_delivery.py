@@ -19,7 +19,7 @@ from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import SYSTEM_CLOCK, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange, Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.timings import Timings
@@ -735,6 +735,31 @@ def test_what_was_before_a_stop_is_delivered(bench: Bench) -> None:
         ("abort", 0),
     ]
     assert bench.done(A, B) == [79, 10]
+
+
+def test_rows_behind_a_change_are_judged_after_it(tmp_path: Path) -> None:
+    """A backfill replaces them, whatever the source logs of old rows now; in a backlog, chunks are
+    prepared in another thread."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "kafka://127.0.0.1:1", diff="")
+    bench.sink_session.takes_rows = False
+    bench.sink_session.write = (  # type: ignore[method-assign]
+        lambda batch: Receipt(batch.partition, batch.rows.num_rows, 1)
+    )
+    delivered = []
+
+    def backfill(event: SchemaChange) -> None:
+        time.sleep(0.2)  # the other thread would have prepared the chunk by now
+        bench.feed.update(A, scan_wanted=True)
+        delivered.append(event)
+
+    only_key = replace(changed(A, 8).new, before_image=BeforeImage.KEY)
+    behind = replace(rows_of(A, 9), schema=only_key)
+    full = replace(shape(A), before_image=BeforeImage.FULL)
+    events = [replace(rows_of(A, 7), schema=full), changed(A, 8), behind]
+    bench.deliver((9, events), on_schema_change=backfill, ahead=0)
+    assert len(delivered) == 1
+    catalog.close()
 
 
 def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:

@@ -167,7 +167,7 @@ class MySQLSnapshot:
         while self._clock.monotonic() < deadline and not self._closed.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._idle.get(timeout=0.2)
-        raise _gone("it was closed")
+        raise _gone("it was closed, or no session became free in time")
 
     def _lose(self, session: MySQLSession) -> None:
         """A session that failed in the middle of an answer is of no more use; the last one ends

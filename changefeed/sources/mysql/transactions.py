@@ -77,7 +77,9 @@ class _OpenTransaction:
         changes: tables that look otherwise from here on.
         ddl: tables that its statements define, with what happens to each, and the statement.
         defined: the same, statement by statement, and the tables that each removes.
-        decides: the XA transaction that this one commits or rolls back.
+        stored: its rows that were put on disk, because it is large.
+        begun: a BEGIN opened it; else one statement is the transaction.
+        xid: the number in the event of its end.
         savepoint: row events when a savepoint was set.
         unread: tables that it changes and nobody watches, by database and name.
     """
@@ -162,7 +164,7 @@ class Assembler:
         self._checksums: bool | None = None
         self._file = ""
         self._offset = 0
-        #: Where the server stood at the last heartbeat, and whether nothing came since.
+        #: Heartbeats since the last other event.
         self.heartbeats = 0
         self._decided: list[tuple[str, StoredTransaction]] = []
 
