@@ -41,6 +41,14 @@ from changefeed.core.uri import sink_location
 
 _job = tables.job
 
+#: Errors of a table whose changes the source did not send meanwhile.
+_LEFT_OUT = (
+    Code.SOURCE_NOT_SET_UP,
+    Code.SOURCE_PERMISSION_MISSING,
+    Code.NAME_UNKNOWN,
+    Code.TARGET_NOT_WATCHABLE,
+)
+
 
 class _Unset:
     """Default of a parameter that leaves the field as it is (None is a value of its own)."""
@@ -223,7 +231,8 @@ class Jobs(CatalogPart):
         They are pending: the runner places each at its own ``done_upto`` (or scans it), which
         may be far below the job's high-water. Raises the job's generation when there were any.
         One that was lost (CF2106) and is there again is scanned, too, and so is one that was
-        captured and had to be left out for a while (CF2003, CF2004).
+        captured and had to be left out for a while: it could not be read (CF2003, CF2004), or its
+        name belonged to no table (CF1101, CF1302).
         """
         table = tables.job_table
         failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
@@ -231,9 +240,8 @@ class Jobs(CatalogPart):
             names = [(name.source, name.schema, name.name) for name in only]
             failed &= tuple_(table.c.source, table.c.schema, table.c.name).in_(names)
         # While a table had another name its rows went there: what is missing is scanned.
-        left_out = table.c.error_code.in_(
-            (Code.SOURCE_NOT_SET_UP.number, Code.SOURCE_PERMISSION_MISSING.number)
-        ) & table.c.done_upto.is_not(None)
+        codes = [code.number for code in _LEFT_OUT]
+        left_out = table.c.error_code.in_(codes) & table.c.done_upto.is_not(None)
         missed = (Code.TABLE_REPLACED.number, Code.TABLE_GAP.number)
         lost = failed & (table.c.error_code.in_(missed) | left_out)
         with self._database.write() as transaction:

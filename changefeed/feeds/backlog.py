@@ -132,7 +132,6 @@ class Backlog:
 
     def __init__(
         self,
-        name: str,
         log: LogAccess,
         folder: Path,
         spark: NodeSpark,
@@ -141,14 +140,12 @@ class Backlog:
     ) -> None:
         """
         Args:
-            name: the feed's.
             log: the change log, as the node reads it.
             folder: its directory, which Spark's workers see, too.
             spark: Spark.
             sink_session: the feed's sinks.
             note: records for SHOW what runs as a job.
         """
-        self.name = name
         self._log = log
         self._folder = folder
         self._scratch = sink_session.folder
@@ -179,7 +176,7 @@ class Backlog:
             return BacklogResult()
         if why := _stays(feed):
             if feed.options[ENGINE] is EngineOption.SPARK:
-                self._tell(f"the node delivers backlogs although engine = 'spark': {why}")
+                self._tell(feed, f"the node delivers backlogs although engine = 'spark': {why}")
             return BacklogResult()
         state = self._spark.state()
         lanes = min(MOST_LANES, state.cores)
@@ -193,7 +190,7 @@ class Backlog:
         found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._spark.installed:
-            self._tell("Spark cannot be started here: the node delivers the backlog itself")
+            self._tell(feed, "Spark cannot be started here: the node delivers the backlog itself")
             return BacklogResult()
         if not choice.spark or interrupted():
             # After the mark there may be a range that is large enough for a job.
@@ -204,15 +201,17 @@ class Backlog:
             if error.scope is not Scope.TABLE:
                 raise
             # A worker cannot say of which table; the node meets the same row, and can.
-            log.info("feed %s: a lane stopped, the node continues:  %s", self.name, error.message)
+            log.info(
+                "feed %s: a lane stopped, the node continues: %s", feed.job.name, error.message
+            )
             self._refused_upto = found.upto
             return BacklogResult(node_upto=found.upto)
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, feed: Feed, text: str) -> None:
         """Say once why Spark does not do what it could do."""
         if text not in self._told:
             self._told.add(text)
-            log.warning("feed %s: %s", self.name, text)
+            log.warning("feed %s: %s", feed.job.name, text)
             self._note(text)
 
     def _run(
@@ -225,10 +224,11 @@ class Backlog:
         interrupted: Callable[[], bool],
     ) -> BacklogResult:
         number, upto = next(_numbers), found.upto
-        group = f"changefeed {self.name} backlog {number}"
+        name = feed.job.name
+        group = f"changefeed {name} backlog {number}"
         barrier = WriteBarrier()
         text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
-        log.info("feed %s: %s, up to %s (%s)", self.name, text, upto, choice.reason)
+        log.info("feed %s: %s, up to %s (%s)", name, text, upto, choice.reason)
         self._note(text)
         try:
             work = LaneDelivery(
@@ -238,13 +238,13 @@ class Backlog:
                 upto=upto,
                 slice_bytes=_slice_bytes(feed, lanes),
                 versions={schema: _delivered(feed, schema) for schema in found.versions},
-                feed=self.name,
+                feed=name,
                 epoch=Epoch(number, upto),
                 context=self._sink_session.context(here=False),
                 sink=self._sink_session.new_sink(),
                 ticket=barrier.ticket(self._spark.address(), here=self._spark.local),
             )
-            with self._cancelled_when(interrupted, group) as cancelled:
+            with self._cancelled_when(interrupted, name, group) as cancelled:
                 try:
                     done = self._run_lanes(work, group)
                 except ChangefeedError:
@@ -274,7 +274,7 @@ class Backlog:
 
     @contextmanager
     def _cancelled_when(
-        self, interrupted: Callable[[], bool], group: str
+        self, interrupted: Callable[[], bool], name: str, group: str
     ) -> Iterator[threading.Event]:
         """Cancels the job when the feed's thread has other work; the event says that it did."""
         over, cancelled = threading.Event(), threading.Event()
@@ -286,7 +286,7 @@ class Backlog:
                     self._spark.cancel(group)
                     return
 
-        watching = threading.Thread(target=watch, name=f"backlog-{self.name}", daemon=True)
+        watching = threading.Thread(target=watch, name=f"backlog-{name}", daemon=True)
         watching.start()
         try:
             yield cancelled

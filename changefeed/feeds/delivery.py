@@ -87,7 +87,6 @@ class Delivery:
         sink_session: SinkSession,
         sizes: Sizes | None = None,
     ) -> None:
-        self.name = name
         self._sizes = sizes or Sizes()
         self._log = log
         self._shared = shared
@@ -273,7 +272,7 @@ class Delivery:
         if not item.messages.num_rows or feed.boundaries is None:
             return
         batch = Batch(
-            feed=self.name,
+            feed=feed.job.name,
             epoch=current.epoch,
             partition=len(current.receipts),
             target=feed.boundaries,
@@ -294,7 +293,7 @@ class Delivery:
         with about_table(table):
             receipt = self._sink_session.write(
                 Batch(
-                    feed=self.name,
+                    feed=feed.job.name,
                     epoch=current.epoch,
                     partition=len(current.receipts),
                     target=feed.target(table),

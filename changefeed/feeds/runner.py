@@ -120,7 +120,6 @@ class FeedRunner:
             job.name, self.source_runtime.log, services.messages, self.sink_session, services.sizes
         )
         backlog = Backlog(
-            job.name,
             self.source_runtime.log,
             self.source_runtime.log.folder,
             services.spark,
@@ -152,9 +151,7 @@ class FeedRunner:
             Deliverers(
                 self._delivery,
                 backlog,
-                WindowDelivery(
-                    job.name, self.source_runtime.log, self.sink_session, services.sizes
-                ),
+                WindowDelivery(self.source_runtime.log, self.sink_session, services.sizes),
             ),
             renames,
             *time,
@@ -194,7 +191,7 @@ class FeedRunner:
         self.wake()
 
     def request_rename(self, name: str) -> None:
-        """Take the feed's new name for logs, thread names, and the sink."""
+        """Take the feed's new name for logs, batches, jobs and the feed's thread."""
         self.name = name
         self._thread.name = f"feed-{name}"
         self._renamed.set()

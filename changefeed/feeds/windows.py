@@ -98,13 +98,11 @@ class WindowDelivery:
 
     def __init__(
         self,
-        name: str,
         log: LogAccess,
         sink_session: SinkSession,
         sizes: Sizes | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        self.name = name
         self._log = log
         self._sink_session = sink_session
         self._sizes = sizes or Sizes()
@@ -257,7 +255,7 @@ class WindowDelivery:
         epoch = Epoch(self._number, reached)
         receipts: list[Receipt] = []
         batch = Batch(
-            feed=self.name,
+            feed=to.feed.job.name,
             epoch=epoch,
             partition=0,
             target=to.feed.target(to.table),

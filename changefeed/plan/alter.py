@@ -566,7 +566,9 @@ class _Alteration:
     def _present_name(self, table: TableName, seen: TableLocations) -> TableName | None:
         """Under which other name a table lives on whose own name nothing has now, as its feed or
         its scan has found."""
-        lost = self._failed_with(table, Code.TABLE_REPLACED, Code.NAME_UNKNOWN)
+        lost = self._failed_with(
+            table, Code.TABLE_REPLACED, Code.NAME_UNKNOWN, Code.TARGET_NOT_WATCHABLE
+        )
         if table in seen.ids or not lost:
             return None
         return seen.names.get(self.tables[table].table_id)

@@ -6,6 +6,7 @@ differently from call to call, expressions that make several rows of one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -41,8 +42,7 @@ from grammar.spelling import did_you_mean
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: The view of a batch without rows that the analyzer is given.
-EMPTY = "__cf_check"
+_numbers = itertools.count(1)
 #: Stands in :attr:`CompiledQuery.sql` for the name of the batch's view.
 VIEW = "__cf_view__"
 
@@ -131,6 +131,9 @@ class QueryCompiler:
         self._schema = schema
         self._query = query
         self._sql = BatchSql(query, schema, constants)
+        #: The view of a batch without rows that the analyzer is given. Its own: queries of other
+        #: feeds are compiled at the same time in the same session.
+        self._empty = f"__cf_check_{next(_numbers)}"
 
     def compile(self) -> CompiledQuery:
         """The checked query."""
@@ -141,17 +144,17 @@ class QueryCompiler:
         with self._empty_batch(batch_fields(self._schema, lookups=self._lookups)):
             # The WHERE first: in the whole, errors of it name columns of our own.
             condition = self._condition()
-            return self._made(self._analysed(self._sql.select(EMPTY)), condition)
+            return self._made(self._analysed(self._sql.select(self._empty)), condition)
 
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
-        """The view :data:`EMPTY`, for Spark's analyzer."""
+        """The view of a batch with these columns, for Spark's analyzer."""
         empty = pa.schema(fields).empty_table()
-        self._session.createDataFrame(empty).createOrReplaceTempView(EMPTY)
+        self._session.createDataFrame(empty).createOrReplaceTempView(self._empty)
         try:
             yield
         finally:
-            self._session.catalog.dropTempView(EMPTY)
+            self._session.catalog.dropTempView(self._empty)
 
     # -- look-ups ---------------------------------------------------------------------------
 
@@ -305,7 +308,7 @@ class QueryCompiler:
         """The WHERE as Spark's expression; none where there is no WHERE."""
         if not self._sql.filtered:
             return []
-        found = self._analysed(self._sql.condition(EMPTY))
+        found = self._analysed(self._sql.condition(self._empty))
         ((_, kind),) = found.columns
         if kind != "boolean":
             spans = [span for _, span in self._sql.where if span is not None]
@@ -501,7 +504,7 @@ class QueryCompiler:
         """The items of the SELECT that a batch needs: the expressions alone, unless one of them
         uses the name that another item gives to a plain column."""
         try:
-            self._analysed(self._sql.select(EMPTY, computed))
+            self._analysed(self._sql.select(self._empty, computed))
         except ChangefeedError:
             return list(range(items))
         return computed

@@ -14,7 +14,6 @@ from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.compile import (
-    EMPTY,
     VIEW,
     Analysis,
     QueryCompiler,
@@ -86,7 +85,7 @@ class _GroupedCompiler(QueryCompiler):
         fields = [*batch_fields(self._schema, lookups=self._lookups), WINDOW_FIELD]
         with self._empty_batch(fields):
             condition = self._condition()
-            found = self._analysed(self._sql.grouped(EMPTY))
+            found = self._analysed(self._sql.grouped(self._empty))
             return self._grouped(found, condition, length)
 
     def _window_length(self) -> int | None:

@@ -1009,6 +1009,22 @@ def test_rows_that_a_scan_is_about_are_kept_until_all_are_asked_for(catalog: Cat
     assert stored().repair is None, "rows were lost while the table was gone"
 
 
+@pytest.mark.parametrize("code", ["CF1101", "CF1302", "CF2003", "CF2004", "CF2106", "CF2107"])
+def test_a_table_whose_changes_were_missed_is_scanned_when_it_tries_again(
+    catalog: Catalog, code: str
+) -> None:
+    """Its name was that of no table for a while, for example: its changes came under another."""
+    job = catalog.create_job(spec("f", ORDERS))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    running = TableProgress(ORDERS, "orders", scan_wanted=False, done_upto=Timestamp(4))
+    failed = running.failed(ChangefeedError(code, "away"))
+    catalog.save_progress(job.id, {ORDERS: failed}, lease=lease)
+    assert catalog.retry_tables(job.id) == [ORDERS]
+    [table] = catalog.tables(job.id)
+    assert table.scan_wanted and table.state is TableState.PENDING
+
+
 def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
     from sqlalchemy import text, update
 

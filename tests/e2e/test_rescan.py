@@ -286,3 +286,22 @@ def test_a_rescan_of_all_tables_leaves_out_one_that_is_gone(feeds: Feeds, shop: 
     until(lambda: table_of(feeds, "t").rescanned, "its scan has ended")
     assert not table_of(feeds, "u").rescanned
     assert table_of(feeds, "u").state is TableState.FAILED
+
+
+def test_a_table_whose_name_a_view_has_is_followed(feeds: Feeds, shop: Shop) -> None:
+    """The name of a view is that of no table, for a RESCAN too."""
+    shop.create(feeds)
+    feeds.sync("f")
+    feeds.execute("PAUSE CHANGEFEED f")
+    feeds.execute("ALTER CHANGEFEED f RESCAN t")
+    shop.db.execute(
+        "alter table t rename to elsewhere; create view t as select * from elsewhere;"
+        "insert into elsewhere values (11, 110)"
+    )
+    feeds.execute("RESUME CHANGEFEED f")
+    until(lambda: table_of(feeds, "t").state is TableState.FAILED)
+    answer = feeds.execute("ALTER CHANGEFEED f RESCAN")
+    assert "table public.t was renamed" in answer.notices[0]
+    feeds.sync("f")
+    assert table_of(feeds, "elsewhere").state is TableState.RUNNING
+    assert 110 in shop.values("t", "v")

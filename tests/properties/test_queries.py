@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -185,3 +186,25 @@ def test_random_conditions_keep_the_rows_that_postgres_keeps(
     assert (direct.direct, direct.jobs, by_job.direct) == (BATCH - BATCH // 3, 0, 0)
     assert by_job.jobs == BATCH // 3
     assert kept > BATCH // 3, "too few conditions select some rows and not others"
+
+
+def test_queries_that_are_compiled_at_once_do_not_see_each_others_tables(
+    postgres: Database, spark_engine: NodeSpark
+) -> None:
+    """A node's feeds compile theirs side by side when it starts, in one session."""
+    postgres.execute("create table ta (id int primary key, v text)")
+    postgres.execute("create table tb (id int primary key, v numeric(10, 2))")
+    source = PostgresSource("shop", postgres.uri)
+    sessions = QuerySessions(spark_engine)
+
+    def types(table: str) -> set[str]:
+        statement = parse(f"CREATE CHANGEFEED f AS SELECT id, coalesce(v, v) AS w FROM {table}")
+        assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
+        schema = source.describe(None, table)
+        compiled = [sessions.compile(schema, statement.query) for _ in range(6)]
+        return {found.schema.columns[1].type_name for found in compiled}
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(types, ["ta", "tb", "ta", "tb"]))
+    source.close()
+    assert found == [{"string"}, {"decimal(10,2)"}] * 2

@@ -737,6 +737,21 @@ def test_what_was_before_a_stop_is_delivered(bench: Bench) -> None:
     assert bench.done(A, B) == [79, 10]
 
 
+def test_a_renamed_feed_delivers_under_its_new_name(bench: Bench) -> None:
+    names: list[str] = []
+    write = bench.sink_session.write
+
+    def noted(batch: Batch) -> Receipt:
+        names.append(batch.feed)
+        return write(batch)
+
+    bench.sink_session.write = noted  # type: ignore[method-assign]
+    bench.deliver((5, [rows_of(A, 5)]))
+    bench.feed.job = bench.catalog.rename_job(bench.feed.job.id, "better")
+    bench.deliver((9, [rows_of(A, 9)]))
+    assert names[-1] == "better" != names[0]
+
+
 def test_rows_behind_a_change_are_judged_after_it(tmp_path: Path) -> None:
     """A backfill replaces them, whatever the source logs of old rows now; in a backlog, chunks are
     prepared in another thread."""

@@ -77,7 +77,7 @@ class World:
         end = None if end_time is None else Timestamp(int(end_time * SECOND))
         self.feed = SimpleNamespace(
             tables={T: self.table},
-            job=SimpleNamespace(end_time=end),
+            job=SimpleNamespace(end_time=end, name="f"),
             options=Options.from_dict({}),
             recognise=lambda schema: None,
             advance=self._advance,
@@ -109,7 +109,7 @@ class World:
         return SimpleNamespace(upto=known, events=events, marks=marks)
 
     def deliver(self, upto: float, window_bytes: int = 1 << 20) -> int:
-        delivery = WindowDelivery("f", self, cast(Any, self.sink_session), None, window_bytes)
+        delivery = WindowDelivery(self, cast(Any, self.sink_session), None, window_bytes)
         return delivery.deliver(
             cast(Any, self.feed),
             cast(Any, self.query),

@@ -110,13 +110,15 @@ _LOCATE = """
     FROM unnest(%s::text[], %s::text[]) AS w(schema, name)
     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+    WHERE c.relkind IN ('r', 'p')
 """
 
 
 def locate(
     connection: PsycopgConnection, source: str, tables: Sequence[TableName], oids: Sequence[int]
 ) -> TableLocations:
-    """Where the tables are now, by name and by oid, in one statement: one moment."""
+    """Where the tables are now, by name and by oid, in one statement: one moment. A name that
+    something else has, a view that took the place of a renamed table, is that of no table."""
     asked = set(tables)
     names = {
         oid: TableName(source, schema, name)
