@@ -36,6 +36,10 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     if plan.rescan:
         # A feed that failed goes on with its RESCAN.
         rescans += _go_on(job, context)
+    elif job.status is Status.FAILED:
+        rescans.append(
+            f'changefeed "{job.name}" has failed: RESUME CHANGEFEED {job.name} continues it'
+        )
     context.host.wake()
     late: list[str] = []
     if plan.add and altered.status.active and context.host.node_running():

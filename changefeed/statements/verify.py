@@ -18,7 +18,7 @@ from grammar import nodes
 from sinks.registry import capabilities, scheme_of
 
 if TYPE_CHECKING:
-    from changefeed.verify.table import TableOutcome, TableVerifier
+    from changefeed.verify.table import TableOutcome
 
 COLUMNS = ("table", "key", "difference", "source", "target")
 
@@ -54,12 +54,18 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         context.require_client,
     )
     delivered()
-    notices: list[str] = []
-    outcomes = [
-        outcome
-        for table in tables
-        if (outcome := _verify(verifier, table, notices, named=statement.table is not None))
-    ]
+    outcomes, skipped = [], []
+    for table in tables:
+        try:
+            outcomes.append(verifier.verify(table))
+        except ChangefeedError as error:
+            if statement.table is not None or error.code is not Code.NOT_SUPPORTED:
+                raise
+            skipped.append(error)
+    if skipped and not outcomes:
+        # A script must not take it for a comparison that found both sides equal.
+        raise skipped[0]
+    notices = [f"{error.message}: it was left out" for error in skipped]
     notices += [said for outcome in outcomes for said in _said(outcome)]
     wrong = [outcome for outcome in outcomes if outcome.differences]
     left = wrong
@@ -85,19 +91,6 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         tag="VERIFY CHANGEFEED",
         failure=_failure(job, left, repaired=statement.repair) if left else None,
     )
-
-
-def _verify(
-    verifier: TableVerifier, table: TableProgress, notices: list[str], *, named: bool
-) -> TableOutcome | None:
-    """The outcome of a table; of one that cannot be compared and was not named, a notice."""
-    try:
-        return verifier.verify(table)
-    except ChangefeedError as error:
-        if named or error.code is not Code.NOT_SUPPORTED:
-            raise
-        notices.append(f"{error.message}: it was left out")
-        return None
 
 
 def _needs_spark(job: Job, context: Context) -> bool:

@@ -280,6 +280,14 @@ def test_alter_answers_when_the_running_feed_goes_by_it_or_says_that_it_does_not
     assert world.run("ALTER CHANGEFEED f UNSET updated").notices == []
 
 
+def test_an_alter_of_a_feed_that_has_failed_says_how_it_goes_on(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders, customers INTO 'kafka://127.0.0.1:1'")
+    world.catalog.transition(1, Status.FAILED, reason="x")
+    told = 'changefeed "f" has failed: RESUME CHANGEFEED f continues it'
+    assert told in world.run("ALTER CHANGEFEED f DROP customers").notices
+    assert told not in world.run("ALTER CHANGEFEED f RESCAN").notices
+
+
 def test_a_rescan_takes_tables_that_were_replaced_and_are_not_found_out_yet(world: World) -> None:
     """Else they would fail after the statement, one by one, and each want it again."""
     world.run("CREATE CHANGEFEED f FOR orders, customers, items INTO 'delta:///lake'")

@@ -122,8 +122,8 @@ def _keys(tables: Sequence[ServerTable]) -> Iterator[str]:
         if not table.key and describe.refusal(table, Watch(table.name)) is None:
             yield (
                 f"table {table.full_name} has no primary key and no unique index over columns that "
-                "are NOT NULL: all its columns are its key, and equal rows become one row in "
-                "sinks that maintain tables; ALTER TABLE "
+                "are NOT NULL: all its columns are its key, and equal rows are one document in "
+                "Elasticsearch and have one key in topics; ALTER TABLE "
                 f"`{table.database}`.`{table.name}` ADD PRIMARY KEY (..);"
             )
 
