@@ -198,6 +198,10 @@ def _outputs(dataset: Dataset, version: Version) -> Iterator[_Output]:
 
 
 def _register_output(session: SparkSession, output: _Output, owner: str, version: int) -> None:
+    # Where it is true, the catalog has the partitions of a new table, each with a location of its
+    # own; where it is false, the catalog cannot even be asked for those that it has.
+    managed = "true" if output.tracked else "false"
+    session.conf.set("spark.sql.hive.manageFilesourcePartitions", managed)
     known = _is_ours(session, output.name, owner)
     if known is not None and not _fit_columns(session, output):
         # An external table: its files stay.
@@ -216,9 +220,6 @@ def _register_output(session: SparkSession, output: _Output, owner: str, version
 
 
 def _create(session: SparkSession, output: _Output, owner: str) -> None:
-    # Without it the catalog would have the partitions, each with a location of its own.
-    managed = "true" if output.tracked else "false"
-    session.conf.set("spark.sql.hive.manageFilesourcePartitions", managed)
     names = ", ".join(f"`{name}`" for name, _ in output.partitions)
     session.sql(
         f"CREATE TABLE {_quoted(output.name)} ({output.schema}) USING parquet "

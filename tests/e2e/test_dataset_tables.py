@@ -62,6 +62,7 @@ def test_tables_of_the_command_follow_its_runs(seen: dict[str, Any]) -> None:
         "EFF_DATE=2019-06-19/OPERATION=I",
     ]
     assert found["made again"] == 4
+    assert found["current made again"] == [["1", "five"]]
     assert found["another dataset"][0] == Code.TARGET_NOT_OURS.number
     assert "shows another dataset" in found["another dataset"][1]
 

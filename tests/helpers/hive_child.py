@@ -120,6 +120,10 @@ def command(spark: NodeSpark, folder: Path) -> dict[str, object]:
         later.sql("DROP TABLE db.orders_history")
         run(DAY3, "- {name: price, type: string}\n", "1,five")
         found["made again"] = len(partitions(session.newSession()))
+        # The history is still there when the current dataset's table is made.
+        session.sql("DROP TABLE db.orders")
+        run(DAY3, "- {name: price, type: string}\n", "1,five")
+        found["current made again"] = rows(session.newSession(), "db.orders", "Id", "price")
         path.write_text(CONFIG.format(folder=folder).replace("it's ", "other ") + item)
         other = read_config(path)
         csv = str(folder / "in" / f"{DAY1}.csv")
