@@ -33,6 +33,9 @@ def compare_dataset(config: Path, extract: str, date: str, settings: SparkSettin
         click.echo("  no rows")
     click.echo(f"current  {described.current}{_table(described.current_table)}")
     click.echo(f"history  {described.history}{_table(described.history_table)}")
+    if described.sensitive is not None:
+        both = (described.sensitive_table, described.sensitive_history_table)
+        click.echo(f"sensitive  {described.sensitive}{''.join(map(_table, both))}")
     click.echo(f"took {outcome.seconds:.1f} s without Spark's start")
     return Exit.OK
 

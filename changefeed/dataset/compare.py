@@ -2,7 +2,7 @@
 
 Rows are matched by the hash of their key and, where two hashes are equal, by the key itself, so a
 collision of hashes never joins two rows. Rows that match differ when the hashes of their other
-columns differ.
+columns differ, those of the open ones or those of the sensitive ones.
 
 ============  =========  =================================  ==================
 in extract    in current  operation                          EFF_START_DATE
@@ -16,13 +16,14 @@ no            yes        D (full) or X (delta)              the run's date; kept
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import operator
 from typing import TYPE_CHECKING
 
 from changefeed.dataset.incoming import FAULTS
 from changefeed.dataset.model import (
     EFF_START_DATE,
     KEYHASH,
-    NONKEYHASH,
     OPERATION,
     Dataset,
     Extract,
@@ -63,7 +64,7 @@ def compare(
     new, old = incoming.alias("n"), current.alias("o")
     joined = new.join(old.hint("shuffle_hash"), _same_key(dataset), "full_outer")
     supplied, known = F.col(f"n.{KEYHASH}").isNotNull(), F.col(f"o.{KEYHASH}").isNotNull()
-    changed = F.col(f"n.{NONKEYHASH}") != F.col(f"o.{NONKEYHASH}")
+    changed = _changed(dataset)
     absent = Operation.DELETE if dataset.extract is Extract.FULL else Operation.NOT_SUPPLIED
     operation = (
         F.when(~known, Operation.INSERT.value)
@@ -73,7 +74,7 @@ def compare(
     )
     kept = (Operation.NO_CHANGE.value, Operation.NOT_SUPPLIED.value)
     date_column = F.when(operation.isin(*kept), F.col(f"o.{EFF_START_DATE}")).otherwise(today)
-    names = [*(c.name for c in dataset.columns), KEYHASH, NONKEYHASH]
+    names = [*(c.name for c in dataset.columns), *dataset.hashes]
     taken = [
         F.when(supplied, F.col(f"n.`{name}`")).otherwise(F.col(f"o.`{name}`")).alias(name)
         for name in names
@@ -93,7 +94,7 @@ def _compare_small(
     new = F.broadcast(incoming).alias("n")
     found = current.alias("o").join(new, _same_key(dataset), "left_outer")
     supplied = F.col(f"n.{KEYHASH}").isNotNull()
-    changed = F.col(f"n.{NONKEYHASH}") != F.col(f"o.{NONKEYHASH}")
+    changed = _changed(dataset)
     operation = (
         F.when(~supplied, Operation.NOT_SUPPLIED.value)
         .when(changed, Operation.UPDATE.value)
@@ -102,7 +103,7 @@ def _compare_small(
     date = F.when(operation == Operation.UPDATE.value, today).otherwise(
         F.col(f"o.{EFF_START_DATE}")
     )
-    names = [*(c.name for c in dataset.columns), KEYHASH, NONKEYHASH]
+    names = [*(c.name for c in dataset.columns), *dataset.hashes]
     taken = [
         F.when(supplied, F.col(f"n.`{name}`")).otherwise(F.col(f"o.`{name}`")).alias(name)
         for name in names
@@ -116,9 +117,16 @@ def _compare_small(
 
 
 def _shaped(dataset: Dataset, rows: DataFrame, operation: Column, date: Column) -> DataFrame:
-    names = [*(c.name for c in dataset.columns), KEYHASH, NONKEYHASH, FAULTS]
+    names = [*(c.name for c in dataset.columns), *dataset.hashes, FAULTS]
     plain = [f"`{name}`" for name in names]
     return rows.select(*plain, date.alias(EFF_START_DATE), operation.alias(OPERATION))
+
+
+def _changed(dataset: Dataset) -> Column:
+    from pyspark.sql import functions as F
+
+    pairs = [F.col(f"n.{name}") != F.col(f"o.{name}") for name in dataset.hashes if name != KEYHASH]
+    return functools.reduce(operator.or_, pairs)
 
 
 def _same_key(dataset: Dataset) -> Column:

@@ -17,7 +17,8 @@ from changefeed.dataset.model import (
     Extract,
     Hash,
     check_columns,
-    check_tables_differ,
+    check_outputs,
+    sensitive_folder,
     table_name,
 )
 
@@ -29,6 +30,9 @@ _KEYS = frozenset(
         "history_table_path",
         "current_table",
         "history_table",
+        "sensitive_table_path",
+        "sensitive_table",
+        "sensitive_history_table",
         "delimiter",
         "extract_type",
         "columns",
@@ -37,7 +41,7 @@ _KEYS = frozenset(
         "header",
     }
 )
-_COLUMN_KEYS = frozenset({"name", "type", "key", "ignore", "nullable"})
+_COLUMN_KEYS = frozenset({"name", "type", "key", "ignore", "nullable", "sensitive"})
 
 #: Atomic types of Spark SQL that a column may be cast to; Spark's parser has the last word.
 _TYPES = (
@@ -94,9 +98,13 @@ class _Reader:
         columns = content.get("columns")
         if not isinstance(columns, list) or not columns:
             raise self._wrong("columns", "a list of columns, each with a name and a type")
+        read = tuple(self._column(entry, i) for i, entry in enumerate(columns, 1))
+        sensitive = None
+        if "sensitive_table_path" in content:
+            sensitive = self._folder(content, "sensitive_table_path")
         dataset = Dataset(
             name=self._text(content, "name"),
-            columns=tuple(self._column(entry, i) for i, entry in enumerate(columns, 1)),
+            columns=read,
             current=current,
             history=self._folder(content, "history_table_path"),
             versions=versions,
@@ -107,6 +115,9 @@ class _Reader:
             header=self._flag(content, "header", False, self._where),
             current_table=self._table(content, "current_table"),
             history_table=self._table(content, "history_table"),
+            sensitive=sensitive_folder(read, current, sensitive),
+            sensitive_table=self._table(content, "sensitive_table"),
+            sensitive_history_table=self._table(content, "sensitive_history_table"),
         )
         if len({dataset.current, dataset.history, dataset.versions}) < 3:
             raise self._wrong(
@@ -114,7 +125,7 @@ class _Reader:
             )
         try:
             check_columns(dataset)
-            check_tables_differ(dataset)
+            check_outputs(dataset)
         except ChangefeedError as error:
             raise ChangefeedError(
                 error.code, f"{self._where}: {error.message}", hint=error.hint
@@ -140,7 +151,8 @@ class _Reader:
                 Code.INVALID_OPTION_VALUE, f"{where}: a key column cannot be ignored"
             )
         nullable = self._flag(entry, "nullable", not key, where)
-        return DatasetColumn(name, kind, key, ignore, nullable)
+        sensitive = self._flag(entry, "sensitive", False, where)
+        return DatasetColumn(name, kind, key, ignore, nullable, sensitive)
 
     def _known(self, entry: Mapping[Any, Any], known: Collection[str], where: str) -> None:
         for key in entry:

@@ -29,7 +29,8 @@ from changefeed.dataset.model import (
     Extract,
     Hash,
     check_columns,
-    check_tables_differ,
+    check_outputs,
+    sensitive_folder,
     table_name,
 )
 
@@ -39,6 +40,7 @@ _PARAMETERS = frozenset(
     {
         "name", "columns", "keys", "ignored", "history", "extract", "hash", "format", "delimiter",
         "header", "location", "secret_location", "every", "date", "current_table", "history_table",
+        "sensitive", "sensitive_path", "sensitive_table", "sensitive_history_table",
     }
 )  # fmt: skip
 
@@ -65,7 +67,9 @@ def uri_of(definition: Definition) -> str:
         "columns": ", ".join(f"{_quoted(c.name)} {c.type}" for c in dataset.columns),
         "keys": ", ".join(_quoted(c.name) for c in dataset.columns if c.key),
         "ignored": ", ".join(_quoted(c.name) for c in dataset.columns if c.ignore),
+        "sensitive": ", ".join(_quoted(c.name) for c in dataset.sensitive_columns),
         "history": str(dataset.history),
+        "sensitive_path": "" if dataset.sensitive is None else str(dataset.sensitive),
         "extract": dataset.extract.value,
         "hash": dataset.hash.value,
         "format": dataset.format or "",
@@ -73,6 +77,8 @@ def uri_of(definition: Definition) -> str:
         "header": "" if dataset.header else "no",
         "current_table": dataset.current_table or "",
         "history_table": dataset.history_table or "",
+        "sensitive_table": dataset.sensitive_table or "",
+        "sensitive_history_table": dataset.sensitive_history_table or "",
         # Drivers have many ways to write a password; listings hide what has such a name.
         "secret_location" if jdbc else "location": schedule.location,
         "every": "" if schedule.every is None else f"{schedule.every:g}",
@@ -100,10 +106,11 @@ def definition_of(uri: str) -> Definition:
     name = _needed(given, "name")
     location = given.get("secret_location") or _needed(given, "location")
     columns = read_columns(_needed(given, "columns"))
-    keys, ignored = _names(_needed(given, "keys")), _names(given.get("ignored", ""))
+    keys, ignored = read_names(_needed(given, "keys")), read_names(given.get("ignored", ""))
+    sensitive = read_names(given.get("sensitive", ""))
     dataset = define(
         name,
-        marked(columns, keys, ignored),
+        marked(columns, keys, ignored, sensitive),
         current,
         history=Path(given["history"]) if "history" in given else None,
         extract=_choice(given, "extract", Extract.FULL),
@@ -113,6 +120,9 @@ def definition_of(uri: str) -> Definition:
         header=given.get("header", "yes") != "no",
         current_table=_table(given, "current_table"),
         history_table=_table(given, "history_table"),
+        sensitive=Path(given["sensitive_path"]) if "sensitive_path" in given else None,
+        sensitive_table=_table(given, "sensitive_table"),
+        sensitive_history_table=_table(given, "sensitive_history_table"),
     )
     schedule = ExtractSchedule(location, _seconds(given.get("every")), _date(given.get("date")))
     check_schedule(schedule)
@@ -132,8 +142,12 @@ def define(
     header: bool = True,
     current_table: str | None = None,
     history_table: str | None = None,
+    sensitive: Path | None = None,
+    sensitive_table: str | None = None,
+    sensitive_history_table: str | None = None,
 ) -> Dataset:
-    """A dataset whose other folders lie beside the current one unless ``history`` is given.
+    """A dataset whose other folders lie beside the current one unless ``history`` or
+    ``sensitive`` is given.
 
     Raises:
         ChangefeedError: CF1204 the columns cannot be compared, or two folders or tables are one.
@@ -151,6 +165,9 @@ def define(
         header,
         current_table,
         history_table,
+        sensitive_folder(columns, current, sensitive),
+        sensitive_table,
+        sensitive_history_table,
     )
     if len({dataset.current, dataset.history, dataset.versions}) < 3:
         raise ChangefeedError(
@@ -159,12 +176,15 @@ def define(
             hint="name another one.",
         )
     check_columns(dataset)
-    check_tables_differ(dataset)
+    check_outputs(dataset)
     return dataset
 
 
 def marked(
-    columns: Sequence[DatasetColumn], keys: Sequence[str], ignored: Sequence[str]
+    columns: Sequence[DatasetColumn],
+    keys: Sequence[str],
+    ignored: Sequence[str],
+    sensitive: Sequence[str] = (),
 ) -> tuple[DatasetColumn, ...]:
     """The columns with their roles; names are compared without case.
 
@@ -172,7 +192,7 @@ def marked(
         ChangefeedError: CF1101 a name is no column, CF1204 a column is in both lists.
     """
     known = {column.name.lower() for column in columns}
-    for name in (*keys, *ignored):
+    for name in (*keys, *ignored, *sensitive):
         if name.lower() not in known:
             raise ChangefeedError(
                 Code.NAME_UNKNOWN,
@@ -180,6 +200,7 @@ def marked(
                 hint=f"its columns are: {', '.join(c.name for c in columns[:20])}.",
             )
     key, ignore = {name.lower() for name in keys}, {name.lower() for name in ignored}
+    apart = {name.lower() for name in sensitive}
     if both := key & ignore:
         raise ChangefeedError(
             Code.INVALID_OPTION_VALUE, f"key column {min(both)} cannot be left out"
@@ -191,6 +212,7 @@ def marked(
             c.name.lower() in key,
             c.name.lower() in ignore,
             c.name.lower() not in key,
+            c.name.lower() in apart,
         )
         for c in columns
     )
@@ -215,7 +237,8 @@ def read_columns(text: str) -> tuple[DatasetColumn, ...]:
     return tuple(columns)
 
 
-def _names(text: str) -> list[str]:
+def read_names(text: str) -> list[str]:
+    """``id, "unit price"`` as names."""
     return [_name(part)[0] for part in _parts(text)] if text.strip() else []
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.config import column_type
-from changefeed.dataset.model import KEYHASH, NONKEYHASH, Dataset, DatasetColumn, Hash
+from changefeed.dataset.model import (
+    KEYHASH,
+    NONKEYHASH,
+    SENSITIVEHASH,
+    Dataset,
+    DatasetColumn,
+    Hash,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -160,13 +167,15 @@ def _fault(column: DatasetColumn, value: Column) -> Column:
 
 
 def with_hashes(dataset: Dataset, frame: DataFrame) -> DataFrame:
-    """Typed rows with ``keyhash`` and ``nonkeyhash``."""
-    return frame.withColumns(
-        {
-            KEYHASH: _hash(dataset.hash, dataset.keys),
-            NONKEYHASH: _hash(dataset.hash, dataset.compared),
-        }
-    )
+    """Typed rows with their hashes."""
+    hashes = {
+        KEYHASH: _hash(dataset.hash, dataset.keys),
+        NONKEYHASH: _hash(dataset.hash, dataset.compared),
+    }
+    if dataset.sensitive_columns:
+        # One of its own: who reads the other could find values by trying.
+        hashes[SENSITIVEHASH] = _hash(dataset.hash, dataset.compared_sensitive)
+    return frame.withColumns(hashes)
 
 
 def _hash(kind: Hash, columns: tuple[DatasetColumn, ...]) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +24,9 @@ KEYHASH: Final = "keyhash"
 NONKEYHASH: Final = "nonkeyhash"
 #: What a metastore takes as a name.
 _TABLE = re.compile(r"(?:spark_catalog\.)?(?:([A-Za-z0-9_]+)\.)?([A-Za-z0-9_]+)\Z")
+#: Where rows are whole: the hash of the sensitive columns, which is the ``nonkeyhash`` of their own
+#: output.
+SENSITIVEHASH: Final = "_sensitivehash"
 ADDED: Final = (OPERATION, EFF_START_DATE, KEYHASH, NONKEYHASH)
 
 
@@ -71,6 +75,7 @@ class DatasetColumn:
         key: part of the key that rows are matched by.
         ignore: kept, but a difference in it is not a change.
         nullable: NULL is allowed. Key columns must say so expressly.
+        sensitive: kept apart from the other columns.
     """
 
     name: str
@@ -78,6 +83,7 @@ class DatasetColumn:
     key: bool = False
     ignore: bool = False
     nullable: bool = True
+    sensitive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,10 @@ class Dataset:
         current_table: the table of Spark's catalog that shows the current dataset,
             ``database.table``; None: none.
         history_table: the same for the history.
+        sensitive: the folder that the sensitive columns are kept in, apart from the others, with a
+            ``current``, a ``history`` and versions of its own; None where there are none.
+        sensitive_table: as ``current_table``, of the sensitive columns.
+        sensitive_history_table: as ``history_table``, of the sensitive columns.
     """
 
     name: str
@@ -112,6 +122,9 @@ class Dataset:
     header: bool = False
     current_table: str | None = None
     history_table: str | None = None
+    sensitive: Path | None = None
+    sensitive_table: str | None = None
+    sensitive_history_table: str | None = None
 
     @property
     def keys(self) -> tuple[DatasetColumn, ...]:
@@ -119,17 +132,56 @@ class Dataset:
         return tuple(column for column in self.columns if column.key)
 
     @property
+    def open_columns(self) -> tuple[DatasetColumn, ...]:
+        """The columns of the current dataset, the history and the changes of a feed."""
+        return tuple(column for column in self.columns if not column.sensitive)
+
+    @property
+    def sensitive_columns(self) -> tuple[DatasetColumn, ...]:
+        """The columns that are kept apart."""
+        return tuple(column for column in self.columns if column.sensitive)
+
+    @property
     def compared(self) -> tuple[DatasetColumn, ...]:
-        """The columns of which a difference is an update."""
-        return tuple(column for column in self.columns if not column.key and not column.ignore)
+        """The open columns of which a difference is an update."""
+        return _compared(self.open_columns)
+
+    @property
+    def compared_sensitive(self) -> tuple[DatasetColumn, ...]:
+        """The sensitive columns of which a difference is an update."""
+        return _compared(self.sensitive_columns)
+
+    @property
+    def sides(self) -> dict[str, bool]:
+        """Whether each column, by its name in lower case, is kept apart as sensitive."""
+        return {column.name.lower(): column.sensitive for column in self.columns}
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The columns of hashes that whole rows have."""
+        both = (KEYHASH, NONKEYHASH)
+        return (*both, SENSITIVEHASH) if self.sensitive_columns else both
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables of Spark's catalog that show its outputs."""
+        given = (
+            self.current_table,
+            self.history_table,
+            self.sensitive_table,
+            self.sensitive_history_table,
+        )
+        return tuple(name for name in given if name is not None)
 
     @property
     def hashing(self) -> str:
         """Stands for everything that the kept hashes depend on."""
-        parts = (
+        parts = [
             [(c.name, c.type.lower()) for c in self.keys],
             [(c.name, c.type.lower()) for c in self.compared],
-        )
+        ]
+        if self.sensitive_columns:
+            parts.append([(c.name, c.type.lower()) for c in self.compared_sensitive])
         text = json.dumps([self.hash.value, *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -144,11 +196,16 @@ class Dataset:
         return made
 
 
+def _compared(columns: tuple[DatasetColumn, ...]) -> tuple[DatasetColumn, ...]:
+    return tuple(column for column in columns if not column.key and not column.ignore)
+
+
 def check_columns(dataset: Dataset) -> None:
     """Refuse columns that cannot be compared.
 
     Raises:
-        ChangefeedError: CF1204 no key, a name twice, or a name that the output needs itself.
+        ChangefeedError: CF1204 no key, a name twice, a name that the output needs itself, or a
+            sensitive key.
     """
     seen: set[str] = set()
     for column in dataset.columns:
@@ -160,6 +217,12 @@ def check_columns(dataset: Dataset) -> None:
                 Code.INVALID_OPTION_VALUE,
                 f"column {column.name} has the name of a column that the comparison adds",
                 hint=f"rename it in the extract; reserved: {', '.join(ADDED)}.",
+            )
+        if column.key and column.sensitive:
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE,
+                f"key column {column.name} cannot be sensitive",
+                hint="the sensitive columns are joined to the others by the key.",
             )
         seen.add(folded)
     if not dataset.keys:
@@ -182,18 +245,46 @@ def table_name(text: str) -> str:
     return f"{match[1] or 'default'}.{match[2]}".lower()
 
 
-def check_tables_differ(dataset: Dataset) -> None:
-    """Refuse one table for two outputs.
+def sensitive_folder(
+    columns: Sequence[DatasetColumn], current: Path, given: Path | None
+) -> Path | None:
+    """Where sensitive columns are kept: beside the current dataset unless ``given``; None where no
+    column is sensitive."""
+    if not any(column.sensitive for column in columns):
+        return None
+    return given or current.with_name(current.name + "_sensitive")
+
+
+def check_outputs(dataset: Dataset) -> None:
+    """Refuse one folder or one table for two outputs, and a folder inside another one.
 
     Raises:
         ChangefeedError: CF1204.
     """
-    if dataset.current_table is not None and dataset.current_table == dataset.history_table:
-        raise ChangefeedError(
-            Code.INVALID_OPTION_VALUE,
-            f"table {dataset.current_table} cannot be both current_table and history_table",
-            hint="name another one.",
-        )
+    for table in dataset.tables:
+        if dataset.tables.count(table) > 1:
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE,
+                f"table {table} cannot show two outputs of the dataset",
+                hint="name another one.",
+            )
+    sensitive = dataset.sensitive
+    if sensitive is None:
+        if dataset.sensitive_table or dataset.sensitive_history_table:
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE,
+                f"table {dataset.sensitive_table or dataset.sensitive_history_table} has nothing "
+                "to show: the dataset has no sensitive columns",
+                hint="name the columns that are sensitive.",
+            )
+        return
+    for folder in (dataset.current, dataset.history, dataset.versions):
+        if sensitive.is_relative_to(folder) or folder.is_relative_to(sensitive):
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE,
+                f"the folder of the sensitive columns, {sensitive}, must be apart from {folder}",
+                hint="name another one.",
+            )
 
 
 def described(dataset: Dataset) -> dict[str, object]:

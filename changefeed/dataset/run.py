@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import glob
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from changefeed.dataset.model import (
     KEYHASH,
     NONKEYHASH,
     OPERATION,
+    SENSITIVEHASH,
     Dataset,
     DatasetColumn,
     Hash,
@@ -35,7 +37,7 @@ from changefeed.dataset.model import (
     described,
 )
 from changefeed.dataset.spark_use import SparkUse
-from changefeed.dataset.store import DatasetFolders, ExtractMark, Version
+from changefeed.dataset.store import DatasetFolders, ExtractMark, Version, check_sides
 from changefeed.dataset.tables import Registration, check_tables, register
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
@@ -85,13 +87,15 @@ def run_dataset(
 
     Raises:
         ChangefeedError: CF1204 the date is before the last one; CF1302 the extract cannot be
-            compared (rows that do not cast, keys that are NULL or appear twice); CF4002 Spark
+            compared (rows that do not cast, keys that are NULL or appear twice), or a column
+            became sensitive or open; CF4002 Spark
             failed. Current dataset and history are as before, unless the message says that the
             extract was compared. For the tables: see :func:`.tables.check_tables`.
     """
     store = DatasetFolders(dataset)
     with store.locked():
         base = _base(store, dataset, date)
+        check_sides(dataset, store.latest())
         registration = Registration.of(dataset)
         if registration.names:
             with spark.use(f"dataset {dataset.name}") as session:
@@ -143,6 +147,7 @@ def run_next(
         date = date_of(schedule, found, dt.datetime.fromtimestamp(now, dt.UTC).date())
         if latest is not None and date < latest.date:
             raise _too_early(dataset, date, latest)
+        check_sides(dataset, latest)
         return _run(spark, store, dataset, found.location, date, latest, found.mark)
 
 
@@ -212,7 +217,7 @@ def _stage(
 
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
-    current = None if base is None else _current_rows(session, dataset, base)
+    current = None if base is None else _current_rows(session, store, dataset, base)
     size = _bytes(extract)
     small = size is not None and size <= broadcast
     compared = compare(dataset, incoming, current, date, small=small)
@@ -223,18 +228,51 @@ def _stage(
     ]
     faulty = F.count_if(F.col(FAULTS) != "").alias("faulty")
     observed = compared.observe(seen, faulty, *metrics).drop(FAULTS)
-    stage = store.stage()
-    observed.write.partitionBy(OPERATION).parquet(str(stage))
+    stage = whole = store.stage()
+    if dataset.sensitive_columns:
+        whole, sensitive = store.stage_sensitive()
+    observed.write.partitionBy(OPERATION).parquet(str(whole))
     found = seen.get
     if found["faulty"]:
-        raise _refused_rows(dataset, faulty_rows(dataset, rows), store.rejected)
+        raise _refused_rows(dataset, faulty_rows(dataset, rows), store)
     counts = {o.value: found[o.value] for o in Operation if found[o.value]}
     if counts.keys() & {"I", "U", "N"}:
-        _check_unique(session, dataset, stage, store.rejected)
+        _check_unique(session, dataset, whole, store)
+    if dataset.sensitive_columns:
+        _divide(session, dataset, whole, stage, sensitive)
     return counts
 
 
-def _current_rows(session: SparkSession, dataset: Dataset, base: Version) -> DataFrame:
+def _divide(
+    session: SparkSession, dataset: Dataset, whole: Path, stage: Path, sensitive: Path
+) -> None:
+    """Whole rows as two outputs that the key joins; the whole rows are removed."""
+    from pyspark.sql import functions as F
+
+    beside = [KEYHASH, EFF_START_DATE, OPERATION]
+    outputs = (
+        (stage, [c.name for c in dataset.open_columns], NONKEYHASH),
+        (
+            sensitive,
+            [c.name for c in (*dataset.keys, *dataset.sensitive_columns)],
+            SENSITIVEHASH,
+        ),
+    )
+    if not any(whole.glob("*=*")):
+        for folder, _, _ in outputs:
+            folder.mkdir()
+    else:
+        rows = session.read.parquet(str(whole))
+        for folder, names, hash_ in outputs:
+            columns = [F.col(f"`{name}`") for name in (*names, *beside)]
+            output = rows.select(*columns, F.col(hash_).alias(NONKEYHASH))
+            output.write.partitionBy(OPERATION).parquet(str(folder))
+    shutil.rmtree(whole)
+
+
+def _current_rows(
+    session: SparkSession, store: DatasetFolders, dataset: Dataset, base: Version
+) -> DataFrame:
     """The rows that the extract is compared with, with the hashes they were written with."""
     from pyspark.sql import functions as F
 
@@ -243,9 +281,12 @@ def _current_rows(session: SparkSession, dataset: Dataset, base: Version) -> Dat
         hashed = "STRING" if dataset.hash is Hash.MD5 else "BIGINT"
         schema = ", ".join(
             [f"`{c.name}` {c.type}" for c in dataset.columns]
-            + [f"{EFF_START_DATE} DATE, {KEYHASH} {hashed}, {NONKEYHASH} {hashed}"]
+            + [f"{EFF_START_DATE} DATE"]
+            + [f"{name} {hashed}" for name in dataset.hashes]
         )
         rows = session.createDataFrame([], schema)
+    elif dataset.sensitive_columns:
+        rows = _with_sensitive(session, store, dataset, base, rows)
     there = {name.lower() for name in rows.columns}
     columns = [
         (F.col(f"`{c.name}`") if c.name.lower() in there else F.lit(None))
@@ -253,11 +294,50 @@ def _current_rows(session: SparkSession, dataset: Dataset, base: Version) -> Dat
         .alias(c.name)
         for c in dataset.columns
     ]
-    plain = rows.select(*columns, EFF_START_DATE, KEYHASH, NONKEYHASH)
     if base.hashing == dataset.hashing:
-        return plain
+        return rows.select(*columns, EFF_START_DATE, *dataset.hashes)
     # Keys, types or the hash of the configuration changed since.
-    return with_hashes(dataset, plain)
+    return with_hashes(dataset, rows.select(*columns, EFF_START_DATE))
+
+
+def _with_sensitive(
+    session: SparkSession,
+    store: DatasetFolders,
+    dataset: Dataset,
+    base: Version,
+    rows: DataFrame,
+) -> DataFrame:
+    """The rows of a version with the columns that it kept apart.
+
+    Raises:
+        ChangefeedError: CF1302 the folder of the sensitive columns does not have the version.
+    """
+
+    folder = store.sensitive_rows(base.number)
+    if folder is None:
+        known = [c.name for c in dataset.sensitive_columns if base.sides.get(c.name.lower())]
+        if not known:
+            # They are new.
+            return rows
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            f"{dataset.sensitive} does not have the sensitive columns of version {base.number}: "
+            f"{', '.join(known)}",
+            hint="give the dataset the folder of sensitive columns that it was made with.",
+        )
+    apart = session.read.parquet(str(folder))
+    there = {name.lower() for name in apart.columns}
+    # The version's own keys: those of the configuration may be others by now.
+    keys = sorted(there & {c.name.lower() for c in dataset.open_columns})
+    same = rows[KEYHASH] == apart[KEYHASH]
+    for key in keys:
+        same = same & rows[f"`{key}`"].eqNullSafe(apart[f"`{key}`"])
+    wanted = [c.name for c in dataset.sensitive_columns if c.name.lower() in there]
+    return rows.join(apart, same, "left_outer").select(
+        *[rows[f"`{name}`"] for name in rows.columns],
+        *[apart[f"`{name}`"] for name in wanted],
+        apart[NONKEYHASH].alias(SENSITIVEHASH),
+    )
 
 
 def _bytes(extract: str) -> int | None:
@@ -270,11 +350,11 @@ def _bytes(extract: str) -> int | None:
     return 4 * sum(f.stat().st_size for f in inner if f.is_file())
 
 
-def _refused_rows(dataset: Dataset, bad: DataFrame, rejected: Path) -> ChangefeedError:
-    """Which columns of how many rows are wrong; the rows are written to ``rejected``."""
+def _refused_rows(dataset: Dataset, bad: DataFrame, store: DatasetFolders) -> ChangefeedError:
+    """Which columns of how many rows are wrong; the rows are reported."""
     from pyspark.sql import functions as F
 
-    _write_report(bad.withColumnRenamed(FAULTS, "wrong_columns"), rejected)
+    _write_report(bad.withColumnRenamed(FAULTS, "wrong_columns"), store)
     names = F.explode(F.split(F.col(FAULTS), ",")).alias("name")
     rows = bad.select(names).groupBy("name").count().orderBy(F.desc("count"), "name").collect()
     columns = {column.name: column for column in dataset.columns}
@@ -284,14 +364,15 @@ def _refused_rows(dataset: Dataset, bad: DataFrame, rejected: Path) -> Changefee
         "rows of the extract do not have the types of the dataset, or have no value where one is "
         "needed",
         detail=f"rows by column: {', '.join(parts)}",
-        hint=f"the rows are in {rejected}, and nothing was changed; correct the extract, or type "
-        "and nullable of the column.",
+        hint=f"the rows are in {store.rejected}, and nothing was changed; correct the extract, or "
+        "type and nullable of the column.",
     )
 
 
-def _write_report(rows: DataFrame, rejected: Path) -> None:
+def _write_report(rows: DataFrame, store: DatasetFolders) -> None:
     texts = [rows[f"`{name}`"].cast("string").alias(name) for name in rows.columns]
-    rows.select(*texts).coalesce(1).write.mode("overwrite").csv(str(rejected), header=True)
+    rows.select(*texts).coalesce(1).write.mode("overwrite").csv(str(store.rejected), header=True)
+    store.protect_rejected()
 
 
 def _wanted(column: DatasetColumn | None) -> str:
@@ -300,7 +381,9 @@ def _wanted(column: DatasetColumn | None) -> str:
     return f" ({column.type}{'' if column.nullable else ', not null'})"
 
 
-def _check_unique(session: SparkSession, dataset: Dataset, stage: Path, rejected: Path) -> None:
+def _check_unique(
+    session: SparkSession, dataset: Dataset, stage: Path, store: DatasetFolders
+) -> None:
     """Refuse an extract that has a key twice: no rule could say which row is right.
 
     Looks at the hashes that were just written; only rows of equal hashes are compared by key.
@@ -317,11 +400,11 @@ def _check_unique(session: SparkSession, dataset: Dataset, stage: Path, rejected
     total = same.count()
     if not total:
         return
-    _write_report(same, rejected)
+    _write_report(same, store)
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         f"{total} {'key appears' if total == 1 else 'keys appear'} more than once in the extract",
         detail=f"key columns: {', '.join(column.name for column in dataset.keys)}",
-        hint=f"the keys are in {rejected}, and nothing was changed; remove the rows that are too "
-        "many, or add key columns.",
+        hint=f"the keys are in {store.rejected}, and nothing was changed; remove the rows that are "
+        "too many, or add key columns.",
     )

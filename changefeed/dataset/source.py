@@ -122,7 +122,7 @@ class DatasetSource(Source):
                 hint=f"connection {self.name} has {SCHEMA}.{dataset.name}.",
             )
         columns = tuple(
-            output_column(column.name, _plain_type(column.type)) for column in dataset.columns
+            output_column(column.name, _plain_type(column.type)) for column in dataset.open_columns
         )
         for column in columns:
             if column.logical == "bytes":
@@ -131,7 +131,7 @@ class DatasetSource(Source):
                     f"column {column.name} of dataset {name} is binary",
                     hint="use text.",
                 )
-        key = tuple(i for i, column in enumerate(dataset.columns) if column.key)
+        key = tuple(i for i, column in enumerate(dataset.open_columns) if column.key)
         return TableSchema(self._table(dataset), columns, key)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:

@@ -7,13 +7,14 @@
     versions/000002/deleted/OPERATION=D/part-*.parquet
     current -> versions/000002/rows   one rename switches it
     history/EFF_DATE=2019-06-19/OPERATION=U/...        I, U and D: hard links where possible
+    sensitive/versions, sensitive/current, sensitive/history    the same for the sensitive columns
 
 A date may have several runs: the files of the second and later ones begin with the number of their
 version, and the partition's mark lists the runs.
 
 The switch of ``current`` is the commit of a run. What a crash leaves before it is removed by the
-next run; what is missing after it (the history partition, the removal of old versions) is done by
-the next run, which finds all of it in the version.
+next run; what is missing after it (the history partition, the link of the sensitive columns, the
+removal of old versions) is done by the next run, which finds all of it in the version.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ _REFUSED = "refused.json"
 _REGISTERED = "registered.json"
 _ROWS = "rows"
 _DELETED = "deleted"
+_WHOLE = "whole"
 _NAME = re.compile(r"\d{6,}\Z")
 #: Names in a history partition that Spark does not read begin with an underscore.
 _MARK = "_version"
@@ -76,6 +79,8 @@ class Version:
         folder: where it is.
         made: when, in seconds since 1970; 0: by an earlier version of changefeed.
         extract: what it was made from; None: a run of the command.
+        sides: the columns that it and the versions before it had, in lower case, and whether each
+            was kept apart as sensitive.
     """
 
     number: int
@@ -86,6 +91,7 @@ class Version:
     folder: Path
     made: float = 0.0
     extract: ExtractMark | None = None
+    sides: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def rows(self) -> Path:
@@ -119,6 +125,155 @@ class ComparisonRun:
         return self.first if later is None else int(later[1]) == self.number
 
 
+class _Output:
+    """The folders of one output: a link to its newest version, its versions, and its history.
+
+    Args:
+        current: the link.
+        history: the folder of the history partitions.
+        versions: the folder of the versions.
+        rights: what the output makes has the rights of this folder; None: those that Spark and the
+            process give.
+    """
+
+    def __init__(
+        self, current: Path, history: Path, versions: Path, rights: Path | None = None
+    ) -> None:
+        self.current = current
+        self.history = history
+        self.versions = versions
+        self._rights = rights
+
+    def prepare(self) -> None:
+        """Have the folders.
+
+        Raises:
+            ChangefeedError: CF1302 ``current`` is somebody else's.
+        """
+        self._check_current()
+        if self._rights is not None and not self._rights.exists():
+            self._rights.parent.mkdir(parents=True, exist_ok=True)
+            self._rights.mkdir(mode=0o700)
+        for folder in (self.versions, self.history, self.current.parent):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                self.protect(folder)
+
+    @property
+    def staging(self) -> Path:
+        """The place of a version that is being made."""
+        return self.versions / "staging"
+
+    def folder(self, number: int) -> Path:
+        """The place of a version."""
+        return self.versions / f"{number:06d}"
+
+    def stage(self) -> Path:
+        """An empty place for rows; what was there is removed."""
+        self.discard()
+        self.staging.mkdir()
+        self.protect(self.staging)
+        return self.staging / _ROWS
+
+    def protect(self, folder: Path) -> None:
+        """Give a folder, and what is in it, the rights of the output's own folder."""
+        if self._rights is None:
+            return
+        mode = stat.S_IMODE(self._rights.stat().st_mode)
+        for path, _, files in os.walk(folder):
+            Path(path).chmod(mode)
+            for name in files:
+                (Path(path) / name).chmod(mode & 0o666)
+
+    def divide(self) -> None:
+        """Take the rows that are in the history only out of those of the current dataset."""
+        gone = f"{OPERATION}={Operation.DELETE}"
+        (self.staging / _DELETED).mkdir()
+        if (self.staging / _ROWS / gone).exists():
+            (self.staging / _ROWS / gone).rename(self.staging / _DELETED / gone)
+
+    def keep_staged(self, number: int) -> None:
+        """Make what is staged a version, durably; no reader sees it yet."""
+        self.protect(self.staging)
+        _sync_tree(self.staging)
+        self.staging.rename(self.folder(number))
+        sync_path(self.versions)
+
+    def discard(self) -> None:
+        """Remove what is staged."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def _check_current(self) -> None:
+        current = self.current
+        if current.is_symlink() or not current.exists():
+            return
+        if current.is_dir() and not any(current.iterdir()):
+            current.rmdir()
+            return
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            f"{current} exists and is no dataset of changefeed",
+            hint="move it away, or name another folder for the current dataset; its rows can be "
+            "the extract of the first run.",
+        )
+
+    def switch(self, number: int) -> None:
+        """Let readers see a version."""
+        folder = self.folder(number)
+        current = self.current
+        target = os.path.relpath(folder / _ROWS, current.parent)
+        if current.is_symlink() and os.readlink(current) == target:
+            return
+        link = current.with_name(f".{current.name}.next")
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        link.replace(current)
+        sync_path(current.parent)
+
+    def keep(self, numbers: set[int]) -> None:
+        """Remove all versions but these."""
+        for folder in self.versions.iterdir():
+            if _NAME.match(folder.name) and int(folder.name) not in numbers:
+                shutil.rmtree(folder)
+
+    def write_history(self, version: Version) -> None:
+        """Have the history partition of a version, once."""
+        history = self.history
+        target = history / f"EFF_DATE={version.date.isoformat()}"
+        made, old = history / "_next", history / "_old"
+        if old.exists() and not target.exists():
+            # A crash between the two renames below: earlier runs of the date are only there.
+            old.rename(target)
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        base, source = version.base or 0, self.folder(version.number)
+        known = list(_runs_of(target / _MARK)) if (target / _MARK).exists() else []
+        if any((run.number, run.base) == (version.number, base) for run in known):
+            return
+        kept = [run for run in known if run.number <= base]
+        made.mkdir()
+        prefix = f"{version.number:06d}-" if kept else ""
+        for operation in IN_HISTORY:
+            name = f"{OPERATION}={operation}"
+            side = _ROWS if operation in IN_CURRENT else _DELETED
+            files = [file for run in kept for file in run.files(operation)]
+            _link_files(files, made / name)
+            _link_files(_data_files(source / side / name), made / name, prefix)
+        runs = [{"number": run.number, "base": run.base} for run in kept]
+        mark = json.dumps({"runs": [*runs, {"number": version.number, "base": base}]})
+        _write_durably(made / _MARK, mark)
+        self.protect(made)
+        _sync_tree(made)
+        fault_point(Point.DATASET_HISTORY_BEGUN)
+        if target.exists():
+            target.rename(old)
+        fault_point(Point.DATASET_HISTORY_REMOVED)
+        made.rename(target)
+        sync_path(history)
+        shutil.rmtree(old, ignore_errors=True)
+        fault_point(Point.DATASET_HISTORY_MADE)
+
+
 class DatasetFolders:
     """The folders of a dataset. Use :meth:`locked` around a run."""
 
@@ -126,6 +281,11 @@ class DatasetFolders:
         self._clock = clock
         self._dataset = dataset
         self._versions = dataset.versions
+        self._main = _Output(dataset.current, dataset.history, dataset.versions)
+        #: Of the sensitive columns. Its link follows that of the others, which is the commit.
+        self._sensitive: _Output | None = None
+        if dataset.sensitive is not None:
+            self._sensitive = sensitive_output(dataset.sensitive)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,9 +294,8 @@ class DatasetFolders:
         Raises:
             ChangefeedError: CF1301 another run is at work; CF1302 ``current`` is somebody else's.
         """
-        self._check_current()
-        for folder in (self._versions, self._dataset.history, self._dataset.current.parent):
-            folder.mkdir(parents=True, exist_ok=True)
+        for output in self._outputs():
+            output.prepare()
         with (self._versions / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,19 +308,11 @@ class DatasetFolders:
             self._recover()
             yield
 
-    def _check_current(self) -> None:
-        current = self._dataset.current
-        if current.is_symlink() or not current.exists():
-            return
-        if current.is_dir() and not any(current.iterdir()):
-            current.rmdir()
-            return
-        raise ChangefeedError(
-            Code.TARGET_NOT_WATCHABLE,
-            f"{current} exists and is no dataset of changefeed",
-            hint="move it away, or name another folder for the current dataset; its rows can be "
-            "the extract of the first run.",
-        )
+    def _outputs(self) -> Iterator[_Output]:
+        """The one of the commit last."""
+        if self._sensitive is not None:
+            yield self._sensitive
+        yield self._main
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -202,6 +353,8 @@ class DatasetFolders:
             folder=folder,
             made=content.get("made", 0.0),
             extract=None if extract is None else ExtractMark(**extract),
+            sides=content.get("sensitive")
+            or {c["name"].lower(): False for c in content.get("columns", [])},
         )
 
     def run_after(self, number: int) -> ComparisonRun | None:
@@ -237,15 +390,32 @@ class DatasetFolders:
                 # Replaced between the listing and here.
                 continue
 
+    @property
+    def sensitive_history(self) -> Path:
+        """The history of the sensitive columns, for a dataset that has some."""
+        assert self._sensitive is not None
+        return self._sensitive.history
+
     # -- writing ----------------------------------------------------------------------------
 
     def stage(self) -> Path:
         """An empty place for the rows of a run; what was there is removed."""
-        stage = self._versions / "staging"
-        shutil.rmtree(stage, ignore_errors=True)
-        stage.mkdir()
         shutil.rmtree(self.rejected, ignore_errors=True)
-        return stage / _ROWS
+        return self._main.stage()
+
+    def stage_sensitive(self) -> tuple[Path, Path]:
+        """Two more empty places, which only those see who may see the sensitive columns: for the
+        whole rows of a run, and for the sensitive columns."""
+        assert self._sensitive is not None
+        rows = self._sensitive.stage()
+        return rows.with_name(_WHOLE), rows
+
+    def sensitive_rows(self, number: int) -> Path | None:
+        """The sensitive columns of a version; None where it was made without any."""
+        if self._sensitive is None:
+            return None
+        rows = self._sensitive.folder(number) / _ROWS
+        return rows if rows.is_dir() else None
 
     def refuse(self, extract: ExtractMark, error: ChangefeedError) -> None:
         """Remember why an extract was refused, until the next comparison."""
@@ -289,12 +459,18 @@ class DatasetFolders:
 
     def discard(self) -> None:
         """Remove what a run staged."""
-        shutil.rmtree(self._versions / "staging", ignore_errors=True)
+        for output in self._outputs():
+            output.discard()
 
     @property
     def rejected(self) -> Path:
         """Where a run that was refused leaves the rows that it was refused for."""
-        return self._versions / "rejected"
+        return (self._sensitive or self._main).versions / "rejected"
+
+    def protect_rejected(self) -> None:
+        """Give :attr:`rejected` the rights of the sensitive columns, if there are any."""
+        if self._sensitive is not None:
+            self._sensitive.protect(self.rejected)
 
     def publish(
         self,
@@ -304,16 +480,14 @@ class DatasetFolders:
         columns: object,
         extract: ExtractMark | None = None,
     ) -> Version:
-        """Make the staged rows the current dataset, and add their net changes to the history.
+        """Make the staged rows the current dataset, those of the sensitive columns, too, and add
+        their net changes to the history.
 
         Runs of the same date that came after ``base`` are replaced, those before it stay.
         """
         fault_point(Point.DATASET_STAGED)
-        stage = self._versions / "staging"
-        gone = f"{OPERATION}={Operation.DELETE}"
-        (stage / _DELETED).mkdir()
-        if (stage / _ROWS / gone).exists():
-            (stage / _ROWS / gone).rename(stage / _DELETED / gone)
+        for output in self._outputs():
+            output.divide()
         latest = self.latest()
         number = 1 if latest is None else latest.number + 1
         manifest = {
@@ -322,29 +496,20 @@ class DatasetFolders:
             "hashing": self._dataset.hashing,
             "counts": dict(counts),
             "columns": columns,
+            "sensitive": {**(latest.sides if latest else {}), **self._dataset.sides},
             "made": self._clock.now().wall / 1e9,
             "extract": None if extract is None else asdict(extract),
         }
-        _write_durably(stage / _MANIFEST, json.dumps(manifest, indent=1))
-        _sync_tree(stage)
-        folder = self._versions / f"{number:06d}"
-        stage.rename(folder)
-        sync_path(self._versions)
+        _write_durably(self._main.staging / _MANIFEST, json.dumps(manifest, indent=1))
+        for output in self._outputs():
+            output.keep_staged(number)
         fault_point(Point.DATASET_VERSION_MADE)
-        self._switch(folder)
+        self._main.switch(number)
         (self._versions / _REFUSED).unlink(missing_ok=True)
         fault_point(Point.DATASET_SWITCHED)
-        version = self._read(folder)
+        version = self._read(self._main.folder(number))
         self._finish(version)
         return version
-
-    def _switch(self, folder: Path) -> None:
-        current = self._dataset.current
-        link = current.with_name(f".{current.name}.next")
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(folder / _ROWS, current.parent))
-        link.replace(current)
-        sync_path(current.parent)
 
     def _recover(self) -> None:
         """Finish the newest version's run, and forget one that did not get as far as the switch."""
@@ -353,52 +518,45 @@ class DatasetFolders:
         if latest is not None:
             self._finish(latest)
         else:
-            self._keep(set())
+            for output in self._outputs():
+                output.keep(set())
 
     def _finish(self, version: Version) -> None:
-        self._write_history(version)
-        self._keep({version.number} | ({version.base} if version.base is not None else set()))
+        kept = {version.number} | ({version.base} if version.base is not None else set())
+        # A version of before the dataset had sensitive columns has none of their rows.
+        if self._sensitive is not None and self.sensitive_rows(version.number) is not None:
+            self._sensitive.switch(version.number)
+            self._sensitive.write_history(version)
+        self._main.write_history(version)
+        for output in self._outputs():
+            output.keep(kept)
         fault_point(Point.DATASET_DONE)
 
-    def _keep(self, numbers: set[int]) -> None:
-        for folder in self._versions.iterdir():
-            if _NAME.match(folder.name) and int(folder.name) not in numbers:
-                shutil.rmtree(folder)
 
-    def _write_history(self, version: Version) -> None:
-        history = self._dataset.history
-        target = history / f"EFF_DATE={version.date.isoformat()}"
-        made, old = history / "_next", history / "_old"
-        if old.exists() and not target.exists():
-            # A crash between the two renames below: earlier runs of the date are only there.
-            old.rename(target)
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-        base = version.base or 0
-        known = list(_runs_of(target / _MARK)) if (target / _MARK).exists() else []
-        if any((run.number, run.base) == (version.number, base) for run in known):
-            return
-        kept = [run for run in known if run.number <= base]
-        made.mkdir()
-        prefix = f"{version.number:06d}-" if kept else ""
-        for operation in IN_HISTORY:
-            name = f"{OPERATION}={operation}"
-            side = _ROWS if operation in IN_CURRENT else _DELETED
-            files = [file for run in kept for file in run.files(operation)]
-            _link_files(files, made / name)
-            _link_files(_data_files(version.folder / side / name), made / name, prefix)
-        runs = [{"number": run.number, "base": run.base} for run in kept]
-        mark = json.dumps({"runs": [*runs, {"number": version.number, "base": base}]})
-        _write_durably(made / _MARK, mark)
-        _sync_tree(made)
-        fault_point(Point.DATASET_HISTORY_BEGUN)
-        if target.exists():
-            target.rename(old)
-        fault_point(Point.DATASET_HISTORY_REMOVED)
-        made.rename(target)
-        sync_path(history)
-        shutil.rmtree(old, ignore_errors=True)
-        fault_point(Point.DATASET_HISTORY_MADE)
+def check_sides(dataset: Dataset, latest: Version | None) -> None:
+    """Refuse a column that becomes sensitive, or open, in folders that have its values.
+
+    Raises:
+        ChangefeedError: CF1302.
+    """
+    known = {} if latest is None else latest.sides
+    for column in dataset.columns:
+        side = known.get(column.name.lower(), column.sensitive)
+        if side == column.sensitive:
+            continue
+        what = "sensitive" if column.sensitive else "open"
+        where = "readable in" if column.sensitive else "kept apart from"
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            f"column {column.name} cannot become {what}: its values are {where} the dataset's "
+            "history",
+            hint="begin with other folders for the current dataset and the history.",
+        )
+
+
+def sensitive_output(folder: Path) -> _Output:
+    """The output of the sensitive columns of a dataset, in a folder of its own."""
+    return _Output(folder / "current", folder / "history", folder / "versions", folder)
 
 
 def _runs_of(mark: Path) -> Iterator[ComparisonRun]:

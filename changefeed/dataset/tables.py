@@ -64,8 +64,7 @@ class Registration:
     @classmethod
     def of(cls, dataset: Dataset) -> Registration:
         """The tables that a dataset is to have; none for most."""
-        given = (dataset.current_table, dataset.history_table)
-        return cls(str(dataset.current), tuple(name for name in given if name is not None))
+        return cls(str(dataset.current), dataset.tables)
 
 
 def check_tables(session: SparkSession, registration: Registration) -> None:
@@ -134,9 +133,9 @@ def register(spark: SparkUse, dataset: Dataset, store: DatasetFolders) -> bool:
         # With settings of its own, and without what the other session remembers of the tables.
         session = shared.newSession()
         check_tables(session, registration)
-        for output in _outputs(dataset, latest):
+        for output in _outputs(dataset, store, latest):
             _register_output(session, output, registration.owner, latest.number)
-    store.keep_registration(_wanted(dataset, latest))
+    store.keep_registration(_wanted(dataset, store, latest))
     return True
 
 
@@ -148,11 +147,11 @@ def is_registered(dataset: Dataset, store: DatasetFolders) -> bool:
     latest = store.latest()
     if latest is None or not Registration.of(dataset).names:
         return True
-    return store.registration() == _wanted(dataset, latest)
+    return store.registration() == _wanted(dataset, store, latest)
 
 
-def _wanted(dataset: Dataset, version: Version) -> dict[str, object]:
-    outputs = {o.name: [o.schema, str(o.location)] for o in _outputs(dataset, version)}
+def _wanted(dataset: Dataset, store: DatasetFolders, version: Version) -> dict[str, object]:
+    outputs = {o.name: [o.schema, str(o.location)] for o in _outputs(dataset, store, version)}
     return {"version": version.number, "tables": outputs}
 
 
@@ -180,21 +179,36 @@ class _Output:
         return ", ".join(f"`{_ticks(n)}` {t}" for n, t in (*self.columns, *self.partitions))
 
 
-def _outputs(dataset: Dataset, version: Version) -> Iterator[_Output]:
+def _outputs(dataset: Dataset, store: DatasetFolders, version: Version) -> Iterator[_Output]:
     hashed = "string" if dataset.hash is Hash.MD5 else "bigint"
-    columns = (
-        *((c.name, c.type) for c in dataset.columns),
-        (KEYHASH, hashed),
-        (NONKEYHASH, hashed),
-        (EFF_START_DATE, "date"),
+    beside = ((KEYHASH, hashed), (NONKEYHASH, hashed), (EFF_START_DATE, "date"))
+    columns = (*((c.name, c.type) for c in dataset.open_columns), *beside)
+    yield from _pair(
+        (dataset.current_table, dataset.history_table), columns, version.rows, dataset.history
     )
+    apart = store.sensitive_rows(version.number)
+    # A version of before the dataset had sensitive columns has nothing to show.
+    if dataset.sensitive is not None and apart is not None:
+        kept = (*dataset.keys, *dataset.sensitive_columns)
+        yield from _pair(
+            (dataset.sensitive_table, dataset.sensitive_history_table),
+            (*((c.name, c.type) for c in kept), *beside),
+            apart,
+            store.sensitive_history,
+        )
+
+
+def _pair(
+    names: tuple[str | None, str | None],
+    columns: tuple[tuple[str, str], ...],
+    rows: Path,
+    history: Path,
+) -> Iterator[_Output]:
     operation, date = (OPERATION, "string"), (EFF_DATE, "date")
-    if dataset.current_table is not None:
-        rows = version.rows.resolve()
-        yield _Output(dataset.current_table, columns, (operation,), rows, tracked=False)
-    if dataset.history_table is not None:
-        history = dataset.history.resolve()
-        yield _Output(dataset.history_table, columns, (date, operation), history, tracked=True)
+    if names[0] is not None:
+        yield _Output(names[0], columns, (operation,), rows.resolve(), tracked=False)
+    if names[1] is not None:
+        yield _Output(names[1], columns, (date, operation), history.resolve(), tracked=True)
 
 
 def _register_output(session: SparkSession, output: _Output, owner: str, version: int) -> None:

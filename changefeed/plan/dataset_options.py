@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Code, raise_all
+from changefeed.dataset.definition import read_names
 from changefeed.dataset.extracts import DATE_OF_NAME, effective_date
 from changefeed.dataset.model import Extract, Hash, table_name
 from changefeed.options import OptionReader, to_span
@@ -29,6 +30,10 @@ DATASET_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         "The table of Spark's catalog that shows the current dataset: db.orders.",
     ),
     "history_table": ((), "The table of Spark's catalog that shows the history."),
+    "sensitive": ((), "Columns that are kept apart from the others, joined by the key."),
+    "sensitive_path": ((), "The folder of the sensitive columns; beside the current dataset."),
+    "sensitive_table": ((), "The table of Spark's catalog that shows the sensitive columns."),
+    "sensitive_history_table": ((), "The table of Spark's catalog that shows their history."),
     "hash": (("xxhash", "md5"), "How rows are compared."),
     "extract_format": (
         ("csv", "parquet", "orc", "json"),
@@ -38,6 +43,10 @@ DATASET_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "extract_header": (("yes", "no"), "Whether the first line of CSV names the columns."),
 }
 
+_FOLDERS = ("current_path", "history_path", "sensitive_path")
+#: Options that name a table of Spark's catalog.
+TABLE_OPTIONS = ("current_table", "history_table", "sensitive_table", "sensitive_history_table")
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
@@ -46,8 +55,9 @@ class DatasetOptions:
     Attributes:
         every: seconds.
         date: None is the day of each comparison.
-        current_table: ``database.table``, as ``history_table``.
-        folders: ``current_path`` and ``history_path`` as written, where they are.
+        folders: ``current_path`` and the like as written, where they are.
+        tables: ``current_table`` and the like as ``database.table``, where they are.
+        sensitive: names of columns.
     """
 
     extract: Extract = Extract.FULL
@@ -59,8 +69,8 @@ class DatasetOptions:
     form: str | None = None
     delimiter: str = ","
     header: bool = True
-    current_table: str | None = None
-    history_table: str | None = None
+    tables: dict[str, str] = field(default_factory=dict)
+    sensitive: tuple[str, ...] = ()
     others: tuple[nodes.Option, ...] = ()
 
 
@@ -76,7 +86,16 @@ def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") ->
         _check_choice(name, value, reading)
     every = _every(given.get("every"), reading)
     date = _date(given.get("effective_date"), reading)
-    tables = {name: _table(name, given, reading) for name in ("current_table", "history_table")}
+    named = {name: _table(given[name], name, reading) for name in TABLE_OPTIONS if name in given}
+    tables = {name: table for name, table in named.items() if table is not None}
+    for name in ("sensitive_path", "sensitive_table", "sensitive_history_table"):
+        if name in given and "sensitive" not in given:
+            reading.problem(
+                Code.OPTIONS_CONTRADICT,
+                f"option {name} needs the option sensitive",
+                to_span(given[name].span),
+                "name the columns: sensitive = 'ssn, email'.",
+            )
     raise_all(reading.problems)
     words = {name: value.text.strip() for name, value in given.items()}
     return DatasetOptions(
@@ -84,13 +103,13 @@ def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") ->
         every,
         date,
         words.get("columns"),
-        {name: words[name] for name in ("current_path", "history_path") if name in words},
+        {name: words[name] for name in _FOLDERS if name in words},
         Hash(words.get("hash", "xxhash").lower()),
         words.get("extract_format", "").lower() or None,
         given["extract_delimiter"].text if "extract_delimiter" in given else ",",
         words.get("extract_header", "yes").lower() == "yes",
-        tables["current_table"],
-        tables["history_table"],
+        tables,
+        tuple(read_names(words.get("sensitive", ""))),
         others,
     )
 
@@ -125,16 +144,14 @@ def _every(value: nodes.Literal | None, reading: OptionReader) -> float | None:
     return None
 
 
-def _table(name: str, given: Mapping[str, nodes.Literal], reading: OptionReader) -> str | None:
-    if name not in given:
-        return None
+def _table(value: nodes.Literal, name: str, reading: OptionReader) -> str | None:
     try:
-        return table_name(given[name].text)
+        return table_name(value.text)
     except ValueError as error:
         reading.problem(
             Code.INVALID_OPTION_VALUE,
             f"option {name} must be {error}",
-            to_span(given[name].span),
+            to_span(value.span),
         )
         return None
 

@@ -27,9 +27,15 @@ from changefeed.dataset.definition import (
 )
 from changefeed.dataset.extracts import ExtractSchedule, check_schedule, next_extract
 from changefeed.dataset.model import SCHEMA, DatasetColumn, table_name
+from changefeed.dataset.store import DatasetFolders, check_sides
 from changefeed.dataset.tables import Registration
 from changefeed.options import parse_options, to_span
-from changefeed.plan.dataset_options import DATASET_OPTIONS, DatasetOptions, parse_dataset_options
+from changefeed.plan.dataset_options import (
+    DATASET_OPTIONS,
+    TABLE_OPTIONS,
+    DatasetOptions,
+    parse_dataset_options,
+)
 from changefeed.plan.sink_resolution import find_sink
 from changefeed.statements.context import Context
 from grammar import nodes
@@ -54,7 +60,8 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
 
     Raises:
         ChangefeedError: CF1101 a column does not exist; CF1102 the connection's name is taken;
-            CF1203 to CF1206 of the options; CF1302 there is no extract to read; as
+            CF1203 to CF1206 of the options; CF1302 there is no extract to read, or the folders have
+            a column that is to be sensitive; as
             :func:`changefeed.plan.sink_resolution.find_sink`.
     """
     own = parse_dataset_options(statement.options, text=context.text)
@@ -72,7 +79,7 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     current = _folder(own, "current_path") or _default_folder(name, context)
     dataset = define(
         name,
-        _marked(columns, statement),
+        _marked(columns, statement, own),
         current,
         history=_folder(own, "history_path"),
         extract=own.extract,
@@ -80,9 +87,13 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
         form=own.form,
         delimiter=own.delimiter,
         header=own.header,
-        current_table=own.current_table,
-        history_table=own.history_table,
+        current_table=own.tables.get("current_table"),
+        history_table=own.tables.get("history_table"),
+        sensitive=_folder(own, "sensitive_path"),
+        sensitive_table=own.tables.get("sensitive_table"),
+        sensitive_history_table=own.tables.get("sensitive_history_table"),
     )
+    check_sides(dataset, DatasetFolders(dataset).latest())
     definition = Definition(dataset, schedule)
     uri = uri_of(definition)
     _check_name(name, uri, statement, context)
@@ -118,7 +129,7 @@ def check_tables(made: DatasetPlan, options: Sequence[nodes.Option], context: Co
     try:
         context.host.check_tables(registration)
     except ChangefeedError as error:
-        given = [o for o in options if o.name in ("current_table", "history_table")]
+        given = [o for o in options if o.name in TABLE_OPTIONS]
         # One name may begin with the other.
         told = [o for o in given if o.value and table_name(o.value.text) in error.message]
         about = max(told or given[:1], key=lambda o: len(o.value.text) if o.value else 0)
@@ -180,7 +191,15 @@ def explained(definition: Definition) -> Iterator[tuple[str, str]]:
         f"key {keys}" + (f"; a difference in {ignored} is no update" if ignored else ""),
     )
     yield "dataset", f"current dataset {dataset.current}, history {dataset.history}"
-    named = ((dataset.current_table, "current dataset"), (dataset.history_table, "history"))
+    if dataset.sensitive is not None:
+        apart = ", ".join(c.name for c in dataset.sensitive_columns)
+        yield "dataset", f"sensitive columns {apart}: kept apart in {dataset.sensitive}"
+    named = (
+        (dataset.current_table, "current dataset"),
+        (dataset.history_table, "history"),
+        (dataset.sensitive_table, "sensitive columns"),
+        (dataset.sensitive_history_table, "history of the sensitive columns"),
+    )
     tables = ", ".join(f"{name} ({what})" for name, what in named if name is not None)
     if tables:
         yield "dataset", f"tables of Spark's catalog: {tables}"
@@ -240,17 +259,24 @@ def _columns(
 
 
 def _marked(
-    columns: tuple[DatasetColumn, ...], statement: nodes.CreateDataset
+    columns: tuple[DatasetColumn, ...], statement: nodes.CreateDataset, own: DatasetOptions
 ) -> tuple[DatasetColumn, ...]:
     known = {column.name.lower() for column in columns}
     try:
         return marked(
-            columns, [k.text for k in statement.keys], [i.text for i in statement.ignored]
+            columns,
+            [k.text for k in statement.keys],
+            [i.text for i in statement.ignored],
+            own.sensitive,
         )
     except ChangefeedError as error:
         wrong = (n for n in (*statement.keys, *statement.ignored) if n.text.lower() not in known)
-        name = next(wrong, statement.keys[0])
-        error.span = to_span(name.span)
+        name = next(wrong, None)
+        if name is None and any(s.lower() not in known for s in own.sensitive):
+            option = next(o for o in statement.options if o.name == "sensitive")
+            error.span = to_span(option.span)
+        else:
+            error.span = to_span((name or statement.keys[0]).span)
         raise
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.dataset as pads
 import pytest
 
 from changefeed.core.errors import ChangefeedError
@@ -128,6 +129,39 @@ def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path:
     assert dates == [f"EFF_DATE=2019-06-{day}" for day in (18, 19, 20)]
 
 
+def test_sensitive_columns_are_kept_apart(feeds: Feeds, tmp_path: Path) -> None:
+    extract, out, apart = tmp_path / "in" / "people.csv", tmp_path / "out", tmp_path / "private"
+    header = "id,item,ssn"
+    put(extract, "1,apple,111", "2,pear,222", header=header)
+    create = (
+        f"CREATE CHANGEFEED people FOR DATASET '{extract}' KEY (id) INTO 'file://{out}' "
+        f"WITH key_in_value, sensitive = 'SSN', sensitive_path = '{apart}', "
+        f"columns = 'id bigint, item string, ssn string', current_path = '{tmp_path}/current'"
+    )
+    shown = str(feeds.execute(f"EXPLAIN {create}").rows)
+    assert f"sensitive columns ssn: kept apart in {apart}" in shown
+    assert [row[0] for row in feeds.execute(f"VALIDATE {create}").rows] == ["ok"]
+    feeds.execute(create)
+    arrived(out, {(1, "apple"), (2, "pear")})
+    # Only the sensitive column is another: an update all the same.
+    put(extract, "1,apple,111", "2,pear,999", header=header)
+    feeds.sync("people")
+    assert changes(out)[2:] == [(2, "pear")]
+    messages = "".join(path.read_text() for path in visible_files(out))
+    assert "ssn" not in messages and "999" not in messages
+    for folder in (tmp_path / "current", tmp_path / "current_history"):
+        found = pads.dataset(folder.resolve(), format="parquet", partitioning="hive").to_table()
+        assert found.num_rows >= 2 and "ssn" not in found.column_names
+    kept = pads.dataset((apart / "current").resolve(), format="parquet", partitioning="hive")
+    rows = kept.to_table(columns=["id", "ssn"]).to_pylist()
+    assert sorted((row["id"], row["ssn"]) for row in rows) == [(1, "111"), (2, "999")]
+    feeds.execute("DROP CHANGEFEED people")
+    assert (apart / "current").exists()
+    opened = create.replace("sensitive = 'SSN', ", "").replace(f"sensitive_path = '{apart}', ", "")
+    with pytest.raises(ChangefeedError, match="column ssn cannot become open"):
+        feeds.execute(opened)
+
+
 def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     def refused(rest: str, match: str, hint: str = "") -> None:
         with pytest.raises(ChangefeedError, match=match) as caught:
@@ -152,7 +186,13 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused(f"{table} = 'a.b.c'", "option history_table must be a table of Spark's session catalog")
     refused(f"{table} = 'db.t'", "session catalog is in memory", "catalogImplementation=hive")
     again = f"{table} = 'db.t', current_table = 'db.T'"
-    refused(again, "table db.t cannot be both current_table and history_table")
+    refused(again, "table db.t cannot show two outputs of the dataset")
+    apart = f"{place} KEY (id) INTO 'null://' WITH {columns}, sensitive"
+    refused(f"{apart} = 'no'", "has no column no", "id, item")
+    refused(f"{apart} = 'id'", "key column id cannot be sensitive", "joined")
+    refused(f"{apart}_path = '/x'", "option sensitive_path needs the option sensitive", "ssn")
+    inside = f"{apart} = 'item', sensitive_path = '{tmp_path}/c/x', current_path = '{tmp_path}/c'"
+    refused(inside, "must be apart from")
     refused(f"'jdbc:x://h/d#t' KEY (id) INTO 'null://' WITH {columns}", "option every is needed")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, initial_scan = 'only'", "goes on")
     feeds.connect(c="postgresql://h/d")

@@ -86,8 +86,11 @@ def test_tables_of_a_feed(seen: dict[str, Any]) -> None:
     assert "db.stock (current dataset), db.stock_history (history)" in found["explain"]
     assert "current_table=db.stock&history_table=db.stock_history" in found["shown"]
     assert found["first"] == [["1", "apple"]]
+    assert "buyer" not in found["columns"]
+    assert found["buyers"] == [[["1", "Ann"]], [["1", "Ann"]]]
     assert found["theirs"] == [["1", "mine"]], "what is not ours is not touched"
     assert found["errors"] == 1, "an error is told once"
+    assert found["buyers later"] == [["1", "Ann"], ["2", "Bob"]]
     assert found["second"] == found["after the feed"] == [["1", "apple"], ["2", "pear"]]
 
 

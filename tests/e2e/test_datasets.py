@@ -6,6 +6,7 @@ import csv
 import datetime as dt
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -162,6 +163,96 @@ def test_nulls_and_ignored_columns(spark_engine: NodeSpark, tmp_path: Path) -> N
         (1, None, None, "p", "t"),
         (None, "1", None, "q", "t"),
     }
+
+
+PEOPLE = (
+    "- {name: a, type: int, key: true}\n- {name: b}\n"
+    "- {name: ssn, sensitive: true}\n- {name: mail, sensitive: true, ignore: true}\n"
+)
+
+
+def apart(dataset: Dataset, output: str) -> list[tuple[object, ...]]:
+    """``(a, ssn, mail, operation, day of June 2019)`` of the sensitive columns, in order of a."""
+    assert dataset.sensitive is not None
+    rows = read(dataset.sensitive / output)
+    made = [(r["a"], r["ssn"], r["mail"], r["OPERATION"], _day(r["EFF_START_DATE"])) for r in rows]
+    return sorted(made, key=str)
+
+
+@pytest.mark.parametrize("kind", ["full", "delta"])
+def test_sensitive_columns(spark_engine: NodeSpark, tmp_path: Path, kind: str) -> None:
+    dataset = config(tmp_path, PEOPLE, extract_type=kind)
+    first = [(1, "x", "111", "m1"), (2, "y", "222", "m2"), (3, "z", "333", "m3")]
+    run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", first), DAY1)
+    second = [(1, "x", "111", "new"), (2, "y", "999", "m2"), (4, "v", None, "m4")]
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "2", second), DAY2)
+    gone = "D" if kind == "full" else "X"
+    assert outcome.counts == {"I": 1, "U": 1, gone: 1, "N": 1}
+    # Who is absent from the extract keeps the sensitive values, too.
+    absent = [] if kind == "full" else [(3, "333", "m3", "X", 18)]
+    assert apart(dataset, "current") == [
+        (1, "111", "new", "N", 18),
+        (2, "999", "m2", "U", 19),
+        *absent,
+        (4, None, "m4", "I", 19),
+    ]
+    deleted = [(3, "333", "m3", "D", 19)] if kind == "full" else []
+    changed = [row for row in apart(dataset, "history") if row[4] == 19]
+    assert changed == [(2, "999", "m2", "U", 19), *deleted, (4, None, "m4", "I", 19)]
+    for output in (dataset.current, dataset.history):
+        assert {"ssn", "mail"}.isdisjoint(read(output)[0])
+    # The open hash says nothing of a sensitive value: who reads it cannot find one by trying.
+    rows = pads.dataset(dataset.history, format="parquet").to_table().to_pylist()
+    assert len({row["nonkeyhash"] for row in rows if row["a"] == 2}) == 1
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "3", []), DAY3)
+    assert outcome.counts == ({"D": 3} if kind == "full" else {"X": 4})
+    assert dataset.sensitive is not None
+    left = pads.dataset((dataset.sensitive / "current").resolve(), format="parquet")
+    assert left.count_rows() == (0 if kind == "full" else 4)
+    fifth = write_csv(tmp_path / "5", [(1, "x", "111", "m")])
+    outcome = run_dataset(spark_engine, dataset, fifth, dt.date(2019, 6, 21))
+    assert outcome.counts == ({"I": 1} if kind == "full" else {"N": 1, "X": 3})
+
+
+def test_sensitive_columns_of_a_configuration_that_changes(
+    spark_engine: NodeSpark, tmp_path: Path
+) -> None:
+    keyed = config(tmp_path, KEYED)
+    run_dataset(spark_engine, keyed, write_csv(tmp_path / "1", [(1, "x"), (2, "y")]), DAY1)
+    # New columns that are sensitive: they are NULL in what is known.
+    dataset = config(tmp_path, PEOPLE)
+    second = [(1, "x", "111", "m1"), (2, "y", None, None)]
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "2", second), DAY2)
+    assert outcome.counts == {"U": 1, "N": 1}
+    # Other hashes are computed of the values that are kept apart.
+    hashed = config(tmp_path, PEOPLE, hash="md5")
+    outcome = run_dataset(spark_engine, hashed, write_csv(tmp_path / "3", second), DAY3)
+    assert outcome.counts == {"N": 2}
+    assert dataset.sensitive is not None
+    dataset.sensitive.rename(tmp_path / "elsewhere")
+    later = write_csv(tmp_path / "4", second)
+    with pytest.raises(ChangefeedError, match="does not have the sensitive columns of version 3"):
+        run_dataset(spark_engine, hashed, later, dt.date(2019, 6, 21))
+    opened = config(tmp_path, PEOPLE.replace(", sensitive: true", ""))
+    with pytest.raises(ChangefeedError, match="column ssn cannot become open"):
+        run_dataset(spark_engine, opened, later, dt.date(2019, 6, 21))
+
+
+def test_refused_rows_of_sensitive_columns_are_kept_apart(
+    spark_engine: NodeSpark, tmp_path: Path
+) -> None:
+    dataset = config(tmp_path, PEOPLE)
+    with pytest.raises(ChangefeedError) as caught:
+        run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [("x", "b", "111", "")]), DAY1)
+    assert dataset.sensitive is not None
+    rejected = dataset.sensitive / "versions" / "rejected"
+    assert str(rejected) in caught.value.hint
+    [report] = rejected.glob("*.csv")
+    assert "111" in report.read_text()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (report, rejected)] == [0o600, 0o700]
+    left = [path.name for path in (dataset.sensitive / "versions").iterdir()]
+    assert left == ["rejected"], "whole rows are removed"
+    assert [path.name for path in dataset.versions.iterdir()] == ["lock"]
 
 
 def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -61,7 +62,8 @@ def publish_rows(
 ) -> None:
     """A run whose comparison gave these rows by operation, without Spark.
 
-    A run of the same date replaces the one before, or is ``added`` to it.
+    A run of the same date replaces the one before, or is ``added`` to it. Where a dataset has
+    sensitive columns, their files are those of the others.
     """
     store = DatasetFolders(dataset)
     with store.locked():
@@ -73,4 +75,7 @@ def publish_rows(
         for operation, table in rows.items():
             (stage / f"OPERATION={operation}").mkdir(parents=True)
             pq.write_table(table, stage / f"OPERATION={operation}" / "part.parquet")
+        if dataset.sensitive is not None:
+            _, sensitive = store.stage_sensitive()
+            shutil.copytree(stage, sensitive)
         store.publish(date, base, {o: table.num_rows for o, table in rows.items()}, [])

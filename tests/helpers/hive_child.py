@@ -135,10 +135,12 @@ def feed(spark: NodeSpark, folder: Path) -> dict[str, object]:
     """FOR DATASET in a node."""
     found: dict[str, object] = {}
     source = folder / "extracts" / "stock.csv"
-    extract(source, "id,item", "1,apple")
+    extract(source, "id,item,buyer", "1,apple,Ann")
     create = (
         f"CREATE CHANGEFEED stock FOR DATASET '{source}' KEY (id) INTO 'null://' "
-        "WITH current_table = 'db.stock', history_table = 'db.stock_history'"
+        "WITH current_table = 'db.stock', history_table = 'db.stock_history', "
+        "sensitive = 'buyer', sensitive_table = 'db.buyers', "
+        "sensitive_history_table = 'db.buyers_history'"
     )
 
     def shown(session: SparkSession) -> list[list[str]]:
@@ -156,10 +158,16 @@ def feed(spark: NodeSpark, folder: Path) -> dict[str, object]:
         found["shown"] = str(feeds.execute("SHOW EXTERNAL CONNECTIONS").rows)
         until(lambda: session.catalog.tableExists("db.stock_history"), seconds=60)
         found["first"] = shown(session)
+        found["columns"] = session.newSession().table("db.stock_history").columns
+        buyers = ("db.buyers", "db.buyers_history")
+        until(lambda: all(session.catalog.tableExists(name) for name in buyers), seconds=60)
+        # A new table of the history gets its partitions next.
+        until(lambda: rows(session.newSession(), buyers[1], "id"), seconds=60)
+        found["buyers"] = [rows(session.newSession(), name, "id", "buyer") for name in buyers]
         # Somebody takes the name: the feed goes on, and says so until the name is free.
         session.sql("DROP TABLE db.stock")
         session.sql("CREATE VIEW db.stock AS SELECT 1 AS id, 'mine' AS item")
-        extract(source, "id,item", "1,apple", "2,pear")
+        extract(source, "id,item,buyer", "1,apple,Ann", "2,pear,Bob")
 
         def errors() -> str:
             return str(feeds.execute("SHOW CHANGEFEED stock ERRORS").rows)
@@ -170,6 +178,12 @@ def feed(spark: NodeSpark, folder: Path) -> dict[str, object]:
         session.sql("DROP VIEW db.stock")
         until(lambda: session.catalog.tableExists("db.stock"), seconds=60)
         found["second"] = shown(session)
+
+        def later() -> list[list[str]]:
+            return rows(session.newSession(), "db.buyers", "id", "buyer")
+
+        until(lambda: len(later()) == 2, seconds=60)
+        found["buyers later"] = later()
         feeds.execute("DROP CHANGEFEED stock")
         found["after the feed"] = shown(session)
     return found

@@ -62,8 +62,16 @@ def test_defaults(tmp_path: Path) -> None:
         (
             "columns:",
             "current_table: db.T\nhistory_table: db.t\ncolumns:",
-            "table db.t cannot be both",
+            "table db.t cannot show two outputs",
             "another",
+        ),
+        ("key: true", "key: true, sensitive: true", "key column a cannot be sensitive", "key"),
+        ("name: b", "sensitive: 1, name: b", "b: sensitive must be true or false", ""),
+        (
+            "columns:",
+            "sensitive_history_table: db.t\ncolumns:",
+            "table db.t has nothing to show",
+            "sensitive",
         ),
         ("columns:", "columns: [", "is not valid YAML, line", ""),
     ],
@@ -88,6 +96,28 @@ def test_names_of_tables(tmp_path: Path, text: str, name: str) -> None:
     config = GOOD.replace("columns:", f"history_table: {text}\ncolumns:")
     dataset = read_config(written(tmp_path, config))
     assert (dataset.current_table, dataset.history_table) == (None, name)
+
+
+def test_sensitive_columns(tmp_path: Path) -> None:
+    text = GOOD.replace("name: b", "sensitive: true, name: b")
+    dataset = read_config(written(tmp_path, text))
+    assert dataset.sensitive == Path("/data/current_sensitive")
+    assert [column.name for column in dataset.open_columns] == ["a"]
+    assert [column.name for column in dataset.sensitive_columns] == ["b"]
+    assert not dataset.compared
+    assert [column.name for column in dataset.compared_sensitive] == ["b"]
+    placed = "sensitive_table_path: {}\nsensitive_table: s.t\ncolumns:"
+    dataset = read_config(written(tmp_path, text.replace("columns:", placed.format("/private"))))
+    assert (dataset.sensitive, dataset.sensitive_table) == (Path("/private"), "s.t")
+    for wrong in ("/data/history/x", "/data", "/data/current.versions"):
+        with pytest.raises(ChangefeedError, match="must be apart from /data/"):
+            read_config(written(tmp_path, text.replace("columns:", placed.format(wrong))))
+
+
+def test_hashes_of_a_dataset_without_sensitive_columns_stay(tmp_path: Path) -> None:
+    """Kept hashes are used again by a later version of changefeed."""
+    dataset = read_config(written(tmp_path, GOOD))
+    assert dataset.hashing == "eac318c1e0656651"
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -157,7 +157,16 @@ def test_definition_survives_its_uri() -> None:
         current_table="db.stock",
         history_table="default.stock_history",
     )
-    for dataset in (plain, other):
+    apart = define(
+        "st ock",
+        marked(columns, ["ID"], [], ['unit "net" price']),
+        Path("/data/st ock"),
+        sensitive=Path("/private/st ock"),
+        sensitive_table="s.stock",
+        sensitive_history_table="s.stock_history",
+    )
+    assert [c.name for c in apart.sensitive_columns] == ['unit "net" price']
+    for dataset in (plain, other, apart):
         for schedule in schedules:
             made = Definition(dataset, schedule)
             assert definition_of(uri_of(made)) == made
@@ -180,10 +189,13 @@ def test_password_of_a_driver_is_not_shown() -> None:
         (("extract=full", "extract=all"), "extract of the dataset must be one of full, delta"),
         (("keys=id", "keys=no"), "has no column no"),
         (("history=/data/d_history", "history=/data/d"), "are two folders"),
+        (("hash=", "sensitive=no&hash="), "has no column no"),
+        (("hash=", "sensitive=ID&hash="), "key column id cannot be sensitive"),
+        (("hash=", "sensitive_table=db.t&hash="), "table db.t has nothing to show"),
         (("hash=", "current_table=a.b.c&hash="), "current_table of the dataset must be a table of"),
         (
             ("hash=", "current_table=t&history_table=default.T&hash="),
-            "table default.t cannot be both current_table and history_table",
+            "table default.t cannot show two outputs",
         ),
     ],
 )

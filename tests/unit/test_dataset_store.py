@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from changefeed.core import faults
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import DATASET_POINTS, Point
 from changefeed.dataset import Dataset, DatasetColumn, Operation
-from changefeed.dataset.store import DatasetFolders, ExtractMark
+from changefeed.dataset.store import DatasetFolders, ExtractMark, check_sides
 from tests.helpers.datasets import publish_rows
 
 DAY1, DAY2, DAY3 = (dt.date(2019, 6, day) for day in (18, 19, 20))
@@ -151,6 +154,96 @@ def test_an_extract_that_was_refused_is_known_until_the_next_run(tmp_path: Path)
     assert store.refusal(ExtractMark("a.csv", "2")) is None, "its files have changed"
     publish(dataset, DAY1, OLD)
     assert store.refusal(mark) is None
+
+
+def with_sensitive(folder: Path) -> Dataset:
+    """Whose sensitive output has the files of the other one."""
+    apart = DatasetColumn("ssn", "string", sensitive=True)
+    plain = dataset_in(folder)
+    return replace(plain, columns=(*plain.columns, apart), sensitive=folder / "apart")
+
+
+@pytest.mark.parametrize("point", DATASET_POINTS)
+def test_crash_with_sensitive_columns(tmp_path: Path, point: Point) -> None:
+    """The sensitive columns follow the others, at the latest with the next run."""
+    dataset = with_sensitive(tmp_path)
+    publish(dataset, DAY1, OLD)
+    rule = f"{point}@2:error" if point == Point.DATASET_DONE else f"{point}@1:error"
+    with faults.armed(rule), pytest.raises(OSError, match=point):
+        publish(dataset, DAY2, NEW)
+    with DatasetFolders(dataset).locked():
+        pass  # what a run begins with
+    switched = point not in (Point.DATASET_STAGED, Point.DATASET_VERSION_MADE)
+    wanted = pairs(NEW if switched else OLD, "I", "U", "N")
+    assert read(dataset.current) == read(tmp_path / "apart" / "current") == wanted
+    assert read(dataset.history) == read(tmp_path / "apart" / "history")
+    publish(dataset, DAY3, NEXT)
+    assert read(tmp_path / "apart" / "current") == pairs(NEXT, "I", "N")
+    assert read(dataset.history) == read(tmp_path / "apart" / "history")
+    kept = sorted(p.name for p in dataset.versions.iterdir() if p.name.isdigit())
+    assert sorted(p.name for p in (tmp_path / "apart" / "versions").iterdir()) == kept
+
+
+@pytest.mark.parametrize("mode", [None, 0o2750])
+def test_sensitive_files_have_the_rights_of_their_folder(tmp_path: Path, mode: int | None) -> None:
+    """A folder that changefeed makes is its owner's."""
+    if mode is not None:
+        (tmp_path / "apart").mkdir()
+        (tmp_path / "apart").chmod(mode)
+    dataset = with_sensitive(tmp_path)
+    publish(dataset, DAY1, OLD)
+    publish(dataset, DAY1, NEW, added=True)
+    paths = [path for path in (tmp_path / "apart").rglob("*") if not path.is_symlink()]
+    assert len(paths) > 10
+    for path in (tmp_path / "apart", *paths):
+        wanted = mode or 0o700
+        found = stat.S_IMODE(path.stat().st_mode)
+        assert found == (wanted if path.is_dir() else wanted & 0o666), path
+
+
+def test_a_column_keeps_its_side(tmp_path: Path) -> None:
+    plain, apart = dataset_in(tmp_path), with_sensitive(tmp_path)
+    opened = replace(apart, columns=tuple(replace(c, sensitive=False) for c in apart.columns))
+    store = DatasetFolders(plain)
+    check_sides(apart, store.latest())
+    publish(opened, DAY1, OLD)
+    with pytest.raises(ChangefeedError, match="column ssn cannot become sensitive") as caught:
+        check_sides(apart, store.latest())
+    assert caught.value.code is Code.TARGET_NOT_WATCHABLE
+    assert "other folders" in caught.value.hint
+    # Its values are in the history also where the column is not in the last version.
+    publish(plain, DAY2, OLD)
+    with pytest.raises(ChangefeedError, match="column ssn cannot become sensitive"):
+        check_sides(apart, store.latest())
+    check_sides(opened, store.latest())
+
+
+def test_an_open_column_was_never_sensitive(tmp_path: Path) -> None:
+    apart = with_sensitive(tmp_path)
+    opened = replace(apart, columns=tuple(replace(c, sensitive=False) for c in apart.columns))
+    publish(apart, DAY1, OLD)
+    with pytest.raises(ChangefeedError, match="column ssn cannot become open"):
+        check_sides(opened, DatasetFolders(opened).latest())
+
+
+def test_a_version_of_before_sensitive_columns_has_open_ones(tmp_path: Path) -> None:
+    dataset = dataset_in(tmp_path)
+    publish(dataset, DAY1, OLD)
+    manifest = dataset.versions / "000001" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["sensitive"]
+    content["columns"] = [{"name": "Id"}]
+    manifest.write_text(json.dumps(content))
+    latest = DatasetFolders(dataset).latest()
+    assert latest is not None and latest.sides == {"id": False}
+
+
+def test_sensitive_folder_of_somebody_else(tmp_path: Path) -> None:
+    dataset = with_sensitive(tmp_path)
+    (tmp_path / "apart" / "current").mkdir(parents=True)
+    (tmp_path / "apart" / "current" / "precious").write_text("1")
+    with pytest.raises(ChangefeedError, match="is no dataset of changefeed"):
+        publish(dataset, DAY1, OLD)
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
