@@ -73,16 +73,20 @@ class CapturedTables:
         """
         known = frozenset(wanted)
         began = datetime.now(UTC)
-        seen, lost = self._lost.look(self._source(), known)
-        if lost:
-            self._log.wake()
-        tables = capturable(known, seen)
-        told = self._look_for_gaps()
-        doubtful = (
-            self.problems or self._unsafe(tables, seen) or (seen is None and self._lost.names)
-        )
-        if tables != self._captured or told or doubtful:
-            self._capture(tables, told, named_only=seen is None)
+        for last in (False, False, True):
+            seen, lost = self._lost.look(self._source(), known)
+            if lost:
+                self._log.wake()
+            tables = capturable(known, seen)
+            told = self._look_for_gaps()
+            doubtful = (
+                self.problems or self._unsafe(tables, seen) or (seen is None and self._lost.names)
+            )
+            if tables == self._captured and not told and not doubtful:
+                break
+            # A table that was there a moment ago was renamed or dropped since: look again.
+            if self._capture(tables, told, named_only=seen is None, certain=last):
+                break
         self._gaps.looked = began
 
     def forget(self) -> None:
@@ -178,12 +182,19 @@ class CapturedTables:
             self._log.wake()
 
     def _capture(
-        self, wanted: Mapping[TableName, int], told: Collection[TableName], *, named_only: bool
-    ) -> None:
+        self,
+        wanted: Mapping[TableName, int],
+        told: Collection[TableName],
+        *,
+        named_only: bool,
+        certain: bool,
+    ) -> bool:
         """Make the source send these tables; the feeds of ``told`` already know of their gap.
 
         ``named_only``: tables have no ids. One that is not there is lost when the log has come to
-        where the source stands now: it may have another name, which the log tells.
+        where the source stands now: it may have another name, which the log tells. Else one that
+        has a number and is not there went after the last look: nothing is recorded, unless this is
+        ``certain``, and the answer is false.
         """
         prepared = capture_tables(self._catalog, self._source(), sorted(wanted))
         if named_only:
@@ -199,11 +210,15 @@ class CapturedTables:
             if self._lost.see_absent(self._source(), absent):
                 self._log.wake()
         self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
+        went = [t for t, e in prepared.problems.items() if e.code is Code.NAME_UNKNOWN]
+        if not certain and any(wanted[table] for table in went):
+            return False
         since = self._since()
         self._leave_out(wanted, prepared.problems)
         captured = {t: table_id for t, table_id in wanted.items() if t not in self.problems}
         self._catalog.set_captured(self._name, dict.fromkeys(captured, since), captured)
         self._captured = wanted
+        return True
 
     def _leave_out(
         self, wanted: Mapping[TableName, int], problems: Mapping[TableName, ChangefeedError]

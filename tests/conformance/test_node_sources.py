@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from changefeed.attachments import capture_tables
+from changefeed.capture import captured_tables
 from changefeed.catalog import JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.model import Job
 from changefeed.core.errors import ChangefeedError
@@ -216,6 +218,28 @@ def test_a_renamed_table_is_followed_there_and_back(bench: Bench) -> None:
     ]
     scans = bench.feeds.catalog.events(job.id, kinds=("scan",))
     assert sum("begins" in event.text for event in scans) == 1, "nothing is scanned again"
+
+
+def test_a_table_that_is_renamed_between_two_looks_is_followed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has just seen it, and makes the source send it."""
+    bench.create("a, b")
+    bench.arrives("a", ["a1"])
+    renames = iter(["alter table a rename to x; insert into x values (2, 'x2')"])
+
+    def renamed_first(*given: Any) -> Any:
+        for statement in renames:
+            bench.database.execute(statement)
+        return capture_tables(*given)
+
+    monkeypatch.setattr(captured_tables, "capture_tables", renamed_first)
+    bench.database.execute("create table another (id int primary key)")
+    bench.feeds.execute("CREATE CHANGEFEED g FOR another INTO 'null://'")
+    bench.arrives("a", ["a1", "x2"])
+    bench.feeds.sync("f")
+    events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("error",))
+    assert events == []
 
 
 @pytest.mark.parametrize("bench", [Timings(source_look=600.0)], indirect=True)

@@ -194,16 +194,21 @@ class PostgresAttachment(Attachment):
             for oid, problem in checks.unpublishable(connection, chosen).items():
                 del wanted[oid]
                 problems[names[oid]] = problem
+            # Nor may a table leave that was renamed since the caller looked: it is looked up again.
+            stay = {}
+            if any(relation is None for relation in relations):
+                stay = publications.members(connection, publication) or {}
             change = publications.set_tables(
                 connection,
                 publication,
-                wanted.values(),
+                (stay | wanted).values(),
                 lambda oids: checks.unsafe(connection, oids),
                 self._source.patience.lock,
                 create=not resume,
             )
             for member in change.refused:
-                problems[names[member.oid]] = _unsafe_now(member)
+                if member.oid in names:
+                    problems[names[member.oid]] = _unsafe_now(member)
             self._watch_ddl(connection)
             before = self._predecessor
             if before is None:
