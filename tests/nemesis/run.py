@@ -196,7 +196,7 @@ class Run:
             # are owed, too, and wait for every open transaction.
             self.end_transactions()
             for end in self.ends:
-                end.catch_up(self.service)
+                until(partial(self._caught_up, end), f"{end.name} has everything")
         if blind:
             self.service.stop()
         self.note(loss.act() + " while no node runs" * blind)
@@ -260,7 +260,7 @@ class Run:
             assert self.service.job(end.name).status is not Status.FAILED
 
     def _caught_up(self, end: End) -> bool:
-        """A table that lost its name for a while is read again."""
+        """A table that lost its name for a while, or got another during its scan, is read again."""
         try:
             end.catch_up(self.service)
         except ChangefeedError as error:
