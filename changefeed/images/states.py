@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import replace_durably
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 
@@ -110,13 +109,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def write_manifest(folder: Path, memo: dict[str, Any]) -> None:
     """Replace the manifest, durably."""
-    fresh = folder / f"{MANIFEST}.new"
-    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(memo, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(folder / MANIFEST)
-    sync_path(folder)
+    replace_durably(folder / MANIFEST, json.dumps(memo))
 
 
 def empty_folder(folder: Path) -> None:

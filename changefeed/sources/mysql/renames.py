@@ -10,11 +10,11 @@ name, or once the log is some seconds further without one.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from changefeed.core.durable import replace_durably
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.mysql.ddl import DefinedTables, Named
@@ -93,14 +93,9 @@ class Renames:
         if not self._changed:
             return
         kept = [[r.old, r.new, r.position, r.wall, r.told] for r in self._all]
-        partial = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with partial.open("w") as file:
-                file.write(json.dumps(kept))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
+            replace_durably(self._path, json.dumps(kept))
         except OSError as error:
             raise ChangefeedError(
                 Code.LOG_NOT_WRITABLE, f"cannot write {self._path}: {error.strerror}"

@@ -1,0 +1,39 @@
+"""Files that a crash of the machine leaves whole."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from changefeed.core import durable
+from changefeed.core.durable import replace_durably
+
+
+def test_a_file_is_replaced_and_its_name_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_path", synced.append)
+    path = tmp_path / "memo.json"
+    for text in ("old", "new"):
+        replace_durably(path, text)
+        assert path.read_text() == text
+    assert synced == [tmp_path, tmp_path]
+    assert list(tmp_path.iterdir()) == [path] and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_disk_that_fails_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "memo.json"
+    replace_durably(path, "old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_durably(path, "new")
+    assert path.read_text() == "old"
