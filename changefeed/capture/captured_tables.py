@@ -197,24 +197,17 @@ class CapturedTables:
         ``certain``, and the answer is false.
         """
         prepared = capture_tables(self._catalog, self._source(), sorted(wanted))
+        problems = prepared.problems
+        absent = {t: e for t, e in problems.items() if e.code is Code.NAME_UNKNOWN}
         if named_only:
-            absent = {
-                table: error
-                for table, error in prepared.problems.items()
-                if error.code is Code.NAME_UNKNOWN
-            }
-            prepared = replace(
-                prepared,
-                problems={t: e for t, e in prepared.problems.items() if t not in absent},
-            )
+            problems = {t: e for t, e in problems.items() if t not in absent}
             if self._lost.see_absent(self._source(), absent):
                 self._log.wake()
         self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
-        went = [t for t, e in prepared.problems.items() if e.code is Code.NAME_UNKNOWN]
-        if not certain and any(wanted[table] for table in went):
+        if not certain and any(wanted[table] for table in absent):
             return False
         since = self._since()
-        self._leave_out(wanted, prepared.problems)
+        self._leave_out(wanted, problems)
         captured = {t: table_id for t, table_id in wanted.items() if t not in self.problems}
         self._catalog.set_captured(self._name, dict.fromkeys(captured, since), captured)
         self._captured = wanted

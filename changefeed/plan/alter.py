@@ -521,8 +521,9 @@ class _Alteration:
                 "CREATE a feed without end_time.",
             )
             return
-        named = {table for action in actions if action.tables for table in self._rescanned(action)}
-        tables = list(dict.fromkeys(t for action in actions for t in self._rescanned(action)))
+        asked = [(bool(a.tables), table) for a in actions for table in self._rescanned(a)]
+        named = {table for by_name, table in asked if by_name}
+        tables = list(dict.fromkeys(table for _, table in asked))
         seen = self._located(tables)
         for table in tables:
             now = self._present_name(table, seen)
@@ -601,7 +602,7 @@ class _Alteration:
             self.source.describe(table.schema, table.name)
         except ChangefeedError as error:
             if error.code is Code.NAME_UNKNOWN:
-                error.hint = f"ALTER CHANGEFEED .. DROP {table.schema}.{table.name} removes it."
+                error.hint = f"ALTER CHANGEFEED .. DROP {shown(table)} removes it."
             return error
         return None
 
@@ -614,13 +615,13 @@ class _Alteration:
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
         """Which tables are others by now, and what no message can say."""
         notices = [
-            f"table {table.schema}.{table.name} was renamed: the feed goes on with it as "
-            f"{now.schema}.{now.name}, and its target stays {self.tables[now].topic}"
+            f"table {shown(table)} was renamed: the feed goes on with it as {shown(now)}, and its "
+            f"target stays {self.tables[now].topic}"
             for table, now in self.renamed.items()
         ]
         notices += [
-            f"table {table.schema}.{table.name} was replaced: the feed goes on with the table that "
-            "has the name now"
+            f"table {shown(table)} was replaced: the feed goes on with the table that has the name "
+            "now"
             for table, table_id in self.rescans.items()
             if table_id
         ]

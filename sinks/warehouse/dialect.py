@@ -13,7 +13,7 @@ A target is written in three small pieces:
 A database that is not written by SQL has a store of its own (:mod:`.spanner`) under the same
 :class:`~sinks.warehouse.database_sink.DatabaseSink`.
 
-How a batch travels, with the tables involved ::
+How a batch travels, with the tables involved::
 
     write   Arrow rows, in log form ──► _staging_<table>        _batch_id, _sequence_num, _ord,
                                                                 _operation, _missing,

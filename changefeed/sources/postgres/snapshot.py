@@ -19,11 +19,11 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import errors, sql
@@ -64,6 +64,8 @@ TOLD_AFTER_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: A table is never cut into more parts than this.
 MOST_PARTS = 10_000
 
@@ -100,7 +102,7 @@ class PostgresSnapshot:
         replication = connect_replication(uri)
         try:
             with Prompter(primary) if primary else nullcontext():
-                with _told_after(told_after_seconds, primary or uri):
+                with _after(told_after_seconds, _tell_open_transactions, primary or uri):
                     lsn, exported = _export(primary or uri, replication, consistent_seconds)
             self._holder = connect(uri)
             try:
@@ -241,13 +243,11 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
     one forgotten session would hold up every initial scan.
     """
     slot = f"changefeed_scan_{os.getpid()}_{secrets.token_hex(4)}"
-    timer = threading.Timer(seconds, _cancel, args=(replication,))
-    timer.daemon = True
-    timer.start()
     try:
-        row = replication.execute(
-            f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
-        ).fetchone()
+        with _after(seconds, _cancel, replication):
+            row = replication.execute(
+                f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+            ).fetchone()
     except errors.QueryCanceled as error:
         raise _waited_in_vain(uri, seconds) from error
     except errors.ConfigurationLimitExceeded as error:
@@ -260,13 +260,23 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
         ) from error
     except psycopg.Error as error:
         raise translate(error, "begin the initial scan") from error
-    finally:
-        timer.cancel()
     if row is None or not row[2]:
         raise ChangefeedError(
             Code.SCAN_INTERRUPTED, "the server gave no snapshot for the initial scan"
         )
     return row[1], row[2]
+
+
+@contextmanager
+def _after(seconds: float, action: Callable[[T], None], about: T) -> Iterator[None]:
+    """``action`` is done in another thread if the block takes longer."""
+    timer = threading.Timer(seconds, action, args=(about,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _await_standby(primary: str, uri: str, seconds: float) -> None:
@@ -288,18 +298,6 @@ def _cancel(connection: psycopg.Connection[Any]) -> None:
     except psycopg.Error:
         # The connection is gone by itself: the waiting call ends with its own error.
         return
-
-
-@contextmanager
-def _told_after(seconds: float, uri: str) -> Iterator[None]:
-    """The log names who is waited for if the block takes longer."""
-    timer = threading.Timer(seconds, _tell_open_transactions, args=(uri,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _tell_open_transactions(uri: str) -> None:
