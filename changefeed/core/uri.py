@@ -113,6 +113,10 @@ def _address(
     )
 
 
+#: What a user may have missed in a URI that libpq cannot read.
+ESCAPES = "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25."
+
+
 def _host(text: str) -> Host:
     text = text.strip()
     if not _HOST.match(text):

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from sinks.base import Capabilities
 
+_QUERY = "a CDC query runs in the node's session"
+_STAGED = "the rows of this sink are staged by the node"
+_ONE_WRITER = "delivery = 'exactly_once' is one writer's transaction"
+
 
 def scan_stays(sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool) -> str:
     """Why the node reads the tables of a scan itself; empty: Spark's workers can.
@@ -19,13 +23,13 @@ def scan_stays(sink: Capabilities, *, query: bool, exactly_once: bool, parts_tra
         parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
     """
     if query:
-        return "a CDC query runs in the node's session"
+        return _QUERY
     if not parts_travel:
         return "the snapshot of this source cannot leave the node"
     if sink.takes_rows:
-        return "" if sink.scans_by_spark else "the rows of this sink are staged by the node"
+        return "" if sink.scans_by_spark else _STAGED
     if exactly_once:
-        return "delivery = 'exactly_once' is one writer's transaction"
+        return _ONE_WRITER
     return "" if sink.executor else "this sink is written by the node"
 
 
@@ -39,13 +43,13 @@ def backlog_stays(sink: Capabilities, *, query: bool, exactly_once: bool, number
         numbered: the feed has ``transaction_metadata``.
     """
     if sink.takes_rows:
-        return "the rows of a table sink are staged by the node"
+        return _STAGED
     if not sink.lanes:
         return "this sink keeps its order by one writer"
     if query:
-        return "a CDC query runs in the node's session"
+        return _QUERY
     if numbered:
         return "transaction_metadata numbers the changes of all tables together"
     if exactly_once:
-        return "delivery = 'exactly_once' is one writer's transaction"
+        return _ONE_WRITER
     return ""

@@ -16,7 +16,7 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
-from changefeed.core.uri import SinkURL
+from changefeed.core.uri import ESCAPES, SinkURL
 from sinks.warehouse.dialect import (
     Dialect,
     Merge,
@@ -137,7 +137,7 @@ class PostgreSQL(Warehouse):
             raise ChangefeedError(
                 Code.INVALID_URI,
                 f"{self.place}: libpq cannot read the URI",
-                hint="@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
+                hint=ESCAPES,
             ) from None
         try:
             self._connection = psycopg.connect(info, autocommit=True)

@@ -34,7 +34,15 @@ from tests.conformance.test_sinks_places import SECRET, FolderHarness
 from tests.conformance.test_sinks_stores import StoreHarness
 from tests.conformance.test_sinks_webhook import SECRET as WEBHOOK_SECRET
 from tests.conformance.test_sinks_webhook import WebhookHarness
-from tests.helpers.spark_sinks import TASKS, SparkHarness, Trouble, Way, as_lanes, as_scan
+from tests.helpers.spark_sinks import (
+    TASKS,
+    SparkHarness,
+    SparkSink,
+    Trouble,
+    Way,
+    as_lanes,
+    as_scan,
+)
 from tests.helpers.waiting import until
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.http_faults import FaultyProxy
@@ -322,18 +330,26 @@ def first_changes() -> list[Write]:
     return [put(key, "old", 1) for key in range(40)] + [delete(key, 2) for key in range(0, 40, 4)]
 
 
+def in_trouble(
+    feed: FeedDouble, harness: SparkHarness, kind: str, folder: Path
+) -> tuple[SparkSink, Trouble]:
+    """An opened sink whose tasks meet a trouble."""
+    sink = harness.sink()
+    feed.open(sink)
+    sink.trouble = trouble = Trouble(kind, folder / "notes")
+    trouble.folder.mkdir()
+    return sink, trouble
+
+
 @ON_EVERY_TARGET
 def test_a_task_that_dies_is_repeated(
     fresh: Callable[[], Made], way: Way, spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     harness, values = fresh()
     feed = feed_of(harness)
-    sink = SparkHarness(harness, spark_engine, way).sink()
-    feed.open(sink)
-    sink.trouble = Trouble("die", tmp_path / "notes")
-    sink.trouble.folder.mkdir()
+    sink, trouble = in_trouble(feed, SparkHarness(harness, spark_engine, way), "die", tmp_path)
     feed.deliver(sink, first_changes())
-    assert sink.trouble.attempts == [2] * TASKS
+    assert trouble.attempts == [2] * TASKS
     sink.trouble = None
     feed.deliver(sink, [put(key, "new", 3) for key in range(40)])
     feed.resolve(sink)
@@ -349,10 +365,7 @@ def test_a_task_that_was_given_up_writes_no_more(
     """Its rows are delivered again, with newer ones behind them, while it would go on."""
     harness, values = fresh()
     feed = feed_of(harness)
-    sink = SparkHarness(harness, spark_engine, way).sink()
-    feed.open(sink)
-    sink.trouble = Trouble("stall", tmp_path / "notes")
-    sink.trouble.folder.mkdir()
+    sink, trouble = in_trouble(feed, SparkHarness(harness, spark_engine, way), "stall", tmp_path)
     raised: list[ChangefeedError] = []
 
     def write() -> None:
@@ -363,13 +376,12 @@ def test_a_task_that_was_given_up_writes_no_more(
 
     writing = threading.Thread(target=write)
     writing.start()
-    notes = sink.trouble
-    until(lambda: len(notes.attempts) == TASKS, "both tasks wrote the first half", seconds=60)
+    until(lambda: len(trouble.attempts) == TASKS, "both tasks wrote the first half", seconds=60)
     sink.give_up()
     writing.join(60)
     assert [error.message for error in raised] == ["the Spark job was cancelled"]
     before = len(list(values()))
-    (notes.folder / "go").touch()
+    (trouble.folder / "go").touch()
     sink.trouble = None
     again = [*first_changes(), *(put(key, "new", 3) for key in range(40))]
     feed.deliver(sink, again)

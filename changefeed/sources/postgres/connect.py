@@ -20,6 +20,7 @@ import psycopg
 from psycopg import conninfo, pq
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.uri import ESCAPES
 from changefeed.sources.postgres.login import login
 
 PsycopgConnection = psycopg.Connection[tuple[Any, ...]]
@@ -173,8 +174,7 @@ def _malformed(message: str) -> ChangefeedError:
     return ChangefeedError(
         Code.INVALID_URI,
         message,
-        hint="write postgresql://user:password@host:5432/database; "
-        "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25.",
+        hint=f"write postgresql://user:password@host:5432/database; {ESCAPES}",
     )
 
 
