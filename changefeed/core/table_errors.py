@@ -29,18 +29,24 @@ class TableFailure(Exception):
         self.table = table
 
 
-def renamed(table: TableName, now: TableName, hindrance: str = "") -> ChangefeedError:
+def renamed(
+    table: TableName, now: TableName, why: str = "", *, rescan: bool = False
+) -> ChangefeedError:
     """CF2106: a table has another name, and its feed did not follow it.
 
-    ``hindrance`` is why it cannot; without one RESCAN goes on with the table under its new name.
+    Args:
+        table: the name that the feed knows.
+        now: the present name.
+        why: what kept the feed from it, if that is more than the time.
+        rescan: RESCAN continues with the table in spite of that; without a ``why`` it always does.
     """
     was, name = (f"{known.schema}.{known.name}" for known in (table, now))
     hint = f"ALTER CHANGEFEED .. RESCAN {was} continues with the table under its present name."
-    if hindrance:
+    if why and not rescan:
         hint = f"ALTER CHANGEFEED .. DROP {was}, then ADD {name}: it is scanned again."
     return ChangefeedError(
         Code.TABLE_REPLACED,
-        f'table "{was}" was renamed to "{name}"' + f"; {hindrance}" * bool(hindrance),
+        f'table "{was}" was renamed to "{name}"' + f"; {why}" * bool(why),
         hint=hint,
     )
 
