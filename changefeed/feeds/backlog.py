@@ -33,7 +33,7 @@ from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.options import DELIVERY, ENGINE, MAX_MEMORY, Guarantee
-from changefeed.plan.bulk_work import backlog_stays
+from changefeed.plan.bulk_work import backlog_hindrance
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
@@ -115,11 +115,11 @@ def waiting(
     return found
 
 
-def _stays(feed: Feed) -> str:
+def _hindrance(feed: Feed) -> str:
     """Why the changes of a feed cannot be delivered in lanes; empty: they can."""
     if feed.abilities is None:
         return "a feed without a sink runs where its client is"
-    return backlog_stays(
+    return backlog_hindrance(
         feed.abilities,
         query=feed.query is not None,
         exactly_once=feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE,
@@ -174,7 +174,7 @@ class Backlog:
         asked = feed.asked_engine(self._spark.preferred)
         if asked is EngineOption.DRIVER:
             return BacklogResult()
-        if why := _stays(feed):
+        if why := _hindrance(feed):
             if feed.options[ENGINE] is EngineOption.SPARK:
                 self._tell(feed, f"the node delivers backlogs although engine = 'spark': {why}")
             return BacklogResult()

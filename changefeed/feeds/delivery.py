@@ -404,7 +404,7 @@ class Delivery:
         if self._named_at.get(item.table) == event.at:
             # The rows before it and behind it have one instant: a crash could not tell them apart.
             why = "it was renamed twice in one transaction"
-            # By the table's number, if it has one.
+            # RESCAN finds the table by its number, where it has one.
             known = event.old.table_id != 0
             raise TableError(item.table, renamed(item.table, event.new.table, why, rescan=known))
         on_rename(event)

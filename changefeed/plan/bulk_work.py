@@ -13,7 +13,9 @@ _STAGED = "the rows of this sink are staged by the node"
 _ONE_WRITER = "delivery = 'exactly_once' is one writer's transaction"
 
 
-def scan_stays(sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool) -> str:
+def scan_hindrance(
+    sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool
+) -> str:
     """Why the node reads the tables of a scan itself; empty: Spark's workers can.
 
     Args:
@@ -33,7 +35,9 @@ def scan_stays(sink: Capabilities, *, query: bool, exactly_once: bool, parts_tra
     return "" if sink.executor else "this sink is written by the node"
 
 
-def backlog_stays(sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool) -> str:
+def backlog_hindrance(
+    sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool
+) -> str:
     """Why the node delivers the changes that wait itself; empty: lanes of a Spark job can.
 
     Args:

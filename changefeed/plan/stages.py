@@ -44,7 +44,7 @@ from changefeed.options import (
     InitialScan,
     Options,
 )
-from changefeed.plan.bulk_work import backlog_stays, scan_stays
+from changefeed.plan.bulk_work import backlog_hindrance, scan_hindrance
 from changefeed.plan.example import example
 from changefeed.plan.queries import query_lines
 from changefeed.plan.words import duration_text, names_text, size_text
@@ -291,12 +291,12 @@ class EngineStage:
             yield "driver: the query is evaluated in the node's Spark session"
             return
         once = can.keeps_progress and self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
-        scan = scan_stays(can, query=False, exactly_once=once, parts_travel=self.parts_travel)
+        scan = scan_hindrance(can, query=False, exactly_once=once, parts_travel=self.parts_travel)
         if can.spark_packs:
             yield f"spark: merges are jobs; {scan or 'a small scan is read by the node'}"
             return
         numbered = bool(self.options[TRANSACTION_METADATA])
-        backlog = backlog_stays(can, query=False, exactly_once=once, numbered=numbered)
+        backlog = backlog_hindrance(can, query=False, exactly_once=once, numbered=numbered)
         if scan and backlog:
             yield f"driver: {scan}" + f"; {backlog}" * (backlog != scan)
             return

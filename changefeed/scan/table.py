@@ -37,7 +37,7 @@ from changefeed.core.shapes import Deletes
 from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
-from changefeed.plan.bulk_work import scan_stays
+from changefeed.plan.bulk_work import scan_hindrance
 from changefeed.scan.admission import AdmissionTicket
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_place
@@ -193,7 +193,7 @@ class ScanWork:
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         """Where a table is read: in this process, or by Spark's workers."""
         host = self.host
-        why = scan_stays(
+        why = scan_hindrance(
             writer.sink.capabilities,
             query=host.has_query,
             exactly_once=writer.keeps,
