@@ -38,6 +38,7 @@ SETTINGS: Mapping[str, str] = {
     "max_replication_slots": "40",
     "max_prepared_transactions": "10",
     "shared_buffers": "64MB",
+    "max_wal_size": "192MB",  # of each of up to fifteen servers; by default a gigabyte is kept
     "timezone": "UTC",
 }
 
