@@ -23,7 +23,7 @@ from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset
 from changefeed.sources.mysql.transactions import Assembler
-from changefeed.sources.mysql.wire import Inbox, Place
+from changefeed.sources.mysql.wire import Inbox, Place, event_of
 
 FOLDER = Path(__file__).parents[1] / "recordings"
 FLAVORS = ("mysql", "mariadb")
@@ -129,7 +129,8 @@ class Recording:
             return len(self.data)
 
         inbox.fill(receive)
-        yield from inbox.events()
+        while packets := inbox.packets():
+            yield from map(event_of, packets)
 
     def replay(
         self,
@@ -139,9 +140,13 @@ class Recording:
         chunk: int = 1 << 20,
         described: Described | None = None,
         start: Frontier | None = None,
+        short: bool = True,
         **given: Any,
     ) -> Iterator[Flush]:
-        """The flushes, ``chunk`` bytes of the network at a time."""
+        """The flushes, ``chunk`` bytes of the network at a time.
+
+        ``short``: see :meth:`Assembler.take_all`.
+        """
         assembler = self.assembler(folder, described, start, **given)
         inbox, sent = Inbox(), 0
         whole = self.data if data is None else data
@@ -154,8 +159,8 @@ class Recording:
             return len(some)
 
         while inbox.fill(receive):
-            for place in inbox.events():
-                yield from assembler.take(place) or ()
+            while packets := inbox.packets():
+                yield from assembler.take_all(packets, short=short)
             yield from assembler.flush()
 
 

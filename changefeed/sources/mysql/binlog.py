@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HEADER = struct.Struct("<IBIIIH")
 HEADER_SIZE = HEADER.size
 CHECKSUM_SIZE = 4
+#: The CRC32 of any bytes that their own CRC32 follows, low byte first.
+WITH_ITS_CRC = 0x2144DF1C
 #: Compressed events unpack to no more than this.
 MAX_UNPACKED = 1 << 30
 
@@ -128,10 +130,22 @@ def read_header(place: Place) -> Header:
     data, start, end = place
     if end - start < HEADER_SIZE:
         raise misfit("it is shorter than its header")
-    header = Header._make(HEADER.unpack_from(data, start))
+    header = Header(*HEADER.unpack_from(data, start))
     if header.size != end - start:
         raise misfit("its length is not that of its packet")
     return header
+
+
+def read_seconds(place: Place) -> int:
+    """When an event was written, in seconds since 1970."""
+    data, start, _ = place
+    return int.from_bytes(data[start : start + 4], "little")
+
+
+def is_whole(data: bytes | bytearray, start: int, end: int) -> bool:
+    """Whether the CRC32 at the end of an event matches it."""
+    # A copy of a few kilobytes costs less than a view.
+    return zlib.crc32(data[start:end]) == WITH_ITS_CRC
 
 
 def strip_checksum(place: Place) -> Place:
@@ -141,26 +155,18 @@ def strip_checksum(place: Place) -> Place:
         ChangefeedError: CF2101 it does not match: the bytes changed on their way.
     """
     data, start, end = place
-    upto = end - CHECKSUM_SIZE
-    if upto - start < HEADER_SIZE or not _matches(data, start, upto):
+    if end - start < HEADER_SIZE + CHECKSUM_SIZE or not is_whole(data, start, end):
         raise ChangefeedError(
             Code.STREAM_BROKE, "a binlog event's checksum does not match its bytes"
         )
-    return data, start, upto
-
-
-def _matches(data: bytes | bytearray, start: int, upto: int) -> bool:
-    # A copy of a few kilobytes costs less than a view.
-    told = int.from_bytes(data[upto : upto + CHECKSUM_SIZE], "little")
-    return zlib.crc32(data[start:upto]) == told
+    return data, start, end - CHECKSUM_SIZE
 
 
 def without_guessed_checksum(place: Place) -> Place:
     """The same for events that come before the server said whether it adds checksums."""
     data, start, end = place
-    upto = end - CHECKSUM_SIZE
-    if upto - start >= HEADER_SIZE and _matches(data, start, upto):
-        return data, start, upto
+    if end - start >= HEADER_SIZE + CHECKSUM_SIZE and is_whole(data, start, end):
+        return data, start, end - CHECKSUM_SIZE
     return place
 
 

@@ -15,9 +15,8 @@ import json
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
@@ -33,8 +32,7 @@ _PATIENCE = 5
 Ask = Callable[[str], list[tuple[Any, ...]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(NamedTuple):
     """A transaction that was read.
 
     Attributes:

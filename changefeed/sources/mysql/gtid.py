@@ -99,7 +99,10 @@ class GtidSet:
 
     def __contains__(self, gtid: tuple[bytes, int]) -> bool:
         server, number = gtid
-        return any(a <= number <= b for a, b in self._intervals.get(server, ()))
+        intervals = self._intervals.get(server)
+        if not intervals or number > intervals[-1][1]:  # a new one, as almost always
+            return False
+        return any(a <= number <= b for a, b in intervals)
 
     def add(self, server: bytes, number: int) -> None:
         """One transaction; almost always the next of its server."""

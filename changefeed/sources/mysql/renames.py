@@ -152,6 +152,11 @@ class Renames:
                 return
         self._all.append(Rename(old, new, at, wall))
 
+    @property
+    def pending(self) -> bool:
+        """Readers are not told all of them yet."""
+        return any(not rename.told for rename in self._all)
+
     def awaiting(self, named: Named) -> Rename | None:
         """The rename that gave a table this name, if readers are to be told with its first row."""
         return next((r for r in self._all if r.new == named and not r.told and not r.due), None)

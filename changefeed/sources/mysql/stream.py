@@ -289,13 +289,11 @@ class BinlogStream:
                 # After what is decoded now was received: a table that is captured from some
                 # commit on is in the memo by then.
                 assembler.watch(self._tables())
-                for place_of_event in inbox.events():
-                    ready = assembler.take(place_of_event)
-                    if ready is not None:
-                        for flush in ready:
-                            save()
-                            told = flush.frontier or told
-                            yield flush
+                while packets := inbox.packets():
+                    for flush in assembler.take_all(packets):
+                        save()
+                        told = flush.frontier or told
+                        yield flush
                 if received >= self._batch_bytes or self._clock.monotonic() >= gather_until:
                     break
             now = self._clock.monotonic()

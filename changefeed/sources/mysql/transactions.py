@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,13 +47,14 @@ from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
 from changefeed.sources.mysql.renames import Renames
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
+from changefeed.sources.mysql.short_transactions import ShortTransaction, find_short
 from changefeed.sources.mysql.tablemap import (
     read_table_id,
     read_table_map,
     read_table_name,
 )
 from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
-from changefeed.sources.mysql.wire import Place
+from changefeed.sources.mysql.wire import Packet, Place, event_of
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
@@ -98,8 +100,7 @@ class _OpenTransaction:
     unread: set[tuple[str, str]] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class _Commit:
+class _Commit(NamedTuple):
     """What the rows of a finished transaction carry."""
 
     at: Timestamp
@@ -167,6 +168,7 @@ class Assembler:
         #: Heartbeats since the last other event.
         self.heartbeats = 0
         self._decided: list[tuple[str, StoredTransaction]] = []
+        self._server_names: dict[bytes, str] = {}
 
     # ------------------------------------------------------------------------- outside
 
@@ -215,6 +217,95 @@ class Assembler:
         """Everything up to there is durable: decided XA transactions are not needed again."""
         while self._decided and self._decided[0][0] <= position:
             self._decided.pop(0)[1].discard()
+
+    def take_all(self, packets: Sequence[Packet], *, short: bool = True) -> Iterator[Flush]:
+        """Events in their order; what is ready because of them, each to be taken before the next.
+
+        Args:
+            short: take transactions in their shortest form as a whole; what comes out is the same.
+        """
+        at = 0
+        while at < len(packets):
+            if short and self._open is None:
+                at = self._take_short(packets, at)
+            if at < len(packets):
+                yield from self.take(event_of(packets[at])) or ()
+                at += 1
+
+    def _take_short(self, packets: Sequence[Packet], at: int) -> int:
+        """Take the transactions in their shortest form that come next, as :meth:`take` would.
+
+        Returns:
+            Where the first is that is not, or that something else speaks against.
+        """
+        if not self._checksums or self._carried or self._renames.pending:
+            return at
+        if not isinstance(self._place, GtidPosition):
+            return at
+        mariadb, waiting = self._mariadb, self._waiting
+        while (found := find_short(packets, at, mariadb=mariadb)) is not None:
+            data, start, end = found.table_map
+            content = bytes(data[start + binlog.HEADER_SIZE : end])
+            known = self._maps.get(read_table_id(data, start, end))
+            if known is None or known[0] != content:
+                break
+            data, start, end = found.rows
+            if len(waiting.data) + end - start >= self._batch_bytes:
+                break
+            if data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 6] != content[:6]:
+                break
+            commit_us = self._begin_short(self._place.gtids, found)
+            if commit_us is None:
+                break
+            table, first = known[1], len(waiting)
+            if table is not None:
+                operation, start = find_rows(found.rows, found.kind, table.shape, table.heads)
+                if end > start:
+                    waiting.add(table, operation, data, start, end)
+            self._end_short(found, commit_us, first)
+            at += 4 if mariadb else 5
+        return at
+
+    def _begin_short(self, held: GtidSet | MariaGtid, found: ShortTransaction) -> int | None:
+        """Count a transaction as read; when it committed, or None if nothing was done."""
+        if isinstance(held, MariaGtid):
+            event = binlog.read_maria_gtid(found.gtid, found.server_id)
+            if event.alone or event.xid or held.covers(event.domain, event.number):
+                return None
+            if self._met is not None:
+                before, seconds = held.last(event.domain), binlog.read_seconds(found.gtid)
+                self._met(str(event.domain), event.number, seconds, before)
+            self._taken_domains.add(event.domain)
+            held.add(event.domain, event.server, event.number)
+            return found.seconds * 1_000_000
+        told = binlog.read_gtid(found.gtid)
+        if not told.number or not binlog.is_begin(found.begin):
+            return None
+        if (told.server, told.number) in held:
+            return None
+        if self._met is not None:
+            self._met(self._server_name(told.server), told.number, told.commit_us, None)
+        held.add(told.server, told.number)
+        return told.commit_us or found.seconds * 1_000_000
+
+    def _end_short(self, found: ShortTransaction, commit_us: int, first: int) -> None:
+        self.heartbeats = 0
+        if found.end:
+            self._offset = found.end
+        self._last = self._last.at_least(commit_us * 1000)
+        if len(self._waiting) > first:
+            data, start, _ = found.commit
+            number = data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 8]
+            xid = int.from_bytes(number, "little", signed=True)
+            position = self._place.position
+            self._commits.append((self._last, position, xid))
+            self._finished.append((first, _Commit(self._last, xid, commit_us, position)))
+
+    def _server_name(self, server: bytes) -> str:
+        name = self._server_names.get(server)
+        if name is None:
+            name = self._server_names[server] = str(uuid.UUID(bytes=server))
+        return name
 
     def take(self, place: Place) -> Flushes:
         """One event as it came; what is ready because of it, to be taken before the next one."""
@@ -293,8 +384,7 @@ class Assembler:
                     Code.SOURCE_LOG_REPLACED, "the server no longer gives its transactions GTIDs"
                 )
             if self._met is not None:
-                server = str(uuid.UUID(bytes=told.server))
-                self._met(server, told.number, told.commit_us, None)
+                self._met(self._server_name(told.server), told.number, told.commit_us, None)
             opened.skip = (told.server, told.number) in held
             opened.gtid = lambda: held.add(told.server, told.number)
         self._drop_half()

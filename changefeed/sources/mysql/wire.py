@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -28,6 +28,8 @@ _OK, _ERROR, _EOF = 0x00, 0xFF, 0xFE
 
 #: An event lies in ``data[start:end]``, header first.
 Place = tuple[bytes | bytearray, int, int]
+#: What a packet holds lies in ``data[start:end]``: a status byte, and then an event.
+Packet = tuple[bytes | bytearray, int, int]
 
 
 class BinlogConnection:
@@ -150,44 +152,60 @@ class Inbox:
         if left == len(self._buffer):
             self._buffer.extend(bytes(min(left, _FULL + 4 + _BLOCK - left)))
 
-    def events(self) -> Iterator[Place]:
-        """The complete events; each is good until the next :meth:`fill`.
+    def packets(self) -> list[Packet]:
+        """Complete packets, in their order; each is good until the next :meth:`fill`. Empty where
+        there are none: call it until then.
 
         Raises:
-            ChangefeedError: what the server says (:func:`refusal`), or CF2105 for no packet.
+            ChangefeedError: CF2105 for packets out of order, after those before were taken.
         """
         buffer, end = self._buffer, self._end
-        place = self._start
+        place, sequence = self._start, self._sequence
+        found: list[Packet] = []
         while end - place >= 4:
             length = buffer[place] | buffer[place + 1] << 8 | buffer[place + 2] << 16
             upto = place + 4 + length
             if upto > end:
                 break
-            self._check_sequence(buffer[place + 3])
-            self._start = upto
+            number = buffer[place + 3]
+            if sequence is not None and number != (sequence + 1) & 0xFF:
+                if found:
+                    break
+                raise ChangefeedError(
+                    Code.UNEXPECTED_MESSAGE, "packets of the binlog are out of order"
+                )
             if self._pieces or length == _FULL:
-                yield from self._joined(place + 4, upto, complete=length < _FULL)
+                if found:
+                    break
+                whole = self._join(place + 4, upto, complete=length < _FULL)
+                if whole is not None:
+                    found.append((whole, 0, len(whole)))
             else:
-                yield _event(buffer, place + 4, upto)
-            place = upto
+                found.append((buffer, place + 4, upto))
+            sequence, place = number, upto
+        self._start, self._sequence = place, sequence
+        return found
 
-    def _check_sequence(self, number: int) -> None:
-        if self._sequence is not None and number != (self._sequence + 1) & 0xFF:
-            raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "packets of the binlog are out of order")
-        self._sequence = number
-
-    def _joined(self, start: int, end: int, *, complete: bool) -> Iterator[Place]:
+    def _join(self, start: int, end: int, *, complete: bool) -> bytes | None:
+        """Gather the parts of a packet of 16 MB and more; the whole with its last one."""
         self._pieces.append(bytes(self._buffer[start:end]))
         self._gathered += end - start
         if self._gathered > MAX_EVENT:
             raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a binlog event above 1 GB")
-        if complete:
-            whole = b"".join(self._pieces)
-            self._pieces, self._gathered = [], 0
-            yield _event(whole, 0, len(whole))
+        if not complete:
+            return None
+        whole = b"".join(self._pieces)
+        self._pieces, self._gathered = [], 0
+        return whole
 
 
-def _event(data: bytes | bytearray, start: int, end: int) -> Place:
+def event_of(packet: Packet) -> Place:
+    """The event of a packet.
+
+    Raises:
+        ChangefeedError: what the server says (:func:`refusal`), or CF2105 for no event.
+    """
+    data, start, end = packet
     kind = data[start] if end > start else -1
     if kind == _OK:
         return data, start + 1, end
