@@ -236,8 +236,7 @@ def read_gtid(place: Place) -> MysqlGtid:
     return MysqlGtid(server, number, commit_us)
 
 
-@dataclass(frozen=True, slots=True)
-class MariaEvent:
+class MariaEvent(NamedTuple):
     """The begin of a MariaDB transaction. ``xid`` names an XA transaction, or is empty."""
 
     domain: int
@@ -250,23 +249,25 @@ class MariaEvent:
 
 
 _ALONE, _GROUPED, _PREPARES, _COMPLETES = 1, 2, 64, 128
+_MARIA_GTID = struct.Struct("<QIB")
 
 
 def read_maria_gtid(place: Place, server: int) -> MariaEvent:
     """A MariaDB GTID event; the server's number is in the header."""
-    cursor = body(place)
-    number, domain, flags = cursor.number(8), cursor.number(4), cursor.number(1)
-    if flags & _GROUPED:
-        cursor.take(8)
-    xid = ""
-    if flags & (_PREPARES | _COMPLETES):
+    data, start, end = place
+    start += HEADER_SIZE
+    if end - start < _MARIA_GTID.size:
+        raise misfit("it ends too early")
+    number, domain, flags = _MARIA_GTID.unpack_from(data, start)
+    prepares, completes, xid = bool(flags & _PREPARES), bool(flags & _COMPLETES), ""
+    if prepares or completes:
+        cursor = ByteReader(data, start + _MARIA_GTID.size, end)
+        if flags & _GROUPED:
+            cursor.take(8)
         form = _signed(cursor)
         first, second = cursor.number(1), cursor.number(1)
         xid = xa_name(cursor.take(first), cursor.take(second), form)
-    return MariaEvent(
-        domain, server, number, bool(flags & _ALONE), bool(flags & _PREPARES),
-        bool(flags & _COMPLETES), xid,
-    )  # fmt: skip
+    return MariaEvent(domain, server, number, bool(flags & _ALONE), prepares, completes, xid)
 
 
 def _signed(cursor: ByteReader) -> int:
