@@ -40,10 +40,8 @@ FLOWS += [("4.3.0", 1)] if os.environ.get("CHANGEFEED_TESTS") == "all" else []
 #: queries and in streams, CDC queries, datasets, and Delta tables.
 ON_4_2 = (
     "tests/conformance/test_spark_scan.py::test_the_error_of_a_part_comes_back_as_itself",
-    "tests/e2e/test_engines.py::test_files_have_the_same_rows_by_either_engine[json]",
     "tests/e2e/test_engines.py::test_a_backlog_in_lanes_is_the_backlog_of_the_node",
     "tests/e2e/test_spark_source.py::test_a_query_that_is_stopped_and_restarted_equals_the_source",
-    "tests/e2e/test_spark_source.py::test_changes_of_the_table_and_truncations",
     "tests/e2e/test_queries.py::test_a_feed_holds_the_rows_that_the_where_selects",
     "tests/e2e/test_datasets.py::test_example_of_the_article",
     "tests/e2e/test_lake.py::test_every_kind_of_change[delta]",
