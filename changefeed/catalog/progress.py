@@ -148,6 +148,8 @@ class Progress(CatalogPart):
                 )
             rows = sum(max(0, t.emitted_rows - before[n].rows) for n, t in moved.items())
             size = sum(max(0, t.emitted_bytes - before[n].bytes) for n, t in moved.items())
+            # A scan counts as emitted when it has ended, and for the rates as it goes on.
+            lately = sum(max(0, _told(t) - before[n].told) for n, t in moved.items())
             values: dict[str, Any] = {}
             known = stamp_of(row.high_water)
             reached = _no_higher(high_water or known, moved.values())
@@ -158,7 +160,8 @@ class Progress(CatalogPart):
             if rows or size:
                 values["emitted_rows"] = row.emitted_rows + rows
                 values["emitted_bytes"] = row.emitted_bytes + size
-                values["rate"] = RateWindow.from_text(row.rate).add(now, rows, size).to_text()
+            if lately or size:
+                values["rate"] = RateWindow.from_text(row.rate).add(now, lately, size).to_text()
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())
@@ -435,11 +438,21 @@ def _found_by(job_id: int, table: TableProgress) -> dict[str, Any]:
 
 
 class _StoredCounts(NamedTuple):
-    """What is stored of a table: rows and bytes emitted, and its last RESCAN."""
+    """What is stored of a table: rows and bytes emitted, its last RESCAN, and its open scan."""
 
     rows: int
     bytes: int
     rescan: int
+    scanned: int
+
+    @property
+    def told(self) -> int:
+        """Rows that the rates have counted."""
+        return self.rows + self.scanned
+
+
+def _told(table: TableProgress) -> int:
+    return table.emitted_rows + (table.scan_rows if table.scan_wanted else 0)
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:
@@ -477,11 +490,18 @@ def _stored(
             _table.c.emitted_rows,
             _table.c.emitted_bytes,
             _table.c.rescan,
+            _table.c.scan_rows,
+            _table.c.scan_wanted,
         ).where(_table.c.job_id == job_id, _table.c.name.in_([n.name for n in progress]))
     )
     names = ((TableName(row.source, row.schema, row.name), row) for row in rows)
     return {
-        name: _StoredCounts(row.emitted_rows, row.emitted_bytes, row.rescan)
+        name: _StoredCounts(
+            row.emitted_rows,
+            row.emitted_bytes,
+            row.rescan,
+            row.scan_rows if row.scan_wanted else 0,
+        )
         for name, row in names
         if name in progress
     }

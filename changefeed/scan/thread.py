@@ -109,7 +109,8 @@ class SnapshotScan(threading.Thread):
             name = "repair of rows"
         if self._opening:
             return f"{name}: waits for the source's snapshot"
-        text = f"{name}: {done} of {len(tables)} tables, {rows} of about {total} rows"
+        text = f"{name}: {done} of {len(tables)} tables, {rows}"
+        text += f" of about {total} rows" if total else " rows"
         if share > 0.01 and self._began:
             left = (self._clock.monotonic() - self._began) * (1 - share) / share
             text += f" ({share:.0%}, about {_duration(left)} left)"

@@ -80,16 +80,18 @@ def _states(tables: Sequence[TableProgress]) -> Names:
 
 
 def scan_text(tables: Sequence[TableProgress]) -> str | None:
-    """``45 % (2 of 5 tables, 450 of about 1,000 rows)``; None when nothing is scanned now."""
+    """``45 % (2 of 5 tables, 450 of about 1,000 rows)``, or ``2 of 5 tables, 450 rows`` where no
+    table has an estimate; None when nothing is scanned now."""
     scanning = [t for t in tables if t.scan_wanted and t.state is not TableState.FAILED]
     if not scanning:
         return None
     begun = [t for t in tables if t.scan_wanted or t.scan_at is not None]
     rows = sum(t.scan_rows for t in begun)
-    total = max(rows, sum(max(t.scan_total, t.scan_rows) for t in begun))
-    percent = f"{100 * rows // total} %" if total else "0 %"
-    done = len(begun) - len(scanning)
-    return f"{percent} ({done} of {len(begun)} tables, {rows:,} of about {total:,} rows)"
+    total = sum(max(t.scan_total, t.scan_rows) for t in begun)
+    done = f"{len(begun) - len(scanning)} of {len(begun)} tables"
+    if not any(t.scan_total for t in begun):
+        return f"{done}, {rows:,} rows"
+    return f"{100 * rows // total} % ({done}, {rows:,} of about {total:,} rows)"
 
 
 def _tables(job: Job, context: Context) -> Result:

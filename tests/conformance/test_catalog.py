@@ -665,6 +665,22 @@ def test_rates_follow_the_counters_and_die_down(catalog: Catalog, state: State) 
     assert catalog.job(job.id).rows_per_second == 0
 
 
+def test_the_rows_of_a_scan_count_for_the_rates_as_it_goes_on(catalog: Catalog) -> None:
+    job = catalog.create_job(spec())
+    lease = catalog.acquire_lease(job.id, "n1", 50)
+    assert lease
+    table, found = TableProgress(ORDERS, "orders"), []
+    for scanned in (100, 300, 350):
+        ended = scanned == 350
+        given = replace(
+            table, scan_wanted=not ended, scan_rows=scanned, emitted_rows=350 if ended else 0
+        )
+        catalog.save_progress(job.id, {ORDERS: given}, lease=lease)
+        job = catalog.job(job.id)
+        found.append((job.rows_per_second, job.emitted_rows))
+    assert found == [(20, 0), (60, 0), (70, 350)], "in five seconds, and none of them twice"
+
+
 def test_tables_come_and_go(catalog: Catalog) -> None:
     job = catalog.create_job(spec())
     extra = TableProgress(

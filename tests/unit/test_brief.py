@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.catalog.model import TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import TableName
+from changefeed.statements.show import scan_text
 from changefeed.statements.times import ago, clock_text, date, moment
 from tests.golden.world import NOW, World
 
@@ -129,3 +132,13 @@ def test_instants() -> None:
     assert date(NOW).words == "2023-11-14 22:13:20 UTC"
     assert clock_text(Timestamp(NOW), NOW + 2 * SECOND) == "22:13:20 UTC (2s ago)"
     assert clock_text(Timestamp(NOW), NOW + 86_400 * SECOND) == "2023-11-14 22:13:20 UTC (24h ago)"
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [(0, "0 of 1 tables, 450 rows"), (1000, "45 % (0 of 1 tables, 450 of about 1,000 rows)")],
+)
+def test_a_scan_names_an_estimate_only_where_there_is_one(total: int, told: str) -> None:
+    table = TableName("shop", "public", "orders")
+    scanning = TableProgress(table, "orders", scan_wanted=True, scan_rows=450, scan_total=total)
+    assert scan_text([scanning]) == told
