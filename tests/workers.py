@@ -2,8 +2,8 @@
 
 Tests of one file stay together, as the fixtures of a module do. Files that use the same server
 share a worker if it takes long to start, so that it is started once. The many files on Spark make
-two groups, the end-to-end tests and the others, each with a JVM of its own. What takes longest
-begins first.
+four groups, each with a JVM of its own: the end-to-end tests, those that start a cluster or another
+PySpark and share little anyway, the nemesis, and the others. What takes longest begins first.
 
 The process that distributes tests knows their names only, so the text of a file says what it uses.
 (The marker ``xdist_group`` has no effect with pytest 9.2 and pytest-xdist 3.8.)
@@ -20,6 +20,13 @@ from xdist.scheduler import LoadFileScheduling
 ROOT = Path(__file__).parents[1]
 #: Servers that take long to start, in the order in which their tests begin.
 SERVERS = ("spark", "bigquery", "elasticsearch", "kafka", "snowflake", "clickhouse", "spanner")
+#: End-to-end tests that start a cluster, or run another PySpark.
+OWN_SPARK = (
+    "test_pyspark_versions.py",
+    "test_spark_cluster.py",
+    "test_spark_cluster_queries.py",
+    "test_spark_staging.py",
+)
 #: Folders in the order in which the tests of the other files begin.
 FOLDERS = ("nemesis", "e2e", "faults", "conformance", "services", "properties")
 
@@ -32,9 +39,13 @@ def group(file: str) -> str:
     path = ROOT / file
     used = set(_MARKER.findall(path.read_text())) if path.is_file() else set()
     server = next((name for name in SERVERS if name in used), None)
-    if server == "spark":
-        return "spark end to end" if file.startswith("tests/e2e/") else "spark"
-    return server or file
+    if server != "spark":
+        return server or file
+    if file.startswith("tests/nemesis/"):
+        return "spark nemesis"
+    if not file.startswith("tests/e2e/"):
+        return "spark"
+    return "spark clusters" if path.name in OWN_SPARK else "spark end to end"
 
 
 def rank(nodeid: str) -> tuple[int, str]:

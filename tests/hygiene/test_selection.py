@@ -104,6 +104,10 @@ def test_files_that_use_one_server_share_a_worker() -> None:
     lake, feeds = "tests/conformance/test_lake.py", "tests/e2e/test_lake.py"
     assert workers.group(lake) == workers.group("tests/faults/test_spark_session.py") == "spark"
     assert workers.group(feeds) == "spark end to end"
+    for name in workers.OWN_SPARK:
+        assert (ROOT / "tests" / "e2e" / name).is_file()
+        assert workers.group(f"tests/e2e/{name}") == "spark clusters"
+    assert workers.group("tests/nemesis/test_nemesis.py") == "spark nemesis"
     assert workers.group("tests/unit/test_uri.py") == "tests/unit/test_uri.py"
 
 
