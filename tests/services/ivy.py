@@ -118,8 +118,19 @@ def _retrieve(folder: Path, dependencies: str) -> None:
         command += ["-ivy", module, "-cache", cache, "-types", "jar", "bundle", "zip", "tar.gz"]
         command += ["-retrieve", pattern]
         run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        _share(folder, cache)
     if run.returncode != 0 or not any(folder.iterdir()):
         raise RuntimeError(f"download failed\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
+
+
+def _share(folder: Path, cache: Path) -> None:
+    """Keep once on disk what Ivy has copied out of its cache: a server is hundreds of megabytes."""
+    kept = {(file.name, file.stat().st_size): file for file in cache.rglob("*.*") if file.is_file()}
+    for file in folder.iterdir():
+        same = kept.get((file.name, file.stat().st_size))
+        if same is not None:
+            file.unlink()
+            os.link(same, file)
 
 
 def _trust(scratch: Path) -> list[str]:
