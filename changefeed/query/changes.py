@@ -41,7 +41,7 @@ from changefeed.core.schema import BeforeImage, Column
 from changefeed.query.compile import batch_fields, prev_type
 from changefeed.query.model import CompiledQuery
 from changefeed.query.types import input_values, log_text
-from changefeed.query.written import ROW
+from changefeed.query.written import OP, ROW, TIME
 
 #: A compiled query and a batch -> the rows that satisfy it; see :meth:`.evaluate.Evaluator.run`.
 Evaluation = Callable[[CompiledQuery, pa.Table], pa.Table]
@@ -163,7 +163,9 @@ class _Changes:
         query = self._query
         indices = [self._after, self._before, self._deleted]
         total = sum(len(each) for each in indices)
-        fields = batch_fields(query.source, query.inputs, prev=query.uses_prev)
+        fields = batch_fields(
+            query.source, query.inputs, prev=query.uses_prev, of_change=query.of_change
+        )
         columns: list[pa.Array] = []
         for i in query.inputs:
             column = query.source.columns[i]
@@ -179,12 +181,11 @@ class _Changes:
         always = np.zeros(total, bool)
         if not query.of_changes:
             always[len(self._after) + len(self._before) :] = True
-        columns += [
-            pa.array(np.arange(total, dtype=np.int32)),
-            pa.array(always),
-            self._events(indices),
-            self._times(np.concatenate(indices)),
-        ]
+        columns += [pa.array(np.arange(total, dtype=np.int32)), pa.array(always)]
+        if OP in query.of_change:
+            columns.append(self._events(indices))
+        if TIME in query.of_change:
+            columns.append(self._times(np.concatenate(indices)))
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _side(self, side: str, i: int, rows: np.ndarray) -> pa.Array:

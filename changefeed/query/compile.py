@@ -7,7 +7,7 @@ differently from call to call, expressions that make several rows of one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -540,10 +540,11 @@ def batch_fields(
     inputs: Sequence[int] | None = None,
     *,
     prev: bool = True,
+    of_change: Collection[str] = (OP, TIME),
     lookups: Sequence[LookupTable] = (),
 ) -> list[pa.Field]:
-    """The columns of a batch: those of the table that are read, the row before, our own, and one
-    for each look-up."""
+    """The columns of a batch: those of the table that are read, the row before, our own, what is
+    read of the change itself, and one for each look-up."""
     chosen = range(len(schema.columns)) if inputs is None else inputs
     fields = [pa.field(schema.columns[i].name, input_type(schema.columns[i])) for i in chosen]
     if prev:
@@ -552,10 +553,13 @@ def batch_fields(
         *fields,
         pa.field(ROW, pa.int32(), nullable=False),
         pa.field(ALWAYS, pa.bool_(), nullable=False),
-        pa.field(OP, pa.string()),
-        pa.field(TIME, pa.decimal128(30, 10)),
+        *(pa.field(name, kind) for name, kind in _OF_CHANGE.items() if name in of_change),
         *(pa.field(lookup.alias, lookup.arrow) for lookup in lookups),
     ]
+
+
+#: What a query can read of the change itself.
+_OF_CHANGE = {OP: pa.string(), TIME: pa.decimal128(30, 10)}
 
 
 def prev_type(schema: TableSchema) -> pa.DataType:

@@ -10,6 +10,7 @@ from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import QueryShape
+from changefeed.query.written import OP, TIME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,6 +132,12 @@ class CompiledQuery:
         """What the encoding of messages must know of the query."""
         hidden = tuple(range(self.shown, len(self.outputs)))
         return QueryShape(self.text, hidden, self.tells_change, self.feed)
+
+    @cached_property
+    def of_change(self) -> frozenset[str]:
+        """What a batch has to tell of the change itself: its operation, its time."""
+        read = f"{self.sql} {self.row_sql}".lower()
+        return frozenset(name for name in (OP, TIME) if name in read)
 
     @property
     def computed(self) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ such function and the batch goes the way of DataFrames (:mod:`.evaluate`).
 from __future__ import annotations
 
 import binascii
+import mmap
+import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,10 @@ from changefeed.query.written import KEEP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+#: The result of a batch above this size comes through a file: as text it is copied five times.
+_BY_FILE = 256 << 10
 
 
 class Projection:
@@ -43,7 +49,13 @@ class Projection:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         fields = pa.schema(
-            batch_fields(query.source, query.inputs, prev=query.uses_prev, lookups=query.lookups)
+            batch_fields(
+                query.source,
+                query.inputs,
+                prev=query.uses_prev,
+                of_change=query.of_change,
+                lookups=query.lookups,
+            )
         )
         # Rows of an RDD: of a table in memory the optimizer would compute the result at once.
         nothing = session.createDataFrame(
@@ -72,23 +84,32 @@ class Projection:
             made = self._converters.toBatchWithSchemaIterator(
                 rows, self._result, 0, 1 << 40, "UTC", True, False
             )
-            data = self._bytes(made)
+            large = batch.nbytes > _BY_FILE
+            data = self._through_file(made) if large else self._as_text(made)
         with pa.ipc.open_stream(data) as stream:
             table = stream.read_all()
         kept = table[KEEP]
         return table if pc.all(kept).as_py() else table.filter(kept)
 
-    def _bytes(self, batches: Any) -> memoryview:
+    def _as_text(self, batches: Any) -> memoryview:
         """The bytes of an iterator of one array. py4j itself reads arrays of bytes one by one in
         Python (60 ns each), texts as a whole."""
-        jvm = self._jvm
-        text = jvm.java.io.ByteArrayOutputStream()
-        encoded = jvm.java.util.Base64.getEncoder().wrap(text)
-        out = jvm.java.io.DataOutputStream(encoded)
-        jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
-        out.close()
+        text = self._jvm.java.io.ByteArrayOutputStream()
+        self._write(batches, self._jvm.java.util.Base64.getEncoder().wrap(text))
         # The length comes first, in four bytes.
         return memoryview(binascii.a2b_base64(text.toString()))[4:]
+
+    def _through_file(self, batches: Any) -> memoryview:
+        """The same for many bytes: a file that has no name any more when they are read."""
+        with tempfile.NamedTemporaryFile(prefix="changefeed-query-") as file:
+            self._write(batches, self._jvm.java.io.FileOutputStream(file.name))
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return memoryview(content[4:])
+
+    def _write(self, batches: Any, stream: Any) -> None:
+        out = self._jvm.java.io.DataOutputStream(stream)
+        self._jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
+        out.close()
 
 
 def _steps(session: SparkSession, plan: Any) -> list[Any] | None:

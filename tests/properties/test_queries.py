@@ -188,6 +188,28 @@ def test_random_conditions_keep_the_rows_that_postgres_keeps(
     assert kept > BATCH // 3, "too few conditions select some rows and not others"
 
 
+def test_a_large_batch_comes_back_as_its_parts_do(
+    postgres: Database, spark_engine: NodeSpark
+) -> None:
+    """Its result comes through a file, that of a part as text."""
+    postgres.execute(TABLE)
+    sessions = QuerySessions(spark_engine)
+    statement = parse(
+        "CREATE CHANGEFEED f AS SELECT id, event_op() AS op, concat(id, event_timestamp()) AS w "
+        "FROM t WHERE id % 3 > 0"
+    )
+    assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
+    with scanned(postgres) as (schema, rows):
+        compiled = sessions.compile(schema, statement.query)
+        evaluator = Evaluator(sessions)
+        part = changes_of_result(compiled, rows, evaluator.run)
+        large = changes_of_result(compiled, pa.concat_tables([rows] * 100), evaluator.run)
+    assert evaluator.direct == 2 and part.num_rows > 100
+    assert large.select(["a0", "a1", "a2"]).equals(
+        pa.concat_tables([part] * 100).select(["a0", "a1", "a2"])
+    )
+
+
 def test_queries_that_are_compiled_at_once_do_not_see_each_others_tables(
     postgres: Database, spark_engine: NodeSpark
 ) -> None:

@@ -145,7 +145,9 @@ def test_a_where_over_changes_selects_changes_and_tells_of_no_leaving() -> None:
 
 
 def test_a_delete_may_have_values_of_its_own() -> None:
-    query = replace(OPEN, of_changes=True, tells_change=True, filtered=False)
+    query = replace(
+        OPEN, of_changes=True, tells_change=True, filtered=False, sql="SELECT `__cf_op`"
+    )
 
     def everything(query: CompiledQuery, batch: pa.Table) -> pa.Table:
         codes = {"insert": 1, "update": 2, "delete": 3}
@@ -169,8 +171,12 @@ def test_only_columns_that_are_read_go_to_spark() -> None:
         seen.append(batch.column_names)
         return open_rows(query, batch)
 
-    changes_of_result(OPEN, log(FULL, ("c", (1, "open", 5), None)), run)
-    assert seen == [["status", "total", "__cf_row", "__cf_always", "__cf_op", "__cf_time"]]
+    rows = log(FULL, ("c", (1, "open", 5), None))
+    changes_of_result(OPEN, rows, run)
+    for read in ("__cf_op", "__cf_time"):
+        changes_of_result(replace(OPEN, sql=f"SELECT `{read}`"), rows, run)
+    always = ["status", "total", "__cf_row", "__cf_always"]
+    assert seen == [always, [*always, "__cf_op"], [*always, "__cf_time"]]
 
 
 def test_a_query_that_chooses_columns_needs_no_evaluation() -> None:

@@ -112,7 +112,8 @@ def test_each_change_is_a_row_of_a_batch_a_delete_with_its_key() -> None:
         ("u", (1, "b", 6), (1, "a", 5)),
         ("d", None, (1, "b", 6)),
     )
-    batch = window_batch(replace(GROUPED, inputs=(0, 1)), rows)
+    reads_op = replace(GROUPED, inputs=(0, 1), sql="SELECT `__cf_op`")
+    batch = window_batch(reads_op, rows)
     found = [
         (r["id"], r["status"], r["__cf_op"], r[SEQ], r[WINDOW]["start"].timestamp())
         for r in batch.to_pylist()
