@@ -11,8 +11,8 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import MySQLSource
-from changefeed.sources.mysql.snapshot import SnapshotPatience
-from tests.services.mysql import READER_PASSWORD, BinlogServer
+from changefeed.sources.mysql.snapshot import READERS, SnapshotPatience
+from tests.services.mysql import READER, READER_PASSWORD, BinlogServer
 
 pytestmark = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
 
@@ -240,3 +240,80 @@ def test_ddl_waits_for_a_part_and_not_for_the_scan(
             list(part.read())
 
     assert raised.value.code == "CF2201"
+
+
+def test_a_table_that_cannot_be_read_costs_no_session(
+    binlog_server: BinlogServer, database: str
+) -> None:
+    """Four sessions read; each table that failed took one away for the rest of the scan."""
+    binlog_server.run(
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        "INSERT INTO other VALUES (7)",
+        "INSERT INTO t VALUES (1, 'x')",
+        f"CREATE USER modest IDENTIFIED BY '{READER_PASSWORD}'",
+        "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO modest",
+        f"GRANT SELECT, LOCK TABLES ON `{database}`.* TO modest",
+        database=database,
+    )
+    try:
+        source = MySQLSource("shop", binlog_server.uri(database, "modest", READER_PASSWORD))
+        tables = [source.describe(None, name) for name in ("t", "other")]
+        with source.snapshot(tables) as image:
+            [refused], [other] = (image.parts(table) for table in tables)
+            binlog_server.run(
+                "REVOKE ALL PRIVILEGES, GRANT OPTION FROM modest",
+                f"GRANT SELECT ON `{database}`.other TO modest",
+            )
+            for _ in range(READERS + 1):
+                with pytest.raises(ChangefeedError) as raised:
+                    list(refused.read())
+                assert raised.value.code == "CF2202"
+            assert [batch.column(0).to_pylist() for batch in other.read()] == [[7]]
+    finally:
+        binlog_server.run("DROP USER modest")
+
+
+def test_a_reader_that_stops_costs_no_session(binlog_server: BinlogServer, database: str) -> None:
+    """A sink that refuses a table ends its four readers in the middle of their answers."""
+    binlog_server.run(
+        "CREATE TABLE large (id INT PRIMARY KEY, v LONGTEXT)",
+        *(f"INSERT INTO large VALUES ({i}, REPEAT('a', 1000000))" for i in range(12)),
+        "INSERT INTO t VALUES (1, 'x')",
+        database=database,
+    )
+    source = MySQLSource("shop", binlog_server.uri(database))
+    tables = [source.describe(None, name) for name in ("large", "t")]
+    with source.snapshot(tables) as image:
+        [part], [small] = (image.parts(table) for table in tables)
+        binlog_server.run("INSERT INTO t VALUES (2, 'late')", database=database)
+        for _ in range(READERS + 1):
+            batches = part.read()
+            assert 0 < next(batches).num_rows < 12
+            del batches
+        for _ in range(READERS):
+            assert [batch.column(0).to_pylist() for batch in small.read()] == [[1]]
+
+
+def test_a_lost_connection_is_made_again_with_a_new_snapshot(
+    binlog_server: BinlogServer, database: str
+) -> None:
+    """No other session can have the image of one that is lost."""
+    source = MySQLSource("shop", binlog_server.uri(database))
+    table = source.describe(None, "t")
+    binlog_server.run("INSERT INTO t VALUES (1, 'x')", database=database)
+
+    def sessions() -> set[object]:
+        users = "SELECT id FROM information_schema.processlist WHERE user = "
+        return {number for (number,) in binlog_server.run(f"{users}'{READER}'")}
+
+    before = sessions()
+    with source.snapshot([table]) as image:
+        own = sessions() - before
+        assert len(own) == READERS
+        binlog_server.run(*(f"KILL {number}" for number in own))
+        with pytest.raises(ChangefeedError) as raised:
+            image.parts(table)
+        assert raised.value.code == "CF2201"
+    with source.snapshot([table]) as image:
+        assert len(sessions() - before - own) == READERS
+        assert [b.column(0).to_pylist() for p in image.parts(table) for b in p.read()] == [[1]]

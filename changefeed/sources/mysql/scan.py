@@ -8,9 +8,14 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
 from changefeed.sources.mysql.session import MySQLSession, quoted
 from changefeed.sources.mysql.values import log_column
+
+#: How much of an answer is read to no purpose so that its session can go on: more than a part has,
+#: unless the table could not be divided.
+SKIPPED_BYTES = 4 * DEFAULT_PART_BYTES
 
 
 def expression(column: Column) -> str:
@@ -36,7 +41,8 @@ def read_table(
 ) -> Iterator[pa.RecordBatch]:
     """The rows as batches of ``a0..an``; columns that are not asked for are NULL.
 
-    Close the session unless the iteration came to its end.
+    Close the session if it is ``mid_answer`` afterwards: the connection failed, or much was left
+    when the iteration ended early.
 
     Raises:
         ChangefeedError: CF2202 a value does not fit its column; else the server's own error.
@@ -44,14 +50,32 @@ def read_table(
     answer = session.packets(query(table, columns, where), len(columns))
     blocks = read_rows(answer, len(columns))
     while (block := _next(session, blocks)) is not None:
-        yield _batch(table, columns, block)
+        try:
+            yield _batch(table, columns, block)
+        except BaseException:
+            _skip(session, blocks)
+            raise
+
+
+def _skip(session: MySQLSession, blocks: Iterator[list[Values]]) -> None:
+    """Read what is left of an answer, up to :data:`SKIPPED_BYTES`."""
+    left = SKIPPED_BYTES
+    while session.mid_answer and left > 0:
+        try:
+            block = _next(session, blocks)
+        except ChangefeedError:
+            return  # the reason why the iteration ended is on its way up
+        left -= len(block[0].data) if block else left
 
 
 def _next(session: MySQLSession, blocks: Iterator[list[Values]]) -> list[Values] | None:
     with session.explained("read a table"):
         try:
-            return next(blocks, None)
+            block = next(blocks, None)
+            session.mid_answer = block is not None
+            return block
         except ServerError as error:
+            session.mid_answer = False
             raise session.server_error(error, "read a table") from None
 
 

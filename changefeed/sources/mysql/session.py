@@ -67,6 +67,8 @@ class MySQLSession:
     def __init__(self, address: Address, connection: Any) -> None:
         self._address = address
         self._connection = connection
+        #: An answer of :meth:`packets` is not read to its end: nothing else can be asked.
+        self.mid_answer = False
         version = str(connection.get_server_info())
         self.flavor = "mariadb" if "mariadb" in version.lower() else "mysql"
         #: As three numbers; MariaDB may put ``5.5.5-`` before its own.
@@ -116,7 +118,7 @@ class MySQLSession:
     def packets(self, sql: str, columns: int) -> ResultBytes:
         """Run a query and give the bytes from the first row's packet on.
 
-        The caller reads the answer to its end, or closes the session.
+        The caller reads the answer to its end and clears :attr:`mid_answer`, or closes the session.
         """
         connection = self._connection
         with explained(self._address, "read a table"):
@@ -129,6 +131,7 @@ class MySQLSession:
             # One packet per column, and one that ends the list.
             for _ in range(columns + 1):
                 connection._read_packet()
+            self.mid_answer = True
             return ResultBytes(connection._rfile)
 
     def explained(self, doing: str) -> AbstractContextManager[None]:

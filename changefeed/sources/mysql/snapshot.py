@@ -15,6 +15,9 @@ A part is a range of the key's first column. A session rolls back to a savepoint
 which lets go of the table: DDL waits for one part, not for the scan. (MariaDB does so only in a
 session that writes no binlog itself, which takes the right BINLOG ADMIN.) A table that was altered
 since the snapshot cannot be read in it any longer, and its scan starts again.
+
+A table that cannot be read, or that its sink refuses, costs no session: the rest of its answer is
+skipped. A lost connection interrupts the scan, because no other session can have its image.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from typing import Self
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
@@ -155,12 +158,26 @@ class MySQLSnapshot:
             yield session
             session.run("ROLLBACK TO SAVEPOINT part", doing="read a table")
         except ChangefeedError as error:
-            self._lose(session)
-            raise _reading_failed(table, error) from error
+            failed = _reading_failed(table, error)
+            self._return(session, goes_on=failed.scope is Scope.TABLE)
+            raise failed from error
+        except GeneratorExit:
+            # The reader wants no more of this table, because its sink refused it for example.
+            self._return(session, goes_on=True)
+            raise
         except BaseException:
             self._lose(session)
             raise
         self._idle.put(session)
+
+    def _return(self, session: MySQLSession, *, goes_on: bool) -> None:
+        """Keep a session for other tables (``goes_on``), if it still has its image."""
+        if goes_on and not session.mid_answer and not self._closed.is_set():
+            with contextlib.suppress(ChangefeedError):
+                # A transaction that is not the snapshot's has no such savepoint.
+                session.run("ROLLBACK TO SAVEPOINT part", doing="read a table")
+                return self._idle.put(session)
+        self._lose(session)
 
     def _take(self) -> MySQLSession:
         deadline = self._clock.monotonic() + SESSION_SECONDS
@@ -170,8 +187,10 @@ class MySQLSnapshot:
         raise _gone("it was closed, or no session became free in time")
 
     def _lose(self, session: MySQLSession) -> None:
-        """A session that failed in the middle of an answer is of no more use; the last one ends
-        the snapshot."""
+        """Close a session that broke: no other can have its image. The last one ends the snapshot.
+
+        What broke it interrupts the scan, and the next scan has as many sessions as ever.
+        """
         session.close()
         self._sessions.remove(session)
         if not self._sessions:
