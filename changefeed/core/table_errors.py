@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.schema import TableName
 
 
@@ -53,14 +53,20 @@ def renamed(
 
 @contextmanager
 def about_table(table: TableName) -> Iterator[None]:
-    """Attribute unexpected exceptions in the block to this table.
+    """What goes wrong in the block because of a table stops this table, and no other.
 
     Raises:
+        TableError: for an error of scope table.
         TableFailure: for an exception that is not a :class:`ChangefeedError`.
+        ChangefeedError: one of another scope.
     """
     try:
         yield
-    except (ChangefeedError, TableError, TableFailure):
+    except ChangefeedError as error:
+        if error.scope is Scope.TABLE:
+            raise TableError(table, error) from error
+        raise
+    except (TableError, TableFailure):
         raise
     except Exception as failure:
         raise TableFailure(table) from failure

@@ -24,15 +24,15 @@ from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_eng
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.table_errors import TableError, about_table
+from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
-from changefeed.feeds.chunks import SLICE_BYTES, Chunk, MarkItem, items
+from changefeed.feeds.chunks import Chunk, MarkItem, items, slice_bytes
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
-from changefeed.options import DELIVERY, ENGINE, MAX_MEMORY, Guarantee
+from changefeed.options import DELIVERY, ENGINE, Guarantee
 from changefeed.plan.bulk_work import backlog_hindrance
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.spark.session import NodeSpark
@@ -187,7 +187,7 @@ class Backlog:
         if min(bounds.values()) < self._refused_upto:
             return BacklogResult(node_upto=self._refused_upto)
         most = STAGED_BYTES if self._spark.stages else math.inf
-        found = waiting(self._log, bounds, upto, _slice_bytes(feed, lanes), most)
+        found = waiting(self._log, bounds, upto, slice_bytes(feed.options, lanes), most)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._spark.installed:
             self._tell(feed, "Spark cannot be started here: the node delivers the backlog itself")
@@ -236,7 +236,7 @@ class Backlog:
                 log=self._folder,
                 bounds=bounds,
                 upto=upto,
-                slice_bytes=_slice_bytes(feed, lanes),
+                slice_bytes=slice_bytes(feed.options, lanes),
                 versions={schema: _delivered(feed, schema) for schema in found.versions},
                 feed=name,
                 epoch=Epoch(number, upto),
@@ -297,18 +297,11 @@ class Backlog:
 
 def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
     table = schema.table
-    try:
+    with about_table(table):
         feed.recognise(schema)
         if not feed.tables[table].scan_wanted:
             check_images(schema, feed.options)
-        with about_table(table):
-            return DeliveryForm(
-                feed.messages(schema), feed.row_plan(schema).schema, feed.target(table)
-            )
-    except ChangefeedError as error:
-        if error.scope is Scope.TABLE:
-            raise TableError(table, error) from error
-        raise
+        return DeliveryForm(feed.messages(schema), feed.row_plan(schema).schema, feed.target(table))
 
 
 def _settle(
@@ -320,9 +313,3 @@ def _settle(
         feed.count(tables[part.item], part.rows, part.bytes)
     feed.advance(tables, upto)
     return sum(part.rows for part in done)
-
-
-def _slice_bytes(feed: Feed, lanes: int) -> int:
-    """How many bytes of the log a lane reads at once, like the node's own delivery."""
-    budget = feed.options[MAX_MEMORY]
-    return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // (8 * lanes)))

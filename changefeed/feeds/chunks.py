@@ -25,8 +25,18 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError
 from changefeed.log import LogPiece, Slice
+from changefeed.options import MAX_MEMORY, Options
 
+#: How many bytes of the log are read at once, unless a feed has little memory.
 SLICE_BYTES = 48 << 20
+
+
+def slice_bytes(options: Options, lanes: int = 1) -> int:
+    """How many bytes of the log a feed, or each of its lanes, reads at once: a slice is in memory
+    about four times, as rows and as messages, because one is encoded while another is written.
+    """
+    budget = options[MAX_MEMORY]
+    return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // (8 * lanes)))
 
 
 @dataclass(frozen=True, slots=True)

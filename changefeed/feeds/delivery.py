@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Scope
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
@@ -27,13 +27,13 @@ from changefeed.encoding.transactions import (
     boundary_messages,
     boundary_shape,
 )
-from changefeed.feeds.chunks import SLICE_BYTES, Chunk, Item, MarkItem, SliceStart, Watermark, items
+from changefeed.feeds.chunks import Chunk, Item, MarkItem, SliceStart, Watermark, items, slice_bytes
 from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
-from changefeed.options import DELIVERY, ENVELOPE, MAX_MEMORY, SCHEMAS_ENABLE, Guarantee
+from changefeed.options import DELIVERY, ENVELOPE, SCHEMAS_ENABLE, Guarantee
 from sinks.base import Batch, Epoch, Receipt
 
 
@@ -133,7 +133,8 @@ class Delivery:
         self._told = min(self._told, max(done, default=Timestamp.ZERO))
         # Asked here, in the feed's thread: the sink is opened by it.
         typed = self._sink_session.takes_rows
-        source = items(self._log, bounds, upto, slice_bytes(feed), feed.counted(), self._sizes)
+        most = slice_bytes(feed.options)
+        source = items(self._log, bounds, upto, most, feed.counted(), self._sizes)
         once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
         told_by_scan = upto if scanned and once else None
         total = 0
@@ -205,27 +206,22 @@ class Delivery:
             return self._boundaries(feed, item)
         if not isinstance(item, Chunk):
             return item
-        try:
+        with about_table(item.schema.table):
             feed.recognise(item.schema)
             if not typed and not feed.tables[item.schema.table].scan_wanted:
                 check_images(item.schema, feed.options)
-            with about_table(item.schema.table):
-                if typed:
-                    plan = feed.row_plan(item.schema)
-                    rows = item.load()
-                    known = rows["missing"].null_count == rows.num_rows
-                    superseded = item.unsent_beside or not known
-                    rows = feed.rows(item.schema, rows, superseded=superseded)
-                    rows = plan.rows(rows, superseded=superseded)
-                    return EncodedChunk(item, plan.schema, rows)
-                messages = self._encode(feed, item)
-                if told_by_scan is not None:
-                    messages = _but_written_at(messages, told_by_scan)
-                return EncodedChunk(item, feed.row_plan(item.schema).schema, messages)
-        except ChangefeedError as error:
-            if error.scope is Scope.TABLE:
-                raise TableError(item.schema.table, error) from error
-            raise
+            if typed:
+                plan = feed.row_plan(item.schema)
+                rows = item.load()
+                known = rows["missing"].null_count == rows.num_rows
+                superseded = item.unsent_beside or not known
+                rows = feed.rows(item.schema, rows, superseded=superseded)
+                rows = plan.rows(rows, superseded=superseded)
+                return EncodedChunk(item, plan.schema, rows)
+            messages = self._encode(feed, item)
+            if told_by_scan is not None:
+                messages = _but_written_at(messages, told_by_scan)
+            return EncodedChunk(item, feed.row_plan(item.schema).schema, messages)
 
     def _encode(self, feed: Feed, chunk: Chunk) -> pa.Table:
         plan = feed.messages(chunk.schema)
@@ -280,10 +276,7 @@ class Delivery:
             rows=item.messages,
             frontier=item.after,
         )
-        try:
-            current.receipts.append(self._sink_session.write(batch))
-        except TableError as failed:
-            raise failed.error from failed  # there is no table to take out
+        current.receipts.append(self._sink_session.write(batch))
         current.boundaries = item.watermark.upto
 
     def _write(self, feed: Feed, item: EncodedChunk, current: Round) -> None:
@@ -368,7 +361,8 @@ class Delivery:
         if not self._sink_session.evolves:
             return current
         self._commit(feed, current, item)
-        self._evolve(item)
+        with about_table(item.table):
+            self._sink_session.evolve(event)
         return self._round(current.epoch.upto)
 
     def _rename(self, feed: Feed, item: MarkItem) -> SchemaChange | None:
@@ -409,16 +403,6 @@ class Delivery:
             raise TableError(item.table, renamed(item.table, event.new.table, why, rescan=known))
         on_rename(event)
 
-    def _evolve(self, item: MarkItem) -> None:
-        if isinstance(item.event, SchemaChange):
-            try:
-                with about_table(item.table):
-                    self._sink_session.evolve(item.event)
-            except ChangefeedError as error:
-                if error.scope is Scope.TABLE:
-                    raise TableError(item.table, error) from error
-                raise
-
 
 def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
     """The rows without those that were inserted or updated at an instant."""
@@ -438,11 +422,3 @@ def _reached(
     if mark is not None and table == mark.table:
         places.append(mark.event.at.previous())
     return max(places)
-
-
-def slice_bytes(feed: Feed) -> int:
-    """How many bytes of the log are read at once: a slice is in memory about four times, as rows
-    and as messages, because one is encoded while another is written.
-    """
-    budget = feed.options[MAX_MEMORY]
-    return SLICE_BYTES if budget is None else max(1, min(SLICE_BYTES, budget // 8))

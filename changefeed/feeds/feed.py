@@ -178,11 +178,6 @@ class Feed:
         known = self.tables[table]
         return Target(known.known_as, known.topic)
 
-    def table_of(self, target: Target) -> TableName:
-        """The inverse of :meth:`target`."""
-        renamed = (t.table for t in self.tables.values() if t.original == target.table)
-        return next(renamed, target.table)
-
     def targets(self) -> tuple[Target, ...]:
         """All tables that have not failed."""
         return tuple(

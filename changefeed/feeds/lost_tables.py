@@ -14,7 +14,7 @@ from changefeed.capture.table_identity import LostTable
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.schema import TableName
-from changefeed.core.table_errors import TableError, renamed
+from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.renames import TableRenames
 
@@ -82,7 +82,8 @@ class TableDeparture:
 
     def _leave(self, feed: Feed, table: TableProgress, lost: LostTable) -> None:
         if lost.dropped:
-            self._dropped(table.table)
+            with about_table(table.table):
+                self._dropped(table.table)
         if not table.joined:
             if lost.now is not None and not table.table_id:
                 # RESCAN would not find it either: the source knows no more than its name.

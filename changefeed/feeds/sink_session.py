@@ -1,14 +1,14 @@
-"""The sinks of a feed: one opened for changes, one for the scan, and the table behind an error.
+"""The sinks of a feed: one opened for changes, one for the scan.
 
-An error of the sink that concerns one table only becomes a :class:`TableError`, so that the
-other tables continue.
+A call that is about one table raises the sink's error, and the caller says which table it was
+(:func:`changefeed.core.table_errors.about_table`). A commit is about several: an error of it that
+concerns one table only becomes a :class:`TableError` here, so that the other tables continue.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from sinks.base import (
     Receipt,
     Sink,
     SinkContext,
-    Target,
     require_durable,
 )
 from sinks.registry import open_sink
@@ -196,12 +195,10 @@ class SinkSession:
         """Hand over rows or messages.
 
         Raises:
-            TableError: the sink refuses this table's data.
-            ChangefeedError: anything else.
+            ChangefeedError: the sink refuses them or failed; the caller knows whose rows they are.
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
-        with self._about(batch.target):
-            return self.open().write(batch)
+        return self.open().write(batch)
 
     def commit(
         self,
@@ -255,37 +252,26 @@ class SinkSession:
         """Tell consumers that a table was emptied."""
         table = event.schema.table
         target = self._feed.target(table)
-        with self._about(target):
-            own = self._payloads("truncate", event.at, [target.topic], table)
-            payload = own.get(target.topic) or self._payload("truncate", event.at, table)
-            self.open().truncate(event, target, payload)
+        own = self._payloads("truncate", event.at, [target.topic], table)
+        payload = own.get(target.topic) or self._payload("truncate", event.at, table)
+        self.open().truncate(event, target, payload)
 
     def evolve(self, event: SchemaChange) -> None:
-        """Let the target follow a schema change that concerns the columns of the feed.
-
-        Raises:
-            TableError: it cannot.
-        """
+        """Let the target follow a schema change that concerns the columns of the feed."""
         sink = self.open()
         if not sink.capabilities.evolves:
             return
         seen = self._feed.seen(event)
         if seen is not None:
-            target = self._feed.target(event.new.table)
-            with self._about(target):
-                sink.evolve(seen, target)
+            sink.evolve(seen, self._feed.target(event.new.table))
 
     def tell_ddl(self, event: Ddl) -> None:
         """Tell the sink of a statement of DDL; everything before it was delivered."""
-        target = self._feed.target(event.table)
-        with self._about(target):
-            self.open().tell_ddl(event, target)
+        self.open().tell_ddl(event, self._feed.target(event.table))
 
     def dropped(self, table: TableName) -> None:
         """Tell the sink that a table was dropped at the source; all its changes were delivered."""
-        target = self._feed.target(table)
-        with self._about(target):
-            self.open().dropped(target)
+        self.open().dropped(self._feed.target(table))
 
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
@@ -305,15 +291,6 @@ class SinkSession:
         """The payloads of topics that have their own: each names a schema of its topic."""
         schemas = self._feed.schemas
         return {} if schemas is None else schemas.marks(topics, member, at, table)
-
-    @contextmanager
-    def _about(self, target: Target) -> Iterator[None]:
-        try:
-            yield
-        except ChangefeedError as error:
-            if error.scope is Scope.TABLE:
-                raise TableError(self._feed.table_of(target), error) from error
-            raise
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -17,15 +17,14 @@ import pyarrow.compute as pc
 
 from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError, Code, Scope
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.encoding.encode import encode_messages
-from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
+from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items, slice_bytes
 from changefeed.feeds.ddl import tell_ddl
-from changefeed.feeds.delivery import slice_bytes
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.schema_policy import difference, needs_backfill
 from changefeed.feeds.sink_session import SinkSession
@@ -146,9 +145,8 @@ class WindowDelivery:
         gathered = _OpenWindows()
         rows = 0
         length = to.query.window_length
-        for item in items(
-            self._log, {to.table: begin}, through(end), slice_bytes(to.feed), None, self._sizes
-        ):
+        most = slice_bytes(to.feed.options)
+        for item in items(self._log, {to.table: begin}, through(end), most, None, self._sizes):
             if isinstance(item, Chunk):
                 self._gather(to, gathered, item)
             elif isinstance(item, MarkItem):
@@ -161,12 +159,9 @@ class WindowDelivery:
         return rows
 
     def _gather(self, to: _Sink, gathered: _OpenWindows, chunk: Chunk) -> None:
-        try:
+        with about_table(to.table):
             to.feed.recognise(chunk.schema)
-            with about_table(to.table):
-                gathered.add(chunk.schema, to.query.window_batch(chunk.schema, chunk.load()))
-        except ChangefeedError as error:
-            raise _of_table(error, to.table) from error
+            gathered.add(chunk.schema, to.query.window_batch(chunk.schema, chunk.load()))
 
     def _check_size(self, to: _Sink, gathered: _OpenWindows) -> None:
         if gathered.bytes <= self._window_bytes:
@@ -200,15 +195,12 @@ class WindowDelivery:
         if item.renamed:
             why = "a CDC query does not follow"
             raise TableError(item.table, renamed(item.table, event.new.table, why))
-        try:
+        with about_table(to.table):
             to.feed.recognise(event.new)
             to.feed.record_event("schema", difference(event), event.new.table, event.at)
             # Windows have no old rows to send again; the policy may stop the table all the same.
             needs_backfill(event, to.feed.options)
-            with about_table(to.table):
-                self._sink_session.evolve(event)
-        except ChangefeedError as error:
-            raise _of_table(error, to.table) from error
+            self._sink_session.evolve(event)
         return rows
 
     def _write(self, to: _Sink, gathered: _OpenWindows, end: int) -> int:
@@ -217,12 +209,9 @@ class WindowDelivery:
         done = to.feed.tables[to.table].done_upto or Timestamp.ZERO
         if reached <= done:
             return 0
-        try:
-            with about_table(to.table):
-                batch = gathered.take(end)
-                made = None if batch is None else self._encoded(to, gathered, batch)
-        except ChangefeedError as error:
-            raise _of_table(error, to.table) from error
+        with about_table(to.table):
+            batch = gathered.take(end)
+            made = None if batch is None else self._encoded(to, gathered, batch)
         rows = 0 if made is None else made[0].num_rows
         if made is not None and rows:
             self._commit(to, *made, done, reached)
@@ -271,7 +260,3 @@ class WindowDelivery:
             self._sink_session.abort(epoch, receipts)
             raise
         to.feed.count(to.table, receipts[0].rows, receipts[0].bytes)
-
-
-def _of_table(error: ChangefeedError, table: TableName) -> Exception:
-    return TableError(table, error) if error.scope is Scope.TABLE else error

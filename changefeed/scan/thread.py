@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineOption
-from changefeed.core.errors import ChangefeedError, Code, Scope
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.table_errors import about_table
+from changefeed.core.table_errors import TableError, about_table
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
@@ -217,11 +217,9 @@ class SnapshotScan(threading.Thread):
                         reading.repair(table.schema, parts, table.repair, told)
                 except ScanStopped:
                     return
-        except ChangefeedError as error:
-            if error.scope is Scope.TABLE:
-                table.error = error
-                return
-            raise
+        except TableError as failed:
+            table.error = failed.error
+            return
         if not self._stopping.is_set():
             table.done = True
 

@@ -202,7 +202,6 @@ def test_a_named_table_goes_on_under_its_new_name(catalog: Catalog) -> None:
         assert (table.table, table.known_as, table.topic) == (U, T, "t")
         assert (table.state, table.done_upto) == (TableState.RUNNING, Timestamp(11))
     assert bench.feed.target(U) == Target(T, "t"), "the sink notices nothing"
-    assert bench.feed.table_of(Target(T, "t")) == U
     job = catalog.job(bench.job.id)
     assert job.targets == ("public.u AS t",) and "public.u AS t" in job.statement
     assert bench.generations == [job.generation] == [2]
