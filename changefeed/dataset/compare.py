@@ -20,6 +20,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING
 
+from changefeed.core.spark_sql import quoted
 from changefeed.dataset.incoming import FAULTS
 from changefeed.dataset.model import (
     EFF_START_DATE,
@@ -76,7 +77,9 @@ def compare(
     date_column = F.when(operation.isin(*kept), F.col(f"o.{EFF_START_DATE}")).otherwise(today)
     names = [*(c.name for c in dataset.columns), *dataset.hashes]
     taken = [
-        F.when(supplied, F.col(f"n.`{name}`")).otherwise(F.col(f"o.`{name}`")).alias(name)
+        F.when(supplied, F.col(f"n.{quoted(name)}"))
+        .otherwise(F.col(f"o.{quoted(name)}"))
+        .alias(name)
         for name in names
     ]
     faults = F.coalesce(F.col(f"n.{FAULTS}"), F.lit("")).alias(FAULTS)
@@ -105,12 +108,14 @@ def _compare_small(
     )
     names = [*(c.name for c in dataset.columns), *dataset.hashes]
     taken = [
-        F.when(supplied, F.col(f"n.`{name}`")).otherwise(F.col(f"o.`{name}`")).alias(name)
+        F.when(supplied, F.col(f"n.{quoted(name)}"))
+        .otherwise(F.col(f"o.{quoted(name)}"))
+        .alias(name)
         for name in names
     ]
     faults = F.coalesce(F.col(f"n.{FAULTS}"), F.lit("")).alias(FAULTS)
     known = found.select(*taken, faults, date.alias(EFF_START_DATE), operation.alias(OPERATION))
-    keys = [c.name for c in dataset.keys]
+    keys = [quoted(c.name) for c in dataset.keys]
     met = current.alias("o").join(new, _same_key(dataset), "left_semi").select(KEYHASH, *keys)
     fresh = incoming.alias("n").join(F.broadcast(met).alias("o"), _same_key(dataset), "left_anti")
     return known.unionByName(_shaped(dataset, fresh, F.lit(Operation.INSERT.value), today))
@@ -118,7 +123,7 @@ def _compare_small(
 
 def _shaped(dataset: Dataset, rows: DataFrame, operation: Column, date: Column) -> DataFrame:
     names = [*(c.name for c in dataset.columns), *dataset.hashes, FAULTS]
-    plain = [f"`{name}`" for name in names]
+    plain = [quoted(name) for name in names]
     return rows.select(*plain, date.alias(EFF_START_DATE), operation.alias(OPERATION))
 
 
@@ -134,5 +139,7 @@ def _same_key(dataset: Dataset) -> Column:
 
     same = F.col(f"n.{KEYHASH}") == F.col(f"o.{KEYHASH}")
     for column in dataset.keys:
-        same = same & F.col(f"n.`{column.name}`").eqNullSafe(F.col(f"o.`{column.name}`"))
+        same = same & F.col(f"n.{quoted(column.name)}").eqNullSafe(
+            F.col(f"o.{quoted(column.name)}")
+        )
     return same

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.spark_sql import quoted
 from changefeed.dataset.config import column_type
 from changefeed.dataset.model import (
     KEYHASH,
@@ -121,7 +122,7 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
                 hint=hint,
                 detail=location,
             )
-    chosen = [frame[f"`{names[c.name.lower()]}`"].alias(c.name) for c in dataset.columns]
+    chosen = [frame[quoted(names[c.name.lower()])].alias(c.name) for c in dataset.columns]
     if _CORRUPT in frame.columns:
         chosen.append(frame[_CORRUPT])
     return frame.select(*chosen)
@@ -131,7 +132,7 @@ def typed_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
     """The rows cast to the dataset's types, with their hashes and :data:`FAULTS`."""
     from pyspark.sql import functions as F
 
-    values = {c.name: F.col(f"`{c.name}`").try_cast(c.type) for c in dataset.columns}
+    values = {c.name: F.col(quoted(c.name)).try_cast(c.type) for c in dataset.columns}
     typed = frame.select(
         *[value.alias(name) for name, value in values.items()],
         _faults(dataset, frame).alias(FAULTS),
@@ -150,7 +151,7 @@ def faulty_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
 def _faults(dataset: Dataset, frame: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
-    faults = [_fault(c, F.col(f"`{c.name}`").try_cast(c.type)) for c in dataset.columns]
+    faults = [_fault(c, F.col(quoted(c.name)).try_cast(c.type)) for c in dataset.columns]
     if _CORRUPT in frame.columns:
         wrong = F.col(_CORRUPT).isNotNull()
         faults.append(F.when(wrong, F.lit("(number of values)")))
@@ -162,7 +163,7 @@ def _fault(column: DatasetColumn, value: Column) -> Column:
 
     wrong = value.isNull()
     if column.nullable:
-        wrong = wrong & F.col(f"`{column.name}`").isNotNull()
+        wrong = wrong & F.col(quoted(column.name)).isNotNull()
     return F.when(wrong, F.lit(column.name))
 
 
@@ -181,7 +182,7 @@ def with_hashes(dataset: Dataset, frame: DataFrame) -> DataFrame:
 def _hash(kind: Hash, columns: tuple[DatasetColumn, ...]) -> Column:
     from pyspark.sql import functions as F
 
-    values = [F.col(f"`{column.name}`") for column in columns]
+    values = [F.col(quoted(column.name)) for column in columns]
     if kind is Hash.MD5:
         options = {"ignoreNullFields": "false", "timeZone": "UTC"}
         return F.md5(F.to_json(F.struct(*values), options)) if values else F.md5(F.lit(""))

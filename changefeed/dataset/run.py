@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.spark_sql import quoted
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
@@ -264,7 +265,7 @@ def _divide(
     else:
         rows = session.read.parquet(str(whole))
         for folder, names, hash_ in outputs:
-            columns = [F.col(f"`{name}`") for name in (*names, *beside)]
+            columns = [F.col(quoted(name)) for name in (*names, *beside)]
             output = rows.select(*columns, F.col(hash_).alias(NONKEYHASH))
             output.write.partitionBy(OPERATION).parquet(str(folder))
     shutil.rmtree(whole)
@@ -280,7 +281,7 @@ def _current_rows(
     if rows is None:
         hashed = "STRING" if dataset.hash is Hash.MD5 else "BIGINT"
         schema = ", ".join(
-            [f"`{c.name}` {c.type}" for c in dataset.columns]
+            [f"{quoted(c.name)} {c.type}" for c in dataset.columns]
             + [f"{EFF_START_DATE} DATE"]
             + [f"{name} {hashed}" for name in dataset.hashes]
         )
@@ -289,7 +290,7 @@ def _current_rows(
         rows = _with_sensitive(session, store, dataset, base, rows)
     there = {name.lower() for name in rows.columns}
     columns = [
-        (F.col(f"`{c.name}`") if c.name.lower() in there else F.lit(None))
+        (F.col(quoted(c.name)) if c.name.lower() in there else F.lit(None))
         .cast(c.type)
         .alias(c.name)
         for c in dataset.columns
@@ -331,11 +332,11 @@ def _with_sensitive(
     keys = sorted(there & {c.name.lower() for c in dataset.open_columns})
     same = rows[KEYHASH] == apart[KEYHASH]
     for key in keys:
-        same = same & rows[f"`{key}`"].eqNullSafe(apart[f"`{key}`"])
+        same = same & rows[quoted(key)].eqNullSafe(apart[quoted(key)])
     wanted = [c.name for c in dataset.sensitive_columns if c.name.lower() in there]
     return rows.join(apart, same, "left_outer").select(
-        *[rows[f"`{name}`"] for name in rows.columns],
-        *[apart[f"`{name}`"] for name in wanted],
+        *[rows[quoted(name)] for name in rows.columns],
+        *[apart[quoted(name)] for name in wanted],
         apart[NONKEYHASH].alias(SENSITIVEHASH),
     )
 
@@ -370,7 +371,7 @@ def _refused_rows(dataset: Dataset, bad: DataFrame, store: DatasetFolders) -> Ch
 
 
 def _write_report(rows: DataFrame, store: DatasetFolders) -> None:
-    texts = [rows[f"`{name}`"].cast("string").alias(name) for name in rows.columns]
+    texts = [rows[quoted(name)].cast("string").alias(name) for name in rows.columns]
     rows.select(*texts).coalesce(1).write.mode("overwrite").csv(str(store.rejected), header=True)
     store.protect_rejected()
 
@@ -394,7 +395,7 @@ def _check_unique(
     twice = rows.groupBy(KEYHASH).count().filter("count > 1").select(KEYHASH)
     if twice.isEmpty():
         return
-    keys = [f"`{column.name}`" for column in dataset.keys]
+    keys = [quoted(column.name) for column in dataset.keys]
     suspects = rows.join(F.broadcast(twice), KEYHASH, "left_semi")
     same = suspects.groupBy(*keys).count().filter("count > 1").orderBy(*keys)
     total = same.count()

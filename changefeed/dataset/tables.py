@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.spark_sql import quoted
 from changefeed.dataset.model import (
     EFF_DATE,
     EFF_START_DATE,
@@ -103,7 +104,7 @@ def _is_ours(session: SparkSession, name: str, owner: str) -> Mapping[str, str] 
     """
     if not session.catalog.tableExists(_full(name)):
         return None
-    rows = session.sql(f"SHOW TBLPROPERTIES {_quoted(name)}").collect()
+    rows = session.sql(f"SHOW TBLPROPERTIES {_in_catalog(name)}").collect()
     properties = {row["key"]: row["value"] for row in rows}
     if properties.get(_OWNER) == owner:
         return properties
@@ -176,7 +177,7 @@ class _Output:
     @property
     def schema(self) -> str:
         """All columns as DDL."""
-        return ", ".join(f"`{_ticks(n)}` {t}" for n, t in (*self.columns, *self.partitions))
+        return ", ".join(f"{quoted(n)} {t}" for n, t in (*self.columns, *self.partitions))
 
 
 def _outputs(dataset: Dataset, store: DatasetFolders, version: Version) -> Iterator[_Output]:
@@ -219,24 +220,24 @@ def _register_output(session: SparkSession, output: _Output, owner: str, version
     known = _is_ours(session, output.name, owner)
     if known is not None and not _fit_columns(session, output):
         # An external table: its files stay.
-        session.sql(f"DROP TABLE {_quoted(output.name)}")
+        session.sql(f"DROP TABLE {_in_catalog(output.name)}")
         known = None
     if known is None:
         _create(session, output, owner)
     else:
         place = _literal(_uri(output.location))
-        session.sql(f"ALTER TABLE {_quoted(output.name)} SET LOCATION {place}")
+        session.sql(f"ALTER TABLE {_in_catalog(output.name)} SET LOCATION {place}")
     if output.tracked:
         _fit_partitions(session, output)
     session.sql(
-        f"ALTER TABLE {_quoted(output.name)} SET TBLPROPERTIES ('{_VERSION}' = '{version}')"
+        f"ALTER TABLE {_in_catalog(output.name)} SET TBLPROPERTIES ('{_VERSION}' = '{version}')"
     )
 
 
 def _create(session: SparkSession, output: _Output, owner: str) -> None:
-    names = ", ".join(f"`{name}`" for name, _ in output.partitions)
+    names = ", ".join(quoted(name) for name, _ in output.partitions)
     session.sql(
-        f"CREATE TABLE {_quoted(output.name)} ({output.schema}) USING parquet "
+        f"CREATE TABLE {_in_catalog(output.name)} ({output.schema}) USING parquet "
         f"PARTITIONED BY ({names}) LOCATION {_literal(_uri(output.location))} "
         f"TBLPROPERTIES ('{_OWNER}' = {_literal(owner)})"
     )
@@ -249,10 +250,10 @@ def _fit_columns(session: SparkSession, output: _Output) -> bool:
     if any(wanted.get(name) != kind for name, kind in there.items()):
         return False
     missing = [
-        f"`{_ticks(name)}` {kind}" for name, kind in output.columns if name.lower() not in there
+        f"{quoted(name)} {kind}" for name, kind in output.columns if name.lower() not in there
     ]
     if missing:
-        session.sql(f"ALTER TABLE {_quoted(output.name)} ADD COLUMNS ({', '.join(missing)})")
+        session.sql(f"ALTER TABLE {_in_catalog(output.name)} ADD COLUMNS ({', '.join(missing)})")
     return True
 
 
@@ -263,7 +264,7 @@ def _types(schema: Any) -> dict[str, str]:
 def _fit_partitions(session: SparkSession, output: _Output) -> None:
     """Make the catalog's partitions those of the folder."""
     names = [name for name, _ in output.partitions]
-    listed = session.sql(f"SHOW PARTITIONS {_quoted(output.name)}").collect()
+    listed = session.sql(f"SHOW PARTITIONS {_in_catalog(output.name)}").collect()
     known = {_partition(row[0]) for row in listed}
     pattern = "/".join(f"{name}=*" for name in names)
     there = {
@@ -277,7 +278,7 @@ def _fit_partitions(session: SparkSession, output: _Output) -> None:
         between = " " if action.startswith("ADD") else ", "
         for begin in range(0, len(some), _AT_ONCE):
             specs = [_spec(names, values) for values in some[begin : begin + _AT_ONCE]]
-            session.sql(f"ALTER TABLE {_quoted(output.name)} {action} {between.join(specs)}")
+            session.sql(f"ALTER TABLE {_in_catalog(output.name)} {action} {between.join(specs)}")
 
 
 def _partition(path: str) -> Partition:
@@ -285,7 +286,7 @@ def _partition(path: str) -> Partition:
 
 
 def _spec(names: Sequence[str], values: Partition) -> str:
-    pairs = ", ".join(f"`{n}` = {_literal(v)}" for n, v in zip(names, values, strict=True))
+    pairs = ", ".join(f"{quoted(n)} = {_literal(v)}" for n, v in zip(names, values, strict=True))
     return f"PARTITION ({pairs})"
 
 
@@ -293,13 +294,9 @@ def _full(name: str) -> str:
     return f"{_CATALOG}.{name}"
 
 
-def _quoted(name: str) -> str:
+def _in_catalog(name: str) -> str:
     database, _, table = name.partition(".")
-    return f"{_CATALOG}.`{database}`.`{table}`"
-
-
-def _ticks(name: str) -> str:
-    return name.replace("`", "``")
+    return f"{_CATALOG}.{quoted(database)}.{quoted(table)}"
 
 
 def _uri(folder: Path) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
@@ -32,7 +33,6 @@ from changefeed.query.written import (
     BatchSql,
     Constants,
     SqlDraft,
-    backticked,
 )
 from grammar import nodes
 from grammar.printer import to_sql
@@ -514,7 +514,7 @@ class QueryCompiler:
         named = {place: found.columns[place][0] for place in items}
         inner = self._sql.each(VIEW, list(named.items())).text
         wanted = [
-            f"{output_sql(backticked(named[o.place]), o.spark_type)} AS c{o.place}"
+            f"{output_sql(quoted(named[o.place]), o.spark_type)} AS c{o.place}"
             for o in outputs
             if o.place is not None
         ]

@@ -20,13 +20,14 @@ from changefeed.catalog.rows import Function
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.query.compile import VIEW, compile_query
 from changefeed.query.functions import called, register
 from changefeed.query.grouped import compile_grouped
 from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.projection import Projection
-from changefeed.query.written import ROW, Constants, backticked
+from changefeed.query.written import ROW, Constants
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class QuerySessions:
         """Forgets functions that were dropped since."""
         with self._lock:
             for name in names & self._registered.keys():
-                session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {backticked(name)}")
+                session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {quoted(name)}")
                 del self._registered[name]
 
     def register(self, session: SparkSession, functions: Sequence[Function]) -> None:

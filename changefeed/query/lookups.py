@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.spark_sql import quoted
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
 from grammar import nodes
 
@@ -87,7 +88,7 @@ def _frame(
     with spark.use(packs=_PACKS.get(parts[0].lower(), ())) as session:
         from pyspark.errors import AnalysisException
 
-        name = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+        name = ".".join(map(quoted, parts))
         try:
             if "/" not in parts[-1] and session.catalog.tableExists(name):
                 # Spark keeps the list of the files of a table of its catalog: let it look again.
@@ -206,7 +207,7 @@ def read_lookup(spark: NodeSpark, lookup: LookupTable) -> LookupRows:
                     f"column {name} of look-up table {lookup.shown} was {kind} and {now} now",
                     hint="restore the column, or make the feed again.",
                 )
-        columns: list[Any] = [frame[f"`{name.replace('`', '``')}`"] for name, _ in lookup.read]
+        columns: list[Any] = [frame[quoted(name)] for name, _ in lookup.read]
         table = frame.select(*columns).limit(LOOKUP_ROWS + 1).toArrow()
     if table.num_rows > LOOKUP_ROWS:
         raise ChangefeedError(

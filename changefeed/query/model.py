@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.encoding.plan import QueryShape
 from changefeed.query.written import OP, TIME
 
@@ -77,7 +78,7 @@ class LookupTable:
     @property
     def shown(self) -> str:
         """Its name for people."""
-        return ".".join(part if part.isidentifier() else f"`{part}`" for part in self.parts)
+        return ".".join(part if part.isidentifier() else quoted(part) for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.query.windows import CALL_LENGTH, WINDOW, is_window
 from grammar import nodes
 from grammar.select import SparkToken, lexemes_of, nested, unquoted
@@ -112,7 +113,7 @@ class BatchSql:
         self.where = list(zip(conditions, spans[len(tokens) : count], strict=True))
         self.group = list(zip(groups, spans[count:], strict=True))
         #: What inner joins ask of a row beside the WHERE.
-        self._inner = [f"{backticked(j.alias)} IS NOT NULL" for j in query.joins if not j.left]
+        self._inner = [f"{quoted(j.alias)} IS NOT NULL" for j in query.joins if not j.left]
 
     @property
     def filtered(self) -> bool:
@@ -147,7 +148,7 @@ class BatchSql:
                 span=None if span is None else Span(span.start, tokens[-1][1].end),  # type: ignore[union-attr]
             )
         for column in self.schema.columns:
-            name = SparkToken("quoted", backticked(column.name), 0)
+            name = SparkToken("quoted", quoted(column.name), 0)
             yield SelectItem(((name, tokens[0][1]),))
 
     # -- texts ------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class BatchSql:
         for number in range(len(self.items)) if items is None else items:
             self._add(out, self.items[number].tokens)
             out.add(", ")
-        out.add(f"`{ROW}` FROM {view} AS {backticked(self.alias)}")
+        out.add(f"`{ROW}` FROM {view} AS {quoted(self.alias)}")
         if self.filtered:
             out.add(f" WHERE `{ALWAYS}` OR (")
             self._add_condition(out)
@@ -171,7 +172,7 @@ class BatchSql:
         for item in self.items:
             self._add(out, item.tokens)
             out.add(", ")
-        out.add(f"`{WINDOW}` AS `{ROW}` FROM {view} AS {backticked(self.alias)}")
+        out.add(f"`{WINDOW}` AS `{ROW}` FROM {view} AS {quoted(self.alias)}")
         if self.filtered:
             out.add(" WHERE ")
             self._add_condition(out)
@@ -185,12 +186,12 @@ class BatchSql:
 
         An expression is then never evaluated on a row that the WHERE leaves out.
         """
-        alias = backticked(self.alias)
+        alias = quoted(self.alias)
         out = SqlDraft(f"SELECT `{ROW}`, `{KEEP}`")
         for number, name in items:
             out.add(f", IF(`{KEEP}`, (")
             self._add(out, self._unnamed(number, name))
-            out.add(f"), NULL) AS {backticked(name)}")
+            out.add(f"), NULL) AS {quoted(name)}")
         out.add(" FROM (SELECT *, ")
         if self.filtered:
             out.add(f"coalesce(`{ALWAYS}` OR (")
@@ -214,7 +215,7 @@ class BatchSql:
         """The WHERE alone: a table of it, to look at what it reads."""
         out = SqlDraft("SELECT (")
         self._add_condition(out)
-        out.add(f") AS c FROM {view} AS {backticked(self.alias)}")
+        out.add(f") AS c FROM {view} AS {quoted(self.alias)}")
         return out
 
     def _add_condition(self, out: SqlDraft) -> None:
@@ -260,8 +261,3 @@ class BatchSql:
 
     def _is_column(self, name: str) -> bool:
         return any(column.name.lower() == name for column in self.schema.columns)
-
-
-def backticked(name: str) -> str:
-    """The name as an identifier of Spark SQL."""
-    return "`" + name.replace("`", "``") + "`"

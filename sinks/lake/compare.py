@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
-from sinks.lake.merge import quote
 from sinks.lake.types import spark_type, typed
 from sinks.merged.history import IS_CURRENT
 from sinks.merged.policy import TablePolicy
@@ -108,18 +108,18 @@ class LakeComparison:
         present = {name.casefold() for name in self._lake.columns()}
         listed = [self._column(i, c, present) for i, c in enumerate(self._schema.columns)]
         # Rows that were there before an existing target was taken over have no version.
-        rows = [f"{quote(self._policy.sequence)} IS NOT NULL"]
+        rows = [f"{quoted(self._policy.sequence)} IS NOT NULL"]
         if self._policy.history is History.SCD2:
-            rows.append(quote(IS_CURRENT))
+            rows.append(quoted(IS_CURRENT))
         elif self._policy.soft:
-            rows.append(f"NOT {quote(self._policy.deleted)}")
+            rows.append(f"NOT {quoted(self._policy.deleted)}")
         return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"
 
     @staticmethod
     def _column(number: int, column: Column, present: set[str]) -> str:
         """A column of the table; one that somebody removed there is NULL in each row."""
         if column.name.casefold() in present:
-            return f"{quote(column.name)} AS c{number}"
+            return f"{quoted(column.name)} AS c{number}"
         return f"CAST(NULL AS {spark_type(column.logical)}) AS c{number}"
 
     # ------------------------------------------------------------------ queries

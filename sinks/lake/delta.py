@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from changefeed.core.spark_sql import quoted
 from sinks.lake import delta_round
-from sinks.lake.merge import quote
 from sinks.lake.table import LakeTable, RoundRows, as_json, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion
 
@@ -74,7 +74,7 @@ class DeltaTable(LakeTable):
 
     @property
     def ident(self) -> str:
-        return f"delta.{quote(self.path)}"
+        return f"delta.{quoted(self.path)}"
 
     def exists(self) -> bool:
         found: bool = self._java.io.delta.tables.DeltaTable.isDeltaTable(self._jsession, self.path)

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from changefeed.core.spark_sql import quoted
 from sinks.lake import merge
 from sinks.lake.staging import OPERATION, VERSION
 from sinks.lake.table import RoundRows
@@ -229,10 +230,10 @@ class _Commit:
             target = target.alias("t").where(" AND ".join(limits))
         here = target.select(
             *(
-                F.col(merge.quote(schema.columns[number].name)).alias(f"t{number}")
+                F.col(quoted(schema.columns[number].name)).alias(f"t{number}")
                 for number in schema.key
             ),
-            F.col(merge.quote(self._policy.sequence)).alias(_HAS),
+            F.col(quoted(self._policy.sequence)).alias(_HAS),
             F.col("_metadata.file_path").alias(_FILE),
             F.col("_metadata.row_index").alias(_ROW),
         )
@@ -310,7 +311,7 @@ class _Commit:
         )
         parts = [str(name) for name in _each(self._snapshot.metadata().partitionColumns())]
         if parts:
-            return rows.repartition(*(F.col(merge.quote(name)) for name in parts))
+            return rows.repartition(*(F.col(quoted(name)) for name in parts))
         return rows.coalesce(1) if self._rows.count < ONE_FILE else rows
 
     # -- the commit -------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinks.lake.merge import literal, quote
+from changefeed.core.spark_sql import quoted
+from sinks.lake.merge import literal
 from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion
@@ -69,7 +70,7 @@ class IcebergTable(LakeTable):
 
     @property
     def ident(self) -> str:
-        return ".".join(map(quote, self._parts))
+        return ".".join(map(quoted, self._parts))
 
     def exists(self) -> bool:
         return self.session.catalog.tableExists(self.ident)
@@ -102,7 +103,7 @@ class IcebergTable(LakeTable):
         return snapshot is None or snapshot.summary().get("total-data-files") == "0"
 
     def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
-        namespace = ".".join(map(quote, self._parts[:-1]))
+        namespace = ".".join(map(quoted, self._parts[:-1]))
         self.session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         partitions = self.layout_columns(self.options.get("partition_by"), columns)
         clusters = self.layout_columns(self.options.get("cluster_by"), columns)
@@ -160,6 +161,6 @@ class IcebergTable(LakeTable):
         self._call("expire_snapshots", f"older_than => {when}", f"retain_last => {keep}")
 
     def _call(self, procedure: str, *arguments: str) -> None:
-        table = ".".join(map(quote, self._parts[1:]))
+        table = ".".join(map(quoted, self._parts[1:]))
         given = ", ".join([f"table => {literal(table)}", *arguments])
-        self.run(f"CALL {quote(self.place.catalog)}.system.{procedure}({given})")
+        self.run(f"CALL {quoted(self.place.catalog)}.system.{procedure}({given})")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
@@ -21,11 +22,6 @@ from sinks.merged.policy import Removal, TablePolicy
 DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
 #: The number of a row among equal ones, where the table has no key.
 NUMBER = "_occurrence"
-
-
-def quote(name: str) -> str:
-    """A name as Spark SQL takes any name."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
@@ -55,15 +51,15 @@ def truncation(target: str, policy: TablePolicy, at: int, seq: int) -> str:
         past.ORDER: str(seq),
         past.COMMITTED_AT: moment(str(at)),
     }
-    columns = ", ".join(map(quote, own))
+    columns = ", ".join(map(quoted, own))
     return f"INSERT INTO {target} ({columns}) VALUES ({', '.join(own.values())})"
 
 
 def broken_scans(target: str, policy: TablePolicy, scanned: int) -> str:
     """Of a table that keeps all changes the rows of scans after the last whole one go."""
     return (
-        f"DELETE FROM {target} WHERE {quote(past.OPERATION)} = {literal(READ)} "
-        f"AND {quote(policy.sequence)} > {scanned}"
+        f"DELETE FROM {target} WHERE {quoted(past.OPERATION)} = {literal(READ)} "
+        f"AND {quoted(policy.sequence)} > {scanned}"
     )
 
 
@@ -74,7 +70,7 @@ _OLD_WORDS = {**past.OPERATIONS, "t": TRUNCATE}
 
 def reworded(target: str) -> str:
     """The words of a table of version 0.1 become those of now."""
-    change = quote(past.OPERATION)
+    change = quoted(past.OPERATION)
     cases = [f"WHEN {literal(code)} THEN {literal(word)}" for code, word in _OLD_WORDS.items()]
     return (
         f"UPDATE {target} SET {change} = CASE {change} {' '.join(cases)} END "
@@ -168,16 +164,15 @@ def _before(
 ) -> str:
     """The last version that the target has of the keys ``asked`` selects, unless that is a delete:
     ``c0..cn``."""
-    row = ", ".join(f"t.{quote(c.name)} AS c{i}" for i, c in enumerate(schema.columns))
+    row = ", ".join(f"t.{quoted(c.name)} AS c{i}" for i, c in enumerate(schema.columns))
     some = f"FROM {target} AS t LEFT SEMI JOIN ({asked}) AS s ON {_matching(schema, bounds)}"
     if policy.history is History.SCD2:
-        return f"SELECT {row} {some} WHERE t.{quote(IS_CURRENT)}"
+        return f"SELECT {row} {some} WHERE t.{quoted(IS_CURRENT)}"
     # A scan sees all changes of its version.
-    operation = f"t.{quote(past.OPERATION)}"
-    place = (
-        f"struct(t.{quote(policy.sequence)}, {operation} = {literal(READ)}, t.{quote(past.ORDER)})"
-    )
-    key = ", ".join(f"t.{quote(schema.columns[i].name)}" for i in schema.key)
+    operation = f"t.{quoted(past.OPERATION)}"
+    sequence, order = quoted(policy.sequence), quoted(past.ORDER)
+    place = f"struct(t.{sequence}, {operation} = {literal(READ)}, t.{order})"
+    key = ", ".join(f"t.{quoted(schema.columns[i].name)}" for i in schema.key)
     latest = f"max_by(struct({operation} AS op, {row}), {place}) AS l"
     listed = ", ".join(f"l.c{i}" for i in range(len(schema.columns)))
     return f"SELECT {listed} FROM (SELECT {latest} {some} GROUP BY {key}) WHERE l.op <> 'DELETE'"
@@ -202,37 +197,39 @@ def merge(
             of them are not read.
         folded: ``rows`` is a :func:`folded_source`.
     """
-    sequence = f"t.{quote(policy.sequence)}"
+    sequence = f"t.{quoted(policy.sequence)}"
     newer = f"(s.{VERSION} >= {sequence} OR {sequence} IS NULL)"
     values = {c.name: _value(schema, i, policy, folded) for i, c in enumerate(schema.columns)}
     own = {policy.sequence: f"s.{VERSION}"}
     if policy.soft:
         own[policy.deleted] = "false"
-        gone = f"UPDATE SET {quote(policy.deleted)} = true, {quote(policy.sequence)} = s.{VERSION}"
+        gone = (
+            f"UPDATE SET {quoted(policy.deleted)} = true, {quoted(policy.sequence)} = s.{VERSION}"
+        )
     else:
         gone = "DELETE"
-    sets = [f"{quote(name)} = {value}" for name, value in (values | own).items()]
+    sets = [f"{quoted(name)} = {value}" for name, value in (values | own).items()]
     inserted = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)} | own
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s ON {_matching(schema, bounds or {})} "
         f"WHEN MATCHED AND s.{OPERATION} = 'd' AND {newer} THEN {gone} "
         f"WHEN MATCHED AND s.{OPERATION} <> 'd' AND {newer} THEN UPDATE SET {', '.join(sets)} "
         f"WHEN NOT MATCHED AND s.{OPERATION} <> 'd' THEN INSERT "
-        f"({', '.join(map(quote, inserted))}) VALUES ({', '.join(inserted.values())})"
+        f"({', '.join(map(quoted, inserted))}) VALUES ({', '.join(inserted.values())})"
     )
 
 
 def _value(schema: TableSchema, number: int, policy: TablePolicy, folded: bool) -> str:
     if not folded or number in schema.key:
         return f"s.c{number}"
-    there = f"t.{quote(schema.columns[number].name)}"
+    there = f"t.{quoted(schema.columns[number].name)}"
     if policy.soft:  # of a row that is deleted nothing stays: another has its key now
-        there = f"if(coalesce(t.{quote(policy.deleted)}, false), NULL, {there})"
+        there = f"if(coalesce(t.{quoted(policy.deleted)}, false), NULL, {there})"
     return f"if(s.k{number}, s.c{number}, {there})"
 
 
 def _matching(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> str:
-    parts = [f"t.{quote(schema.columns[number].name)} = s.c{number}" for number in schema.key]
+    parts = [f"t.{quoted(schema.columns[number].name)} = s.c{number}" for number in schema.key]
     return " AND ".join(parts + within(schema, bounds))
 
 
@@ -241,7 +238,7 @@ def within(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> 
     parts = []
     for number in schema.key:
         if f"c{number}" in bounds:
-            column = f"t.{quote(schema.columns[number].name)}"
+            column = f"t.{quoted(schema.columns[number].name)}"
             low, high = bounds[f"c{number}"]
             parts += [f"{column} >= {_bound(low)}", f"{column} <= {_bound(high)}"]
     return parts
@@ -265,7 +262,7 @@ def append(target: str, schema: TableSchema, policy: TablePolicy, rows: str) -> 
         past.ORDER: SEQ,
         past.COMMITTED_AT: moment(VERSION),
     }
-    columns = ", ".join(map(quote, [*names, *own]))
+    columns = ", ".join(map(quoted, [*names, *own]))
     values = ", ".join([*(f"c{i}" for i in range(len(names))), *own.values()])
     return f"INSERT INTO {target} ({columns}) SELECT {values} FROM ({rows})"
 
@@ -305,18 +302,18 @@ def versions(
     }
     if policy.soft:
         columns[policy.deleted] = "s._then <=> 'd'"
-    current, sequence = f"t.{quote(IS_CURRENT)}", f"t.{quote(policy.sequence)}"
+    current, sequence = f"t.{quoted(IS_CURRENT)}", f"t.{quoted(policy.sequence)}"
     ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
     ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
     if policy.soft:
         ended[policy.deleted] = f"s.{OPERATION} = 'd'"
-    sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
+    sets = ", ".join(f"{quoted(name)} = {value}" for name, value in ended.items())
     return (
         f"MERGE INTO {target} AS t USING ({closing}) AS s "
         f"ON {ends} AND {_matching(schema, bounds or {})} "
         f"WHEN MATCHED AND s._closes THEN UPDATE SET {sets} "
         f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
-        f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
+        f"({', '.join(map(quoted, columns))}) VALUES ({', '.join(columns.values())})"
     )
 
 
@@ -330,7 +327,7 @@ def last_of_each(schema: TableSchema, rows: str) -> str:
 def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) -> str:
     """One MERGE into a table whose rows have no key: equal rows are numbered from 1, and as
     many are added behind or taken from the end as the changes say in sum."""
-    names = [quote(c.name) for c in schema.columns]
+    names = [quoted(c.name) for c in schema.columns]
     columns = [f"c{i}" for i in range(len(names))]
     same = [f"t.{name} <=> s.{c}" for name, c in zip(names, columns, strict=True)]
     count = f"sum(CASE {OPERATION} WHEN 'd' THEN -1 WHEN 'u' THEN 0 ELSE 1 END)"
@@ -339,7 +336,7 @@ def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) ->
         f"FROM ({source(schema, view)}) GROUP BY {', '.join(columns)} HAVING {count} <> 0"
     )
     present = (
-        f"SELECT {', '.join(names)}, max({quote(NUMBER)}) AS _m FROM {target} AS t "
+        f"SELECT {', '.join(names)}, max({quoted(NUMBER)}) AS _m FROM {target} AS t "
         f"LEFT SEMI JOIN ({changed}) AS s ON {' AND '.join(same)} GROUP BY {', '.join(names)}"
     )
     # No number of a row is below 1, and a sequence from 1 to 0 would run backwards.
@@ -352,10 +349,10 @@ def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) ->
         f"FROM ({changed}) AS s LEFT JOIN ({present}) AS t ON {' AND '.join(same)})"
     )
     inserted = dict(zip(names, (f"s.{c}" for c in columns), strict=True))
-    inserted |= {quote(policy.sequence): f"s.{VERSION}", quote(NUMBER): "s._o"}
+    inserted |= {quoted(policy.sequence): f"s.{VERSION}", quoted(NUMBER): "s._o"}
     return (
         f"MERGE INTO {target} AS t USING ({rows}) AS s "
-        f"ON t.{quote(NUMBER)} = s._o AND {' AND '.join(same)} "
+        f"ON t.{quoted(NUMBER)} = s._o AND {' AND '.join(same)} "
         f"WHEN MATCHED AND s._n < 0 THEN DELETE "
         f"WHEN NOT MATCHED AND s._n > 0 THEN INSERT "
         f"({', '.join(inserted)}) VALUES ({', '.join(inserted.values())})"
@@ -365,10 +362,10 @@ def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) ->
 def numbered(schema: TableSchema, policy: TablePolicy, view: str) -> str:
     """The rows of a scan of a table without a key, equal ones numbered."""
     columns = ", ".join(f"c{i}" for i in range(len(schema.columns)))
-    names = [f"c{i} AS {quote(c.name)}" for i, c in enumerate(schema.columns)]
+    names = [f"c{i} AS {quoted(c.name)}" for i, c in enumerate(schema.columns)]
     return (
-        f"SELECT {', '.join(names)}, _s AS {quote(policy.sequence)}, "
-        f"explode(sequence(1L, _n)) AS {quote(NUMBER)} FROM (SELECT {columns}, "
+        f"SELECT {', '.join(names)}, _s AS {quoted(policy.sequence)}, "
+        f"explode(sequence(1L, _n)) AS {quoted(NUMBER)} FROM (SELECT {columns}, "
         f"max({VERSION}) AS _s, count(*) AS _n FROM ({source(schema, view)}) GROUP BY {columns})"
     )
 
@@ -382,8 +379,8 @@ def scanned_versions(
 ) -> str:
     """One MERGE of scan rows into a table of versions. A row that is as its current version makes
     that one the scan's; one that differs ends it and begins another."""
-    sequence, current = quote(policy.sequence), quote(IS_CURRENT)
-    names = [quote(c.name) for c in schema.columns]
+    sequence, current = quoted(policy.sequence), quoted(IS_CURRENT)
+    names = [quoted(c.name) for c in schema.columns]
     same = " AND ".join(f"t.{names[i]} = x.c{i}" for i in schema.key)
     others = [f"t.{name} <=> x.c{i}" for i, name in enumerate(names) if i not in schema.key]
     known = " AND ".join([f"t.{current}", *within(schema, bounds or {})])
@@ -399,7 +396,7 @@ def scanned_versions(
         f"LEFT JOIN (SELECT * FROM {target} AS t WHERE {known}) AS t ON {same})"
     )
     ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
-    sets = ", ".join(f"{quote(name)} = {value}" for name, value in ended.items())
+    sets = ", ".join(f"{quoted(name)} = {value}" for name, value in ended.items())
     columns = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)}
     columns |= first_version(policy, f"s.{VERSION}")
     return (
@@ -408,7 +405,7 @@ def scanned_versions(
         f"WHEN MATCHED AND s._ends THEN UPDATE SET {sets} "
         f"WHEN MATCHED THEN UPDATE SET {sequence} = s.{VERSION} "
         f"WHEN NOT MATCHED AND NOT s._matches THEN INSERT "
-        f"({', '.join(map(quote, columns))}) VALUES ({', '.join(columns.values())})"
+        f"({', '.join(map(quoted, columns))}) VALUES ({', '.join(columns.values())})"
     )
 
 
@@ -438,11 +435,11 @@ def remove(target: str, policy: TablePolicy, condition: str, at: int) -> str:
     A table that keeps every change loses nothing.
     """
     if policy.removal is Removal.END:
-        sets = f"{quote(VALID_TO)} = {moment(str(at))}, {quote(IS_CURRENT)} = false"
+        sets = f"{quoted(VALID_TO)} = {moment(str(at))}, {quoted(IS_CURRENT)} = false"
         if policy.soft:
-            sets += f", {quote(policy.deleted)} = true"
-        return f"UPDATE {target} SET {sets} WHERE {quote(IS_CURRENT)} AND {condition}"
+            sets += f", {quoted(policy.deleted)} = true"
+        return f"UPDATE {target} SET {sets} WHERE {quoted(IS_CURRENT)} AND {condition}"
     if policy.removal is Removal.MARK:
-        sets = f"{quote(policy.deleted)} = true, {quote(policy.sequence)} = {at}"
-        return f"UPDATE {target} SET {sets} WHERE NOT {quote(policy.deleted)} AND {condition}"
+        sets = f"{quoted(policy.deleted)} = true, {quoted(policy.sequence)} = {at}"
+        return f"UPDATE {target} SET {sets} WHERE NOT {quoted(policy.deleted)} AND {condition}"
     return f"DELETE FROM {target} WHERE {condition}"

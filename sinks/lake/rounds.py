@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from sinks.lake import merge
 from sinks.lake.staging import OPERATION, ORDER, SEQ, VERSION, StagedFile, bounds
 from sinks.lake.table import LakeTable, RoundRows
@@ -86,8 +87,8 @@ def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
     rows = _moved(rows, lake.session).observe(seen, F.count(F.lit(1)).alias("rows"))
     rows.createOrReplaceTempView(VIEW)
     own = merge.first_version(lake.policy, VERSION)
-    listed = [f"c{i} AS {merge.quote(c.name)}" for i, c in enumerate(schema.columns)]
-    listed += [f"{value} AS {merge.quote(name)}" for name, value in own.items()]
+    listed = [f"c{i} AS {quoted(c.name)}" for i, c in enumerate(schema.columns)]
+    listed += [f"{value} AS {quoted(name)}" for name, value in own.items()]
     query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)}) "
     query += f"WHERE {OPERATION} <> 'd'"
     lake.append(lake.session.sql(query))

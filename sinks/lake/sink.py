@@ -21,6 +21,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.options import (
     EXPIRE,
     OPTIMIZE,
@@ -230,7 +231,7 @@ class LakeSink(TableSink):
     def empty(self, event: Truncate, target: Target) -> None:
         applied = AppliedVersion(event.at.version, event.seq)
         with self._writing(target, event.schema) as lake:
-            sequence = merge.quote(self._policy.sequence)
+            sequence = quoted(self._policy.sequence)
             if self._policy.removal is Removal.RECORD:
                 place = event.at.version, event.seq
                 statement = merge.truncation(lake.ident, self._policy, *place)
@@ -290,7 +291,7 @@ class LakeSink(TableSink):
                 lake.set_scanned(at.version)
             if ends is ScanEnd.NOTHING or target.topic in self._new:
                 return
-            condition = f"{merge.quote(self._policy.sequence)} < {at.version}"
+            condition = f"{quoted(self._policy.sequence)} < {at.version}"
             with lake.commit_notes(self._opened.feed, at):
                 lake.run(merge.remove(lake.ident, self._policy, condition, at.version))
 

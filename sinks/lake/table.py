@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.options import History
 from sinks.lake import merge
-from sinks.lake.merge import literal, quote
+from sinks.lake.merge import literal
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion
@@ -210,7 +211,7 @@ class LakeTable(ABC):
             raise found.problems[0]
         for name, kind in found.wider.items():
             self._before_widening()
-            self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quote(name)} TYPE {kind}")
+            self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quoted(name)} TYPE {kind}")
         if found.missing:
             self._add(found.missing)
         return False
@@ -258,8 +259,8 @@ class LakeTable(ABC):
         ]
         if not old:
             return
-        number = quote(self.policy.sequence)
-        read = f"{quote(OPERATION)} IN ('r', {literal(READ)})"
+        number = quoted(self.policy.sequence)
+        read = f"{quoted(OPERATION)} IN ('r', {literal(READ)})"
         found = self.session.sql(f"SELECT max({number}) FROM {self.ident} WHERE {read}").collect()
         self.set_scanned(max(int(found[0][0] or 0), self.scanned() or 0))
         self.run(merge.reworded(self.ident))
@@ -268,7 +269,9 @@ class LakeTable(ABC):
 
     def _rename(self, name: str, to: str) -> None:
         if name.lower() in {column.lower() for column in self.columns()}:
-            self.session.sql(f"ALTER TABLE {self.ident} RENAME COLUMN {quote(name)} TO {quote(to)}")
+            self.session.sql(
+                f"ALTER TABLE {self.ident} RENAME COLUMN {quoted(name)} TO {quoted(to)}"
+            )
 
     def _put_aside(self, name: str) -> None:
         present = {column.lower() for column in self.columns()}
@@ -278,7 +281,7 @@ class LakeTable(ABC):
         self._rename(name, f"_{name}_dropped{number}")
 
     def _add(self, columns: Mapping[str, str]) -> None:
-        listed = ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+        listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
         self.session.sql(f"ALTER TABLE {self.ident} ADD COLUMNS ({listed})")
 
     def _before_widening(self) -> None:  # noqa: B027  most formats need nothing
@@ -382,7 +385,7 @@ def properties_sql(properties: Mapping[str, str]) -> str:
 
 def columns_sql(columns: Mapping[str, str]) -> str:
     """A column list."""
-    return ", ".join(f"{quote(name)} {kind}" for name, kind in columns.items())
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
 
 
 def as_json(notes: Mapping[str, str]) -> str:
@@ -392,4 +395,4 @@ def as_json(notes: Mapping[str, str]) -> str:
 
 def parts_sql(parts: Sequence[str]) -> str:
     """Columns and transforms as SQL; a plain name is quoted."""
-    return ", ".join(part if "(" in part else quote(part.strip("`")) for part in parts)
+    return ", ".join(part if "(" in part else quoted(part.strip("`")) for part in parts)

@@ -147,6 +147,23 @@ def test_delta(spark_engine: NodeSpark, tmp_path: Path, broadcast: bool) -> None
     assert changes == [(2, "Y", "U", 19), (4, "new", "I", 19)]
 
 
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_names_of_columns_may_hold_anything(
+    spark_engine: NodeSpark, tmp_path: Path, broadcast: bool
+) -> None:
+    """A backtick is what Spark quotes names with, a dot what divides them."""
+    most = BROADCAST_BYTES if broadcast else 0
+    columns = "- {name: 'a.`b', type: int, key: true}\n- {name: 'c`.d', type: string}\n"
+    dataset = config(tmp_path, columns, extract_type="delta")
+    first = write_csv(tmp_path / "1", [(1, "x"), (2, "y")])
+    run_dataset(spark_engine, dataset, first, DAY1, broadcast=most)
+    delta = write_csv(tmp_path / "2", [(2, "z"), (3, "w")])
+    outcome = run_dataset(spark_engine, dataset, delta, DAY2, broadcast=most)
+    assert outcome.counts == {"I": 1, "U": 1, "X": 1}
+    rows = {(row["a.`b"], row["c`.d"], row["OPERATION"]) for row in read(dataset.current)}
+    assert rows == {(1, "x", "X"), (2, "z", "U"), (3, "w", "I")}
+
+
 def test_nulls_and_ignored_columns(spark_engine: NodeSpark, tmp_path: Path) -> None:
     columns = (
         "- {name: a, type: int, key: true, nullable: true}\n- {name: b, type: string, key: true, "

@@ -13,13 +13,14 @@ import pytest
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.spark_sql import quoted
 from changefeed.core.uri import redact
 from changefeed.options import History
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink
 from sinks.lake.failure import told
-from sinks.lake.merge import literal, quote
+from sinks.lake.merge import literal
 from sinks.lake.place import place_of
 from sinks.lake.sink import DeltaSink, LakeSink
 from sinks.lake.staging import StagedFile, bounds, settled, stage
@@ -254,7 +255,7 @@ def test_layout_options_are_split_at_commas_outside_of_parentheses() -> None:
 
 
 def test_names_and_texts_in_sql() -> None:
-    assert quote("a`b") == "`a``b`"
+    assert quoted("a`b") == "`a``b`"
     assert literal("it's \\ so") == "'it\\'s \\\\ so'"
 
 

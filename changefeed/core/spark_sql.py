@@ -1,0 +1,8 @@
+"""Names in Spark SQL."""
+
+from __future__ import annotations
+
+
+def quoted(name: str) -> str:
+    """The name of a column, table or function as an identifier, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
