@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+#: The end of the name of a file that is being written. A crash may leave one.
+UNFINISHED: Final = ".new"
 
 
-def replace_durably(path: Path, text: str) -> None:
+def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | None = None) -> None:
     """Give a file another content: a crash leaves the old one or the new one. Only this user can
     read it.
 
+    Args:
+        on_written: called when the new content is durable and the file still has the old one.
+
     Raises:
-        OSError: the disk is full or failed; the file has its old content.
+        OSError: the disk is full or failed. If it is full, the file has its old content, because no
+            step after the rename needs room.
     """
-    fresh = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    fresh = path.with_name(path.name + UNFINISHED)
+    try:
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if on_written is not None:
+            on_written()
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     sync_path(path.parent)
 
 

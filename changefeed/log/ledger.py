@@ -13,14 +13,13 @@ of it; the writer writes it again when it opens the log.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import replace_durably
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import Frontier
 from changefeed.core.faults import Point, fault_point
@@ -209,22 +208,14 @@ def write_ledger(root: Path, ledger: Ledger) -> None:
     """Replace the ledger; durable on return.
 
     Raises:
-        OSError: the disk is full or failed. If it is full, the ledger is as before, because no
-            step after the rename needs room.
+        OSError: as :func:`changefeed.core.durable.replace_durably`.
     """
     fault_point(Point.LOG_LEDGER_WRITE)
-    temporary = root / f"{LEDGER_NAME}.tmp"
-    try:
-        with temporary.open("w") as file:
-            file.write(ledger.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        fault_point(Point.LOG_LEDGER_WRITTEN)
-        temporary.replace(root / LEDGER_NAME)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_path(root)
+    replace_durably(
+        root / LEDGER_NAME,
+        ledger.to_json(),
+        on_written=lambda: fault_point(Point.LOG_LEDGER_WRITTEN),
+    )
     fault_point(Point.LOG_LEDGER_RENAMED)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import UNFINISHED, sync_path
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
@@ -135,7 +135,9 @@ class LogWriter:
         self._ledger = replace(self._ledger, garbage=garbage)
         known.update(g.name for g in garbage)
         for path in self.root.iterdir():
-            ours = path.name.startswith(("journal-", "segment-")) or path.suffix == ".tmp"
+            # Earlier versions wrote LEDGER.tmp.
+            unfinished = path.suffix in (UNFINISHED, ".tmp")
+            ours = path.name.startswith(("journal-", "segment-")) or unfinished
             if ours and path.name not in known:
                 path.unlink()
 

@@ -37,3 +37,4 @@ def test_a_disk_that_fails_leaves_the_old_content(
     with pytest.raises(OSError, match="No space"):
         replace_durably(path, "new")
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path], "a full disk keeps no half of a file"

@@ -13,6 +13,7 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
+from changefeed.core.durable import UNFINISHED
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
@@ -351,6 +352,14 @@ class TestDamage:
         with pytest.raises(ChangefeedError) as caught:
             LogWriter(tmp_path)
         assert caught.value.code.number == "CF3001"
+
+    @pytest.mark.parametrize("ending", [UNFINISHED, ".tmp"])
+    def test_an_unfinished_ledger_is_removed(self, tmp_path: Path, ending: str) -> None:
+        """A crash leaves one, a crash of an earlier version with another name."""
+        self._two_frames(tmp_path)
+        (tmp_path / f"{LEDGER_NAME}{ending}").write_text("{")
+        LogWriter(tmp_path).close()
+        assert not list(tmp_path.glob(f"{LEDGER_NAME}.*"))
 
     @pytest.mark.parametrize("left", [None, FIRST_FRAME])
     def test_a_sealed_journal_is_gone_or_shorter(self, tmp_path: Path, left: int | None) -> None:
