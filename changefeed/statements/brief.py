@@ -93,6 +93,11 @@ def short_name(table: TableProgress) -> str:
     return name.name if name.schema == "public" else f"{name.schema}.{name.name}"
 
 
+def written_name(table: TableName) -> str:
+    """``schema.table`` as a statement takes it, in quotes where the language needs them."""
+    return f"{name_sql(table.schema)}.{name_sql(table.name)}"
+
+
 def sink(job: Job) -> str:
     """Where it goes, without the parameters."""
     return job.redacted_sink_uri.partition("?")[0] or "this session"
@@ -117,7 +122,7 @@ def with_names(hint: str, job: Job, table: TableProgress | None = None) -> str:
     said = hint.replace("CHANGEFEED ..", f"CHANGEFEED {name_sql(job.name)}")
     if table is None:
         return said
-    name = f"{name_sql(table.table.schema)}.{name_sql(table.table.name)}"
+    name = written_name(table.table)
     return re.sub(r"\b(RESCAN|DROP) the table\b", lambda found: f"{found[1]} {name}", said)
 
 
@@ -240,7 +245,7 @@ def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequen
         columns,
         [
             (
-                f"{info.name.schema}.{info.name.name}",
+                written_name(info.name),
                 Names(info.key),
                 Estimate(info.rows_estimate),
                 Size(info.bytes),

@@ -117,7 +117,7 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     stores = StateLayout(Path(context.catalog.directory)).images(name)
     rows = [
         (
-            f"{info.name.schema}.{info.name.name}",
+            brief.written_name(info.name),
             Names(info.key),
             _before(info, stores) if info.name in stored else info.identity,
             Estimate(info.rows_estimate),

@@ -104,7 +104,7 @@ def _tables(job: Job, context: Context) -> Result:
         over = behind is None or job.status is Status.SUCCEEDED
         rows.append(
             (
-                f"{table.table.schema}.{table.table.name}",
+                brief.written_name(table.table),
                 table.topic,
                 str(table.state),
                 scan_text([table]),

@@ -9,6 +9,7 @@ from changefeed.catalog import Job
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
+from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result
 from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.sync import sync
@@ -82,7 +83,9 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     elif wrong:
         notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal")
     rows: list[tuple[Cell, ...]] = [
-        (_name(o.table), d.key, d.kind, d.source, d.target) for o in wrong for d in o.differences
+        (written_name(o.table.table), d.key, d.kind, d.source, d.target)
+        for o in wrong
+        for d in o.differences
     ]
     return Result(
         columns=COLUMNS,
@@ -111,7 +114,7 @@ def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TablePr
     if len(found) == 1:
         return found
     written = ".".join(parts)
-    names = ", ".join(_name(t) for t in (found or tables))
+    names = ", ".join(written_name(t.table) for t in (found or tables))
     raise ChangefeedError(
         Code.NAME_UNKNOWN,
         f'table "{written}" is one of {names}'
@@ -126,7 +129,7 @@ def _said(outcome: TableOutcome) -> Iterator[str]:
     count = len(outcome.differences)
     rows = "1 row differs" if count == 1 else f"{count} rows differ"
     found = f"more than {rows}" if outcome.more else rows
-    said = f"{_name(outcome.table)}: {found if count else 'equal'}"
+    said = f"{written_name(outcome.table.table)}: {found if count else 'equal'}"
     if outcome.changing:
         said += f"; {outcome.changing} rows change too often to be compared"
     yield said
@@ -138,7 +141,7 @@ def _said(outcome: TableOutcome) -> Iterator[str]:
 
 
 def _repaired(outcome: TableOutcome) -> str:
-    name, count = _name(outcome.table), len(outcome.differences)
+    name, count = written_name(outcome.table.table), len(outcome.differences)
     if outcome.repair is None:
         return f"{name} was read again as a whole, because {outcome.why_rescan}"
     return f"{name}: {'1 row was' if count == 1 else f'{count} rows were'} repaired by key"
@@ -150,7 +153,7 @@ def _after(outcome: TableOutcome, left: list[TableOutcome]) -> str:
 
 
 def _failure(job: Job, left: list[TableOutcome], *, repaired: bool) -> ChangefeedError:
-    names = ", ".join(_name(o.table) for o in left)
+    names = ", ".join(written_name(o.table.table) for o in left)
     return ChangefeedError(
         Code.TARGET_DIFFERS,
         f'the target of changefeed "{job.name}" differs from the source in {names}',
@@ -158,7 +161,3 @@ def _failure(job: Job, left: list[TableOutcome], *, repaired: bool) -> Changefee
         if repaired
         else f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal.",
     )
-
-
-def _name(table: TableProgress) -> str:
-    return f"{table.table.schema}.{table.table.name}"

@@ -97,7 +97,7 @@ def test_tables_are_estimates_and_say_what_would_be_refused(world: World) -> Non
     assert rows["public.visits"]["note"] == (
         "no primary key: ALTER TABLE public.visits REPLICA IDENTITY FULL; first"
     )
-    assert rows["public.Odd Name"]["note"] is None
+    assert rows['public."Odd Name"']["note"] is None
 
 
 def test_jobs_tell_of_those_that_are_gone(world: World) -> None:
