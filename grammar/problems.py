@@ -102,6 +102,7 @@ _NAMES = frozenset(
     }
 )
 _WORD = re.compile(r"[^\W\d][\w$]*")
+_NAME = re.compile(rf'{_WORD.pattern}|"[^"]*(?:""[^"]*)*"')
 _SCHEME = re.compile(r"""["]?[A-Za-z][A-Za-z0-9+.-]*:/""")
 _LEXEME = re.compile(r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|[\w$]+|\s+|.""", re.DOTALL)
 
@@ -309,6 +310,20 @@ def _misspelt(failure: ParseFailure) -> str | None:
     return f"did you mean {near}?" if near else None
 
 
+#: Keywords that say what kind of target follows; misspelt, they are read as the name of a table.
+_TARGET_KINDS = ("TABLE", "SCHEMA", "DATABASE")
+
+
+def _misspelt_kind(failure: ParseFailure) -> str | None:
+    """``FOR TABEL t``"""
+    if failure.last != "TABLE_PART" or not _NAME.fullmatch(failure.text):
+        return None
+    written = str(failure.before[-1])
+    alone = _WORD.fullmatch(written) and failure.before[-2].type != "_DOT"
+    near = did_you_mean(written, _TARGET_KINDS) if alone else None
+    return f"did you mean {near} in place of {written}?" if near else None
+
+
 def _missing_equal(failure: ParseFailure) -> str | None:
     if (
         failure.last in {"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"}
@@ -369,6 +384,7 @@ MISTAKES: tuple[Callable[[ParseFailure], str | None], ...] = (
     _double_equal,
     _missing_equal,
     _misspelt,
+    _misspelt_kind,
     _missing_for,
     _missing_option_comma,
     _unquoted_value,
