@@ -256,7 +256,7 @@ class Batch:
     ``rows`` is a pyarrow Table or RecordBatch in the schema that :class:`Accepts` names.
     ``scan`` is true for rows of a scan (each key at most once, any order). In a sink with
     :attr:`Capabilities.repairs` some of these may be deletes.
-    ``frontier`` is the timestamp up to which the feed had delivered everything before this
+    ``after`` is the timestamp up to which the feed had delivered everything before this
     batch: every row of this and later epochs is above it, except rows of scans.
     """
 
@@ -266,7 +266,7 @@ class Batch:
     target: Target
     schema: TableSchema
     rows: pa.Table | pa.RecordBatch
-    frontier: Timestamp = Timestamp.ZERO
+    after: Timestamp = Timestamp.ZERO
     scan: bool = False
 
 

@@ -274,7 +274,7 @@ class Delivery:
             target=feed.boundaries,
             schema=boundary_shape(feed.job.source),
             rows=item.messages,
-            frontier=item.after,
+            after=item.after,
         )
         current.receipts.append(self._sink_session.write(batch))
         current.boundaries = item.watermark.upto
@@ -292,7 +292,7 @@ class Delivery:
                     target=feed.target(table),
                     schema=item.schema,
                     rows=item.rows,
-                    frontier=item.chunk.after,
+                    after=item.chunk.after,
                 )
             )
         current.add(table, receipt)

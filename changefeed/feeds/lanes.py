@@ -256,7 +256,7 @@ class LaneDelivery:
                 target=its.target,
                 schema=its.seen,
                 rows=messages,
-                frontier=part.after,
+                after=part.after,
             )
         )
 

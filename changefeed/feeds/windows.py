@@ -250,7 +250,7 @@ class WindowDelivery:
             target=to.feed.target(to.table),
             schema=schema,
             rows=rows,
-            frontier=done,
+            after=done,
         )
         try:
             with about_table(to.table):

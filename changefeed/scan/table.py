@@ -337,7 +337,7 @@ class ScanWriter:
             target=self.target,
             schema=self.seen,
             rows=rows,
-            frontier=self._reading.at.previous(),
+            after=self._reading.at.previous(),
             scan=True,
         )
         with self._reading.barrier.passing():
@@ -442,7 +442,7 @@ class WorkerDelivery:
                         target=self.target,
                         schema=self.schema,
                         rows=rows,
-                        frontier=self.epoch.upto.previous(),
+                        after=self.epoch.upto.previous(),
                         scan=True,
                     )
                 )

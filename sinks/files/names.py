@@ -3,16 +3,16 @@
     /[date]/[timestamp]-[uniquer]-[topic]-[schema-id].ndjson
     /[date]/[timestamp].RESOLVED
 
-The timestamp of a data file is the smallest one its rows can have: one above the frontier of the
-feed when the rows were delivered, or the beginning of their bucket where that is later. So for a
-mark R
+The timestamp of a data file is the smallest one its rows can have: one above what the feed had
+delivered before them (:attr:`sinks.base.Batch.after`), or the beginning of their bucket where that
+is later. So for a resolved timestamp R
 
-* a file with rows that R covers was delivered with a frontier below R, and its stamp is at most
+* a file with rows that R covers was delivered after something below R, and its stamp is at most
   that of the rows, so at most R; on a tie ``-`` sorts before ``.``;
-* a file delivered after R has a frontier of at least R, so its stamp is above R.
+* a file delivered after R was resolved comes after at least R, so its stamp is above R.
 
 A bucket (the minutes of ``partition_format=minute``, say) holds the rows of that time and no
-others, and once a mark is beyond its end nothing is added to it. Its manifests are
+others, and once a resolved timestamp is beyond its end nothing is added to it. Its manifests are
 
     /[bucket]/[last instant of the bucket]-[job]-[topic]-[schema-id].manifest
 """

@@ -179,7 +179,7 @@ class FilesSink(Sink):
         for stamp, rows in in_buckets(batch, self.settings.buckets):
             key = (
                 *(batch.epoch.number, batch.partition, batch.target),
-                *(batch.schema.version, batch.frontier, self.settings.buckets.start(stamp.wall)),
+                *(batch.schema.version, batch.after, self.settings.buckets.start(stamp.wall)),
                 *(field.type, tuple((field.metadata or {}).items())),
             )
             try:
@@ -359,8 +359,8 @@ def in_buckets(
 ) -> Iterator[tuple[Timestamp, pa.Table | pa.RecordBatch]]:
     """The rows by bucket of their own time, in order, each with the stamp of its file.
 
-    Rows of a time that is over (a scan delivered behind the changes) go into the bucket of the
-    frontier: one that a mark has closed never gets more.
+    Rows of a time that is over (a scan delivered behind the changes) go into the bucket of
+    :attr:`sinks.base.Batch.after`: one that a resolved timestamp has closed never gets more.
     """
     least = _lower_bound(batch)
     rows = batch.rows
@@ -383,11 +383,11 @@ def in_buckets(
 def _lower_bound(batch: Batch) -> Timestamp:
     """The smallest timestamp rows of this batch, or of one delivered later, can have.
 
-    Before anything was delivered there is no frontier, and no mark either, so the rows' own
-    smallest timestamp serves and keeps files out of a folder of 1970.
+    Before anything was delivered nothing is resolved either, so the rows' own smallest timestamp
+    serves and keeps files out of a folder of 1970.
     """
-    if batch.frontier > Timestamp.ZERO:
-        return batch.frontier.next()
+    if batch.after > Timestamp.ZERO:
+        return batch.after.next()
     if not batch.rows.num_rows:
         return Timestamp.ZERO
     wall = batch.rows.column("wall")

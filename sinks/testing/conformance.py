@@ -410,7 +410,7 @@ def writes_in_executors(harness: Harness) -> None:
         receipts += pickle.loads(pickle.dumps([worker.write(batch) for batch in batches]))
         worker.close()
     sink.commit(epoch, receipts)
-    feed.frontier = at(30)
+    feed.delivered = at(30)
     feed.resolve(sink)
     messages = _check(harness, feed, repeats=False)
     assert len(_rows(messages)) == 30

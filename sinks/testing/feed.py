@@ -97,7 +97,7 @@ class FeedDouble:
 
     Attributes:
         history: what was committed at the source so far.
-        frontier: everything up to it was delivered.
+        delivered: everything up to it was delivered.
         state_database: the URL given to a sink that declares ``Capabilities.state_database``.
     """
 
@@ -115,7 +115,7 @@ class FeedDouble:
             for table, topic in topics.items()
         }
         self.history = RowHistory()
-        self.frontier = Timestamp.ZERO
+        self.delivered = Timestamp.ZERO
         self.versions = dict.fromkeys(topics, 1)
         self._key_in_value = key_in_value
         self._topic_in_value = topic_in_value
@@ -156,7 +156,7 @@ class FeedDouble:
                 topic = target.topic if self._topic_in_value else None
                 rows = message_rows(own, key_in_value=self._key_in_value, topic=topic)
                 schema = table_schema(table, self.versions[table])
-                batch = Batch("conformance", epoch, number, target, schema, rows, self.frontier)
+                batch = Batch("conformance", epoch, number, target, schema, rows, self.delivered)
                 found.append(batch)
         return found
 
@@ -172,17 +172,17 @@ class FeedDouble:
         return [sink.write(batch) for batch in self.batches(epoch, writes)]
 
     def deliver(self, sink: Sink, writes: Sequence[Write], upto: Timestamp | None = None) -> None:
-        """A whole epoch: write, commit, advance the frontier."""
+        """A whole epoch: write, commit, advance."""
         end = upto or max(write.at for write in writes)
         epoch = self.epoch(end)
         receipts = self.write(sink, epoch, writes)
         if sink.commit(epoch, receipts) is not Durability.DURABLE:
             raise AssertionError("commit returned before the rows were durable")
-        self.frontier = end
+        self.delivered = end
 
     def resolve(self, sink: Sink, mark: Timestamp | None = None) -> Timestamp:
-        """Emit the frontier (or ``mark``) as resolved."""
-        stamp = mark or self.frontier
+        """Emit what was delivered (or ``mark``) as resolved."""
+        stamp = mark or self.delivered
         sink.resolved(Resolved(stamp), json.dumps({"resolved": str(stamp)}).encode())
         return stamp
 

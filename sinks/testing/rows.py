@@ -374,7 +374,7 @@ class RowFeed:
             target=self.targets[schema.table.name],
             schema=schema,
             rows=pa.Table.from_pylist(rows, schema=schema.log_schema()),
-            frontier=run[0].at.previous(),
+            after=run[0].at.previous(),
         )
 
     def _mark(self, sink: Sink, mark: Truncate | SchemaChange) -> None:
@@ -407,7 +407,7 @@ class RowFeed:
                 target=target,
                 schema=schema,
                 rows=pa.Table.from_pylist(found, schema=schema.log_schema()),
-                frontier=at.previous(),
+                after=at.previous(),
                 scan=True,
             )
             if self._write_scan is not None:
@@ -429,7 +429,7 @@ class RowFeed:
             target=self.targets[table],
             schema=schema,
             rows=pa.Table.from_pylist(list(rows), schema=schema.log_schema()),
-            frontier=at.previous(),
+            after=at.previous(),
             scan=True,
         )
         self.commit(sink, epoch, [sink.write(batch)])

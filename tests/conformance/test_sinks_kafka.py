@@ -165,7 +165,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
                 raise
 
         retry.run(attempt)
-        feed.frontier = at(step)
+        feed.delivered = at(step)
         epochs.release()
     killer.join()
     retry.run(lambda: feed.resolve(sink))

@@ -168,7 +168,7 @@ def as_lanes(
     return LaneTask(
         count=len(parts),
         log=Path(),
-        bounds={schema.table: batch.frontier},
+        bounds={schema.table: batch.after},
         upto=batch.epoch.upto,
         slice_bytes=0,
         versions={schema: DeliveryForm(MessagePlan(schema, target.topic), schema, target)},

@@ -182,10 +182,10 @@ def test_a_lane_out_of_a_file_delivers_what_it_delivers_out_of_the_log(
         assert sinks[1].committed == sinks[0].committed
         for ours, theirs in zip(sinks[1].batches, sinks[0].batches, strict=True):
             assert ours.rows.equals(theirs.rows)
-            assert (ours.target, ours.schema, ours.frontier) == (
+            assert (ours.target, ours.schema, ours.after) == (
                 theirs.target,
                 theirs.schema,
-                theirs.frontier,
+                theirs.after,
             )
 
 

@@ -243,7 +243,7 @@ def test_every_row_is_in_exactly_one_closed_bucket(
         elif kind == "mark" and now:
             now += value  # type: ignore[operator]
             mark = now
-            feed.frontier = max(feed.frontier, at(mark))
+            feed.delivered = max(feed.delivered, at(mark))
             feed.resolve(sink, at(mark))
             present = manifests(out)
             for name, files in closed.items():

@@ -185,7 +185,7 @@ def test_rows_without_a_value_are_left_out(out: Path) -> None:
 
 
 def test_a_first_scan_is_stamped_with_its_rows(out: Path) -> None:
-    """Without a frontier the oldest row gives the name; a later mark sorts behind."""
+    """Nothing was delivered before: the oldest row gives the name; a later mark sorts behind."""
     sink, feed = opened(out, "partition_format=flat", format="csv")
     epoch = feed.epoch(at(1))
     stamp = Timestamp(at(1).wall, 3)

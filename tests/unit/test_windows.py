@@ -68,7 +68,7 @@ class World:
         self.read: list[Timestamp] = []
         self.groups: list[tuple[int, int]] = []
         self.places: list[float] = []
-        self.frontiers: list[Timestamp] = []
+        self.delivered_before: list[Timestamp] = []
         self.last_seqs: list[int] = []
         self.done: list[str] = []
         self.fails = False
@@ -142,7 +142,7 @@ class World:
 
     def _write(self, batch: Batch) -> Receipt:
         self.done.append("write")
-        self.frontiers.append(batch.frontier)
+        self.delivered_before.append(batch.after)
         self.groups += zip(*batch.rows.to_pydict().values(), strict=True)
         return Receipt(batch.partition, batch.rows.num_rows, 1)
 
@@ -169,7 +169,7 @@ def test_whole_windows_are_told_once_and_the_open_one_is_read_again() -> None:
     assert world.deliver(14.2) == 1
     assert world.read == [BEGIN, through(13 * SECOND)]
     assert world.groups[2:] == [(13, 2)] and world.places == [13.0, 14.0]
-    assert world.frontiers == [BEGIN, through(13 * SECOND)]
+    assert world.delivered_before == [BEGIN, through(13 * SECOND)]
 
 
 def test_a_window_of_several_slices_is_one() -> None:
