@@ -322,7 +322,7 @@ class ScanFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerPlace:
+class ConsumerProgress:
     """The progress of the consumer of a :class:`LogConsumer` sink; no attribute ever goes back.
 
     Attributes:
@@ -354,11 +354,11 @@ class LogConsumer(Protocol):
         """Whether the feed of this job has opened the sink before, so that the contents are its."""
         ...
 
-    def consumer(self) -> ConsumerPlace:
+    def consumer(self) -> ConsumerProgress:
         """The consumer's progress."""
         ...
 
-    def move(self, place: ConsumerPlace) -> None:
+    def move(self, progress: ConsumerProgress) -> None:
         """Save the consumer's progress. Durable on return."""
         ...
 

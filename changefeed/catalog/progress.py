@@ -509,12 +509,12 @@ def _stored(
 
 def _no_higher(high_water: Timestamp | None, given: Iterable[TableProgress]) -> Timestamp | None:
     """The high-water, but not above a running table that is given: reading would lift it."""
-    places = [
+    running = [
         table.done_upto
         for table in given
         if table.state is TableState.RUNNING and table.done_upto is not None
     ]
-    return None if high_water is None else min([high_water, *places])
+    return None if high_water is None else min([high_water, *running])
 
 
 def _write_down(

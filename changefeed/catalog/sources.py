@@ -204,10 +204,10 @@ class Sources(CatalogPart):
         """The log of a source must keep everything above this; None: no feed needs anything.
 
         Paused and failed feeds count: RESUME goes on without a gap. A feed that does not
-        know its place yet needs everything.
+        know its progress yet needs everything.
         """
-        places = [_place(row) for row in self._unfinished(source)]
-        return min((place for place in places if place is not None), default=None)
+        bounds = [_needed_above(row) for row in self._unfinished(source)]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def needed_from(self, source: str) -> dict[int, Timestamp]:
         """For each feed by its id: up to where it needs the log of a source no more.
@@ -219,9 +219,9 @@ class Sources(CatalogPart):
         left_out = {row.job_id for row in rows if row.state in scanning}
         needed: dict[int, Timestamp] = {}
         for row in rows:
-            place = _place(row)
-            if place is not None and row.job_id not in left_out:
-                needed[row.job_id] = min(place, needed.get(row.job_id, place))
+            bound = _needed_above(row)
+            if bound is not None and row.job_id not in left_out:
+                needed[row.job_id] = min(bound, needed.get(row.job_id, bound))
         return needed
 
     def _unfinished(self, source: str) -> Sequence[Any]:
@@ -261,7 +261,7 @@ def _state(row: Row[Any]) -> SourceState:
     )
 
 
-def _place(row: Any) -> Timestamp | None:
+def _needed_above(row: Any) -> Timestamp | None:
     """Up to where a table of a feed needs the log no more; None when a scan is still to begin."""
     done, high_water = stamp_of(row.done_upto), stamp_of(row.high_water)
     if row.state == TableState.RUNNING.value and high_water is not None:

@@ -31,12 +31,12 @@ def follow_consumer(
             if scanning.at is not None:
                 feed.advance([table.table], scanning.at)
             continue
-        place = done if consumed is None else max(done, consumed)
-        if oldest is not Timestamp.MAX and place < oldest:
+        reached = done if consumed is None else max(done, consumed)
+        if oldest is not Timestamp.MAX and reached < oldest:
             raise ChangefeedError(
                 Code.POSITION_TOO_OLD,
-                f"the reader of {table.table} has committed {place}, and the change log begins at "
-                f"{oldest}",
+                f"the reader of {table.table} has committed {reached}, and the change log begins "
+                f"at {oldest}",
                 hint="make another reader, which begins with a scan of the table.",
             )
-        feed.advance([table.table], place)
+        feed.advance([table.table], reached)

@@ -1,7 +1,8 @@
 """Statements of DDL that the change log has about a feed's tables: told to the sink and recorded.
 
 A table that joins a feed of a SCHEMA or DATABASE begins with a scan. The statement that made the
-table lies before it in the log, so it is told when the scan's place is known, before its first row.
+table lies before it in the log, so it is told when the scan's timestamp is known, before its first
+row.
 """
 
 from __future__ import annotations

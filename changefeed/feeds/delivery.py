@@ -414,11 +414,11 @@ def _reached(
     feed: Feed, table: TableName, watermark: Watermark | None, mark: MarkItem | None
 ) -> Timestamp:
     """The progress of a table once everything that was written of it is durable."""
-    places = [feed.tables[table].done_upto or Timestamp.ZERO]
+    reached = [feed.tables[table].done_upto or Timestamp.ZERO]
     if watermark is not None:
-        places.append(watermark.upto)
+        reached.append(watermark.upto)
     if mark is not None and table in mark.complete:
-        places.append(mark.upto)
+        reached.append(mark.upto)
     if mark is not None and table == mark.table:
-        places.append(mark.event.at.previous())
-    return max(places)
+        reached.append(mark.event.at.previous())
+    return max(reached)

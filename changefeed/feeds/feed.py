@@ -35,7 +35,7 @@ from changefeed.plan.build import feed_sql
 from changefeed.plan.targets import query_of, renamed_targets
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
-from changefeed.scan.host import scan_place
+from changefeed.scan.host import scan_progress_key
 from changefeed.sources.registry import open_source
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of, topic_namer
@@ -336,7 +336,7 @@ class Feed:
             if done is None or done < upto:
                 self.tables[name] = replace(self.tables[name], done_upto=upto)
 
-    def take_places(self, places: Mapping[str, Timestamp], *, scans: bool) -> None:
+    def take_progress(self, progress: Mapping[str, Timestamp], *, scans: bool) -> None:
         """Continue from the progress that the sink has committed; never go back.
 
         ``scans``: scans that the sink has committed completely are not repeated.
@@ -344,7 +344,7 @@ class Feed:
         for name, table in list(self.tables.items()):
             if table.state is TableState.FAILED:
                 continue
-            scanned = places.get(scan_place(table.known_as))
+            scanned = progress.get(scan_progress_key(table.known_as))
             owed = table.scan_wanted and table.scan_at is not None
             if scans and owed and scanned is not None and scanned >= (table.scan_at or scanned):
                 table = self.update(
@@ -357,7 +357,7 @@ class Feed:
                     done_upto=max(table.done_upto or scanned, scanned),
                 )
             # Changes of a table follow its start; before that there is nothing to go on from.
-            since, upto = table.done_upto or table.scan_at, places.get(str(table.known_as))
+            since, upto = table.done_upto or table.scan_at, progress.get(str(table.known_as))
             if since is not None and upto is not None and upto > since:
                 self.update(name, done_upto=upto)
 
@@ -431,7 +431,7 @@ def _complete(table: TableProgress) -> Timestamp | None:
     return done
 
 
-def _least(places: Sequence[Timestamp | None]) -> Timestamp | None:
+def _least(values: Sequence[Timestamp | None]) -> Timestamp | None:
     """The smallest value; None if one is unknown, or if there is none."""
-    known = [place for place in places if place is not None]
-    return min(known) if known and len(known) == len(places) else None
+    known = [value for value in values if value is not None]
+    return min(known) if known and len(known) == len(values) else None

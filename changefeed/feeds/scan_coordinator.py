@@ -83,7 +83,7 @@ class ScanCoordinator:
     def waits(self) -> bool:
         """Whether the scan knows its timestamp and waits until :meth:`follow` has saved it."""
         scan = self._scan
-        return scan is not None and scan.at is not None and not scan.placed.is_set()
+        return scan is not None and scan.at is not None and not scan.timestamp_saved.is_set()
 
     def text(self) -> str:
         """The progress of the scan and the time that it still needs, as text for users."""
@@ -175,7 +175,7 @@ class ScanCoordinator:
             return
         ended = not scan.is_alive()
         if self.waits:
-            self._save_place(feed, scan)
+            self._save_timestamp(feed, scan)
         self._measure(scan)
         for name in scan.tables:
             self._follow_table(feed, scan, name, show)
@@ -204,7 +204,7 @@ class ScanCoordinator:
         if scan.delivered and rows > self._furthest:
             self._furthest, self.advanced = rows, True
 
-    def _save_place(self, feed: Feed, scan: SnapshotScan) -> None:
+    def _save_timestamp(self, feed: Feed, scan: SnapshotScan) -> None:
         for name in scan.tables:
             now = feed.tables.get(name)
             owed = now is not None and now.scan_wanted and now.state is not TableState.FAILED
@@ -218,7 +218,7 @@ class ScanCoordinator:
         # A RESCAN meanwhile ends this scan: its rows must not be delivered, because the
         # timestamp from which changes must follow was not saved.
         if not feed.superseded & scan.tables.keys():
-            scan.placed.set()
+            scan.timestamp_saved.set()
 
     def _follow_table(
         self, feed: Feed, scan: SnapshotScan, name: TableName, show: Callable[[], None]

@@ -119,7 +119,7 @@ class SinkSession:
             if self.keeps(sink):
                 # What was committed before a crash, even if the feed did not learn of it. A scan
                 # that the sink must end is repeated, because its end may be missing.
-                self._feed.take_places(sink.progress(), scans=not sink.capabilities.ends_scans)
+                self._feed.take_progress(sink.progress(), scans=not sink.capabilities.ends_scans)
             self._sink, self._opening = sink, None
         elif feed is not None:
             self._sink.open(self.context())
@@ -220,8 +220,8 @@ class SinkSession:
         sink = self.open()
         try:
             if self.keeps(sink):
-                places = {str(self._feed.target(t).table): at for t, at in progress.items()}
-                delivery = sink.commit_with(epoch, receipts, places)
+                by_name = {str(self._feed.target(t).table): at for t, at in progress.items()}
+                delivery = sink.commit_with(epoch, receipts, by_name)
             else:
                 delivery = sink.commit(epoch, receipts)
         except ChangefeedError as error:

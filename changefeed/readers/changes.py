@@ -144,20 +144,20 @@ class ChangeRows:
         self, wanted: Column, rows: pa.Table, version: TableSchema, order: _Order
     ) -> pa.Array:
         target = _arrow(_kind(wanted))
-        place = place_of(wanted, version)
-        if place is None:
+        index = index_of(wanted, version)
+        if index is None:
             return pa.nulls(len(order.types), target)
-        column = version.columns[place]
-        after = _chunk(rows[f"a{place}"])
+        column = version.columns[index]
+        after = _chunk(rows[f"a{index}"])
         before = None
         if order.uses_before:
-            known = place in version.before_ordinals
-            before = _chunk(rows[f"b{place}"]) if known else pa.nulls(len(after), after.type)
+            known = index in version.before_ordinals
+            before = _chunk(rows[f"b{index}"]) if known else pa.nulls(len(after), after.type)
         values = order.images(after, before)
         return _fitted(values, column, wanted, target)
 
 
-def place_of(column: Column, version: TableSchema) -> int | None:
+def index_of(column: Column, version: TableSchema) -> int | None:
     """Where another version of the table has a column; None where it has none."""
     for i, other in enumerate(version.columns):
         if column.column_id and other.column_id:

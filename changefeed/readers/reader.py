@@ -22,7 +22,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, TableRanges
-from sinks.base import ConsumerPlace, LogConsumer, ScanFiles
+from sinks.base import ConsumerProgress, LogConsumer, ScanFiles
 from sinks.registry import open_sink
 
 #: Files of a scan that make one range.
@@ -205,7 +205,7 @@ class Reader:
         self.progress()
         if not self._ours():
             return
-        scan, committed = self.sink().scanned(), self.place().committed
+        scan, committed = self.sink().scanned(), self.consumer_progress().committed
         if scan is not None and committed is not None and committed < scan.at:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
@@ -232,9 +232,9 @@ class Reader:
         scan = self.sink().scanned()
         return scan.at if scan is not None else progress.done_upto
 
-    def place(self) -> ConsumerPlace:
+    def consumer_progress(self) -> ConsumerProgress:
         """How far the reader is."""
-        return self.sink().consumer() if self._ours() else ConsumerPlace()
+        return self.sink().consumer() if self._ours() else ConsumerProgress()
 
     def _ours(self) -> bool:
         """The feed has opened the place; before that, what is there is a dropped reader's."""
@@ -252,29 +252,31 @@ class Reader:
 
     def commit(self, upto: Timestamp) -> None:
         """Everything at or below ``upto`` is done with: the log need not keep it."""
-        place = self.place()
-        if place.committed is None or place.committed < upto:
-            self.sink().move(replace(place, committed=upto, planned=_later(place.planned, upto)))
+        progress = self.consumer_progress()
+        if progress.committed is None or progress.committed < upto:
+            self.sink().move(
+                replace(progress, committed=upto, planned=_later(progress.planned, upto))
+            )
 
     def plan(self, upto: Timestamp) -> None:
         """Work up to ``upto`` may begin; said before it does."""
-        place = self.place()
-        if place.planned is None or place.planned < upto:
-            self.sink().move(replace(place, planned=upto))
+        progress = self.consumer_progress()
+        if progress.planned is None or progress.planned < upto:
+            self.sink().move(replace(progress, planned=upto))
 
     def idle(self, upto: Timestamp) -> None:
         """The log has nothing for the reader between what was committed and ``upto``."""
-        place = self.place()
-        if place.committed is not None and (place.idle is None or place.idle < upto):
-            self.sink().move(replace(place, idle=upto))
+        progress = self.consumer_progress()
+        if progress.committed is not None and (progress.idle is None or progress.idle < upto):
+            self.sink().move(replace(progress, idle=upto))
 
     def resting(self, after: Timestamp) -> Timestamp:
         """Where reading on from ``after`` begins: further on, where the log is known to have
         nothing for the reader in between (it may not go back to ``after`` any more)."""
-        place = self.place()
-        if place.committed is None or place.idle is None or after < place.committed:
+        progress = self.consumer_progress()
+        if progress.committed is None or progress.idle is None or after < progress.committed:
             return after
-        return max(after, place.idle)
+        return max(after, progress.idle)
 
     def work(
         self, after: Timestamp | None, upto: Timestamp, schema: TableSchema | None = None

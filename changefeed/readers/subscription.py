@@ -69,7 +69,7 @@ class Subscription:
         self._reader = reader
         self._max_rows = max_rows
         self._clock = clock
-        self._at = reader.place().committed
+        self._at = reader.consumer_progress().committed
         self._committed = self._at
         self._idle_at = 0.0
 

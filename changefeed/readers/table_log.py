@@ -21,7 +21,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.log import LogPiece, LogReader
-from changefeed.readers.changes import ChangeRows, place_of
+from changefeed.readers.changes import ChangeRows, index_of
 from changefeed.readers.staged_rows import RowLocations
 
 #: About so many rows are one range: enough that opening the log does not show.
@@ -287,8 +287,8 @@ def lost_columns(version: TableSchema, schema: TableSchema) -> list[str]:
     ``schema`` lacks or has under another name or type."""
     lost = []
     for column in version.columns:
-        place = place_of(column, schema)
-        if place is None or (schema.columns[place].name, schema.columns[place].logical) != (
+        index = index_of(column, schema)
+        if index is None or (schema.columns[index].name, schema.columns[index].logical) != (
             column.name,
             column.logical,
         ):

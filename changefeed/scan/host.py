@@ -142,6 +142,6 @@ class ScanHost(Protocol):
         ...
 
 
-def scan_place(table: TableName) -> str:
+def scan_progress_key(table: TableName) -> str:
     """Under what name a sink that keeps progress knows the last whole scan of a table."""
     return f"{table}#scan"

@@ -40,7 +40,7 @@ from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
 from changefeed.scan.admission import AdmissionTicket
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
-from changefeed.scan.host import ScanHost, scan_place
+from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
@@ -368,8 +368,8 @@ class ScanWriter:
         sink, at = self.sink, self._reading.at
         if self.keeps:
             with self._reading.barrier.passing():
-                place = {scan_place(self.target.table): at}
-                require_durable(sink.commit_with(self.epoch, self._receipts, place))
+                progress = {scan_progress_key(self.target.table): at}
+                require_durable(sink.commit_with(self.epoch, self._receipts, progress))
             self._settled()
         else:
             self.commit()

@@ -71,7 +71,7 @@ class SnapshotScan(threading.Thread):
         #: What this scan writes, it writes through here.
         self.barrier = WriteBarrier()
         #: Set by the feed's thread once :attr:`at` is durable in the progress of the tables.
-        self.placed = threading.Event()
+        self.timestamp_saved = threading.Event()
         self._host = host
         self._clock = clock
         self._stopping = threading.Event()
@@ -88,7 +88,7 @@ class SnapshotScan(threading.Thread):
     def stop(self) -> None:
         """End soon: running Spark jobs are cancelled."""
         self._stopping.set()
-        self.placed.set()
+        self.timestamp_saved.set()
         for table in self.tables.values():
             table.caught_up.set()
         self._host.spark.cancel(self._group)
@@ -147,13 +147,13 @@ class SnapshotScan(threading.Thread):
             self._began = self._clock.monotonic()
             self._host.wake()
             fault_point(Point.SCAN_AFTER_SNAPSHOT)
-            self.placed.wait()
+            self.timestamp_saved.wait()
             fault_point(Point.SCAN_PLACED)
             # Again: the image may have waited long for open transactions, and has the columns
             # that came meanwhile. One that came since then is not in the image, and told by it.
             described = self._describe()
-            # Where the scan before this one was, or the oldest place of a scan that is owed: not
-            # as it is by now, with the place of this scan.
+            # The timestamp of the scan before this one, or the oldest one of a scan that is owed:
+            # not as it is by now, with the timestamp of this scan.
             unfinished = {
                 name: table.progress.scan_at
                 for name, table in self.tables.items()

@@ -105,15 +105,15 @@ class ChangeBatchReader(DataSourceReader):
         reader = open_reader(settings)
         try:
             frontier = reader.log().frontier()
-            place = reader.place().committed
-            if frontier is None or (place is None and reader.begun() is None):
+            committed = reader.consumer_progress().committed
+            if frontier is None or (committed is None and reader.begun() is None):
                 raise ChangefeedError(
                     Code.WRONG_JOB_STATE,
                     f'reader "{settings.reader}" has not begun: its initial scan is not done',
                     hint="a node has to run; SHOW CHANGEFEEDS shows how far it is.",
                 )
             upto = frontier if settings.upto is None else min(frontier, settings.upto)
-            after = settings.after if settings.after is not None else place
+            after = settings.after if settings.after is not None else committed
             return reader.work(after, upto, self._shape)
         finally:
             reader.close()

@@ -1,7 +1,7 @@
 """A streaming query over the changes of a table.
 
 An offset is a resolved timestamp: ``{"at": "1536242855577149065.0000000000"}``; ``{"at": ""}`` is
-the begin, before the initial scan. What Spark commits is committed as the reader's place, so the
+the begin, before the initial scan. What Spark commits is committed as the reader's progress, so the
 change log keeps what a query that is started again from its checkpoint asks for.
 """
 
@@ -73,11 +73,11 @@ class ChangeStreamReader(DataSourceStreamReader):
         Raises:
             ChangefeedError: CF1301, the reader has been read from: its begin is not there any more.
         """
-        place = self._reader.place()
-        if place.committed is not None:
+        progress = self._reader.consumer_progress()
+        if progress.committed is not None:
             raise ChangefeedError(
                 Code.WRONG_JOB_STATE,
-                f'reader "{self._reader.name}" was read up to {place.committed}, and this query '
+                f'reader "{self._reader.name}" was read up to {progress.committed}, and this query '
                 "has no checkpoint that says so",
                 hint="start it with the checkpoint it had, or give it another reader.",
             )
@@ -91,7 +91,7 @@ class ChangeStreamReader(DataSourceStreamReader):
             # only with the next batch, which may be long in coming.
             self._done(reader, self._ran)
             self._ran = None
-        planned = self._planned = self._planned or reader.place().planned
+        planned = self._planned = self._planned or reader.consumer_progress().planned
         if not self._allowed(reader):
             return _offset(planned)
         frontier = reader.log().frontier()
@@ -121,7 +121,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         if log.span(after, upto).ranges:
             return upto
         now = self._clock.monotonic()
-        if now - self._idle_at >= IDLE_SECONDS and planned == reader.place().committed:
+        if now - self._idle_at >= IDLE_SECONDS and planned == reader.consumer_progress().committed:
             self._idle_at = now
             reader.idle(upto)
         return planned

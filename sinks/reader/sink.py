@@ -37,7 +37,7 @@ from sinks.base import (
     Accepts,
     Batch,
     Capabilities,
-    ConsumerPlace,
+    ConsumerProgress,
     Durability,
     Epoch,
     Receipt,
@@ -195,25 +195,30 @@ class ReaderSink(Sink):
         owner = Owner.parse(found["owner"]) if found is not None else None
         return owner is not None and (owner.state, owner.job) == (state, job_id)
 
-    def consumer(self) -> ConsumerPlace:
+    def consumer(self) -> ConsumerProgress:
         """See :class:`sinks.base.LogConsumer`; a scan that was consumed is removed."""
         with self._explained("read"):
             found = self._read(PLACE)
             if found is None:
-                return ConsumerPlace()
-            place = ConsumerPlace(**{name: Timestamp.parse(text) for name, text in found.items()})
-            if place.committed is not None:
-                self._let_go(place.committed)
-            return place
+                return ConsumerProgress()
+            stamps = {name: Timestamp.parse(text) for name, text in found.items()}
+            progress = ConsumerProgress(**stamps)
+            if progress.committed is not None:
+                self._let_go(progress.committed)
+            return progress
 
     def _let_go(self, committed: Timestamp) -> None:
         scan = self._read(SCAN)
         if scan is not None and Timestamp.parse(scan["at"]) <= committed:
             self._remove_scans()
 
-    def move(self, place: ConsumerPlace) -> None:
+    def move(self, progress: ConsumerProgress) -> None:
         """See :class:`sinks.base.LogConsumer`."""
-        fields = {"committed": place.committed, "idle": place.idle, "planned": place.planned}
+        fields = {
+            "committed": progress.committed,
+            "idle": progress.idle,
+            "planned": progress.planned,
+        }
         with self._explained("write"):
             self._replace(PLACE, {name: str(at) for name, at in fields.items() if at is not None})
 

@@ -23,7 +23,7 @@ from changefeed.sources.debezium.assemble import Assembler
 from changefeed.sources.debezium.carriers import Carrier, carried, fits, log_values, make_column
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import escaped
-from changefeed.sources.debezium.connectors.binlog import MariaDB, place_of
+from changefeed.sources.debezium.connectors.binlog import MariaDB, position_of
 from changefeed.sources.debezium.failures import Cause, failure
 from changefeed.sources.debezium.frames import TableShape, read_batch
 from changefeed.sources.debezium.ranges import in_range, range_problem
@@ -263,7 +263,7 @@ class Stream:
             lambda _: described(keyless), schemas.intern, schemas.latest, long_times=True
         )
         connector = MariaDB(parse("debezium-mariadb://a@b/shop", 3306))
-        start = Frontier(Timestamp(1), place_of("binlog.000001", 1), 0)
+        start = Frontier(Timestamp(1), position_of("binlog.000001", 1), 0)
         self.assembler = Assembler(
             start, connector, "shop", shapes, folder / "spool", batch_bytes=batch_bytes
         )
@@ -303,7 +303,7 @@ def test_transactions_of_one_frame(tmp_path: Path) -> None:
         ("d", 4, 0, "x"),
     ]
     [flush] = stream.flushes
-    assert flush.commits.position == [place_of("binlog.000001", p + 1) for p in (10, 20, 40)]
+    assert flush.commits.position == [position_of("binlog.000001", p + 1) for p in (10, 20, 40)]
     assert flush.frontier is not None and flush.frontier.seq == 4
     assert json.loads(flush.frontier.history)[1]["pos"] == 40
 
@@ -401,7 +401,7 @@ def test_rows_that_nobody_watches_are_dropped(tmp_path: Path) -> None:
     frame.mark("beat", 20)
     stream.take(frame)
     assert stream.flushes == []
-    assert stream.assembler.frontier.position == place_of("binlog.000001", 20)
+    assert stream.assembler.frontier.position == position_of("binlog.000001", 20)
 
 
 def test_a_beat_inside_a_transaction_moves_nothing(tmp_path: Path) -> None:

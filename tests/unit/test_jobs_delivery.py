@@ -30,7 +30,7 @@ from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.log import LogPiece
 from changefeed.scan.barrier import ScanStopped
-from changefeed.scan.host import scan_place
+from changefeed.scan.host import scan_progress_key
 from changefeed.scan.table import joined, read_parts
 from sinks.base import Batch, Epoch, Receipt
 from tests.helpers.waiting import until
@@ -935,7 +935,7 @@ def test_nothing_is_resolved_while_a_table_joins(bench: Bench) -> None:
 def test_a_feed_goes_on_from_the_places_of_its_sink(bench: Bench) -> None:
     bench.feed.advance([B], at(8))
     bench.feed.update(C, done_upto=None)
-    bench.feed.take_places({str(A): at(5), str(B): at(6), str(C): at(7)}, scans=True)
+    bench.feed.take_progress({str(A): at(5), str(B): at(6), str(C): at(7)}, scans=True)
     assert bench.done(A, B) == [50, 80], "never back"
     assert bench.feed.tables[C].done_upto is None, "it has not begun: the place is of another life"
 
@@ -948,7 +948,7 @@ def test_a_whole_scan_is_not_repeated(
     bench: Bench, place: Timestamp, scans: bool, over: bool
 ) -> None:
     bench.feed.update(A, state=TableState.SCANNING, scan_wanted=True, scan_at=at(6), done_upto=None)
-    bench.feed.take_places({scan_place(A): place}, scans=scans)
+    bench.feed.take_progress({scan_progress_key(A): place}, scans=scans)
     table = bench.feed.tables[A]
     assert (table.state is TableState.RUNNING) is over
     assert table.scan_wanted is not over

@@ -39,7 +39,7 @@ class StillScan:
         }
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
-        self.placed = threading.Event()
+        self.timestamp_saved = threading.Event()
         self.barrier = WriteBarrier()
         self.alive = True
         self.started = self.joined = self.delivered = False
@@ -145,7 +145,7 @@ def test_the_instant_of_a_scan_is_durable_before_its_rows(bench: Bench) -> None:
     bench.scan.at = Timestamp(10)
     assert bench.scanning.waits
     bench.scanning.follow(bench.feed, lambda: None)
-    assert bench.scan.placed.is_set()
+    assert bench.scan.timestamp_saved.is_set()
     assert bench.catalog.tables(bench.job.id)[0].scan_at == Timestamp(10)
 
 
@@ -322,7 +322,7 @@ def test_a_scan_ends_without_rows_when_a_rescan_came_first(bench: Bench) -> None
     bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
     bench.scan.at = Timestamp(10)
     bench.scanning.follow(bench.feed, lambda: None)
-    assert not bench.scan.placed.is_set(), "the place of its rows was not saved"
+    assert not bench.scan.timestamp_saved.is_set(), "the timestamp of its rows was not saved"
 
 
 def test_a_running_scan_is_told_with_what_it_has_delivered(bench: Bench) -> None:
@@ -387,17 +387,17 @@ def test_a_table_that_failed_before_its_scan_was_placed_has_no_place(bench: Benc
     bench.feed.fail_table(TABLE, ChangefeedError("CF2202", "no right to read"))
     bench.scan.at = Timestamp(10)
     bench.scanning.follow(bench.feed, lambda: None)
-    assert bench.scan.placed.is_set() and bench.table.scan_at is None
+    assert bench.scan.timestamp_saved.is_set() and bench.table.scan_at is None
 
 
-@pytest.mark.parametrize("placed", [False, True])
-def test_a_scan_that_is_stopped_delivers_nothing_more(bench: Bench, placed: bool) -> None:
+@pytest.mark.parametrize("timestamp_saved", [False, True])
+def test_a_scan_that_is_stopped_delivers_nothing_more(bench: Bench, timestamp_saved: bool) -> None:
     """One without a timestamp may wait for its snapshot for as long as transactions are open at
     the source, and is not waited for."""
     scan = bench.scan
-    scan.at = Timestamp(10) if placed else None
+    scan.at = Timestamp(10) if timestamp_saved else None
     bench.scanning.stop()
-    assert (scan.alive, scan.joined) == (False, placed)
+    assert (scan.alive, scan.joined) == (False, timestamp_saved)
     with pytest.raises(ScanStopped), scan.barrier.passing():
         pytest.fail("it writes")
     assert bench.scanning.owes(bench.feed)
@@ -441,7 +441,7 @@ def test_what_broken_scans_of_a_feed_of_the_scan_alone_left_counts_for_nothing(
     for at in (10, 20, 30):
         bench.scan.at = Timestamp(at)
         bench.scanning.follow(bench.feed, lambda: None)
-        assert bench.scan.placed.is_set()
+        assert bench.scan.timestamp_saved.is_set()
         bench.restart()
         assert bench.scan.tables[TABLE].progress.scan_at == Timestamp(10)
     bench.scan.at = Timestamp(40)

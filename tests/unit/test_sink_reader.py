@@ -14,7 +14,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableName
 from changefeed.feeds.consumer import follow_consumer
 from changefeed.options import Deletes
-from sinks.base import Batch, ConsumerPlace, Epoch, SinkContext, Target
+from sinks.base import Batch, ConsumerProgress, Epoch, SinkContext, Target
 from sinks.reader.sink import ReaderSink
 from sinks.registry import capabilities, open_sink
 from tests.helpers.log_samples import narrow
@@ -57,10 +57,10 @@ def test_a_scan_is_there_once_it_is_whole_and_until_it_was_consumed(tmp_path: Pa
     assert len(found.files) == 2
     keys = [k for f in found.files for k in pa.ipc.open_file(f).read_all()["a0"].to_pylist()]
     assert keys == [1, 2, 3]
-    consumer.move(ConsumerPlace(planned=AT))
+    consumer.move(ConsumerProgress(planned=AT))
     assert feed.consumer().needs_above is None
     assert consumer.scanned() == found
-    consumer.move(ConsumerPlace(committed=AT, planned=AT))
+    consumer.move(ConsumerProgress(committed=AT, planned=AT))
     assert feed.consumer().needs_above == AT
     assert consumer.scanned() is None
     assert not list((tmp_path / "r").glob("scan-*"))
@@ -116,14 +116,14 @@ def test_what_a_dropped_feed_left_means_nothing_to_the_next(tmp_path: Path) -> N
     first.open(context(1))
     scan(first)
     first.end_scan(TARGET, SCHEMA, AT)
-    first.move(ConsumerPlace(committed=AT.previous()))
+    first.move(ConsumerProgress(committed=AT.previous()))
     second = sink(tmp_path)
     assert second.belongs("abcdef", 1)
     assert not second.belongs("abcdef", 2)
     second.open(context(2))
     assert second.belongs("abcdef", 2)
     assert second.scanned() is None
-    assert second.consumer() == ConsumerPlace()
+    assert second.consumer() == ConsumerProgress()
 
 
 def test_a_reader_has_one_table(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from changefeed.spark_source.batch import ChangeBatchReader, ChangePartition, ch
 from changefeed.spark_source.settings import OnSchemaChange, settings_of
 from changefeed.spark_source.source import ChangefeedSource
 from changefeed.spark_source.stream import ChangeStreamReader
-from sinks.base import ConsumerPlace
+from sinks.base import ConsumerProgress
 from tests.helpers.log_samples import narrow, wide
 
 SCHEMA = narrow("t")
@@ -143,7 +143,7 @@ class FakeReader:
 
     def __init__(self, log: FakeLog) -> None:
         self._log = log
-        self.place_now = ConsumerPlace()
+        self.consumed = ConsumerProgress()
         self.paused = False
         self.failure: ChangefeedError | None = None
         self.scanned = True
@@ -151,8 +151,8 @@ class FakeReader:
     def log(self) -> FakeLog:
         return self._log
 
-    def place(self) -> ConsumerPlace:
-        return self.place_now
+    def consumer_progress(self) -> ConsumerProgress:
+        return self.consumed
 
     def begun(self) -> Timestamp | None:
         return at(10) if self.scanned else None
@@ -162,16 +162,16 @@ class FakeReader:
             raise self.failure
 
     def resting(self, after: Timestamp) -> Timestamp:
-        return max(after, self.place_now.idle or after)
+        return max(after, self.consumed.idle or after)
 
     def plan(self, upto: Timestamp) -> None:
-        self.place_now = ConsumerPlace(self.place_now.committed, self.place_now.idle, upto)
+        self.consumed = ConsumerProgress(self.consumed.committed, self.consumed.idle, upto)
 
     def commit(self, upto: Timestamp) -> None:
-        self.place_now = ConsumerPlace(upto, self.place_now.idle, self.place_now.planned)
+        self.consumed = ConsumerProgress(upto, self.consumed.idle, self.consumed.planned)
 
     def idle(self, upto: Timestamp) -> None:
-        self.place_now = ConsumerPlace(self.place_now.committed, upto, self.place_now.planned)
+        self.consumed = ConsumerProgress(self.consumed.committed, upto, self.consumed.planned)
 
     def work(self, after: Timestamp | None, upto: Timestamp, schema: Any) -> TableRanges:
         return self._log.span(after or at(0), upto, schema)
@@ -201,10 +201,10 @@ def test_a_stream_begins_with_the_scan_and_goes_on_with_changes() -> None:
     reader.scanned = True
     assert query.latestOffset() == offset(10)
     assert len(query.partitions(begin, offset(10))) == 1
-    assert reader.place_now.committed is None
+    assert reader.consumed.committed is None
     log.upto = 25
     assert query.latestOffset() == offset(25)
-    assert reader.place_now.committed == at(10), "asked for more, Spark has done the batch before"
+    assert reader.consumed.committed == at(10), "asked for more, Spark has done the batch before"
     assert query.partitions(offset(25), offset(25)) == []
 
 
@@ -217,7 +217,7 @@ def test_a_quiet_table_makes_no_batches_and_does_not_hold_the_log() -> None:
     query.partitions({"at": ""}, offset(10))
     log.upto = 5000
     assert query.latestOffset() == offset(10)
-    assert reader.place_now.idle == at(5000)
+    assert reader.consumed.idle == at(5000)
 
 
 def test_a_query_that_starts_again_is_never_given_less() -> None:
@@ -226,7 +226,7 @@ def test_a_query_that_starts_again_is_never_given_less() -> None:
     reader = FakeReader(log)
     first = stream(reader, maxRowsPerTrigger="10")
     assert first.latestOffset() == offset(20)
-    assert reader.place_now.planned == at(20)
+    assert reader.consumed.planned == at(20)
     # Killed before the batch was committed: Spark runs it again, then asks for more.
     again = stream(reader, maxRowsPerTrigger="10")
     assert again.latestOffset() == offset(30)

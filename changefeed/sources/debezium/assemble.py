@@ -1,4 +1,4 @@
-"""Batches of Debezium's engine -> flushes: transactions, timestamps, numbers, places.
+"""Batches of Debezium's engine -> flushes: transactions, timestamps, numbers, positions.
 
 Pure: no process, no clock. The same batches after the same frontier give the same flushes.
 
@@ -110,7 +110,7 @@ class Assembler:
         self._shapes = shapes
         self._spool = spool
         self._batch_bytes = batch_bytes
-        #: Transactions at or below this place were read before.
+        #: Transactions at or below this position were read before.
         self._read_upto = "" if connector.resumes_by_offset else start.position
         self._skipped = 0
         self._last = start.at
@@ -266,15 +266,15 @@ class Assembler:
             self._end(mark, items, ends, commits)
             self._in_transaction = False
         elif mark.kind == "beat":
-            place = self._connector.place(mark.offset[1])
-            if self._connector.ends_by_place and place > self._position:
+            position = self._connector.position(mark.offset[1])
+            if self._connector.ends_by_position and position > self._position:
                 self._in_transaction = False
             if not self._in_transaction:
                 self._end(mark, items, ends, commits)
-                self._move(place, mark.offset)
+                self._move(position, mark.offset)
 
-    def _move(self, place: str, offset: Offset) -> None:
-        self._position = max(self._position, place)
+    def _move(self, position: str, offset: Offset) -> None:
+        self._position = max(self._position, position)
         self._history = json.dumps(offset, separators=(",", ":"))
 
     def _end(
@@ -287,11 +287,11 @@ class Assembler:
         """A transaction is complete: the items before ``items`` that no earlier one has."""
         source = self._last_row or {}
         if source:
-            place = self._connector.commit_place(source, mark.offset[1])
-            if place and place <= self._read_upto:
+            position = self._connector.commit_position(source, mark.offset[1])
+            if position and position <= self._read_upto:
                 self._skipped = items
                 return
-            self._move(place, mark.offset)
+            self._move(position, mark.offset)
         before = ends[-1].items if ends else self._skipped
         if items <= before and not (self._on_disk and not ends):
             return
@@ -403,7 +403,7 @@ class Assembler:
         del commits[:]
         commits += rest
         self._pending = tail
-        # Its place is this flush's, whatever was read behind it.
+        # Its position is this flush's, whatever was read behind it.
         yield Flush((), self.frontier if not rest else None, _commits(first))
 
     def _drop(self, items: int) -> None:

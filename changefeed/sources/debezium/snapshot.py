@@ -63,9 +63,9 @@ class DoorSnapshot:
         before: Position,
         sessions: Sessions,
     ) -> None:
-        """Start the engine; returns when the place of the image is known.
+        """Start the engine; returns when the position of the image is known.
 
-        ``before``: a place of the log that was passed before.
+        ``before``: a position in the log that was passed before.
 
         Raises:
             ChangefeedError: what the engine ended with.
@@ -76,17 +76,17 @@ class DoorSnapshot:
         self._tables = {schema.table: schema for schema in tables}
         self._folder = Path(tempfile.mkdtemp(prefix="changefeed-scan-"))
         self._pieces: dict[TableName, list[_StoredBatch]] = defaultdict(list)
-        self._place: Position = ""
+        self._position: Position = ""
         self._before = before
         self._error: ChangefeedError | None = None
-        self._placed = threading.Event()
+        self._positiond = threading.Event()
         self._done = threading.Event()
         self._closed = False
         self._door: Door | None = None
         self._thread = threading.Thread(target=self._run, name="door-scan", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._placed)
+            self._wait(self._positiond)
         except BaseException:
             self.close()
             raise
@@ -94,7 +94,7 @@ class DoorSnapshot:
     @property
     def position(self) -> Position:
         """See :class:`changefeed.sources.base.Snapshot`."""
-        return self._place or self._before
+        return self._position or self._before
 
     def parts(
         self,
@@ -175,7 +175,7 @@ class DoorSnapshot:
         except OSError as error:
             self._error = no_room(error)
         finally:
-            self._placed.set()
+            self._positiond.set()
             self._done.set()
 
     def _read(self) -> None:
@@ -221,10 +221,10 @@ class DoorSnapshot:
                 Code.SCAN_INTERRUPTED, f"Debezium says of its snapshot: {min(failed)}"
             )
         done = _COMPLETED in notices
-        if not self._place and (batch.groups or done):
+        if not self._position and (batch.groups or done):
             offsets = [mark.offset[1] for mark in batch.marks if mark.offset[1]]
-            self._place = self._connector.scan_place(offsets[0]) if offsets else self._before
-            self._placed.set()
+            self._position = self._connector.scan_position(offsets[0]) if offsets else self._before
+            self._positiond.set()
         return done
 
     def _group(self, group: Group, shape: TableShape) -> None:

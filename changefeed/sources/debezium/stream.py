@@ -29,7 +29,7 @@ from changefeed.sources.debezium.shapes import Shapes
 
 #: A stream looks this often whether it was closed, seconds.
 LOOK = 0.2
-#: Debezium tells an idle source's place this often, milliseconds.
+#: Debezium tells an idle source's position this often, milliseconds.
 BEAT_MS = 500
 #: Seconds without a word, and the engine counts as lost: it beats twice a second.
 SILENCE = 120.0
@@ -93,7 +93,7 @@ class DoorStream:
         self._closed = False
         self._door: Door | None = None
         self._acknowledged = ""
-        #: Frames that end outside of a transaction, and the place behind each.
+        #: Frames that end outside of a transaction, and the position behind each.
         self._frames: deque[tuple[Position, int]] = deque()
         self._history = request.folder / _HISTORY
         self._history_size = -1

@@ -1,4 +1,4 @@
-"""What a connector of Debezium needs and gives: settings, places in its log, descriptions."""
+"""What a connector of Debezium needs and gives: settings, positions in its log, descriptions."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Connector(ABC):
     truncate_commits = False
     #: Debezium needs the history of all definitions to read rows.
     keeps_history = True
-    #: Debezium goes on at an offset; else the database keeps the place, and sends again what comes
-    #: after the last acknowledged one.
+    #: Debezium goes on at an offset; else the database keeps the position, and sends again what
+    #: comes after the last acknowledged one.
     resumes_by_offset = True
-    #: The end of a transaction is told by a later place in the log, too.
-    ends_by_place = False
+    #: The end of a transaction is told by a later position in the log, too.
+    ends_by_position = False
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -80,20 +80,20 @@ class Connector(ABC):
         """Schema and name of the table that a row is from."""
         return str(source["schema"]), str(source["table"])
 
-    # -- places ----------------------------------------------------------------------
+    # -- positions -------------------------------------------------------------------
 
     @abstractmethod
-    def place(self, offset: Mapping[str, Any]) -> Position:
-        """The place that an offset outside of a transaction stands for; empty where it tells
+    def position(self, offset: Mapping[str, Any]) -> Position:
+        """The position that an offset outside of a transaction stands for; empty where it tells
         nothing of what was read."""
 
-    def scan_place(self, offset: Mapping[str, Any]) -> Position:
-        """The place of the image that a row of a snapshot is from, by the row's offset."""
-        return self.place(offset)
+    def scan_position(self, offset: Mapping[str, Any]) -> Position:
+        """The position of the image that a row of a snapshot is from, by the row's offset."""
+        return self.position(offset)
 
     @abstractmethod
-    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
-        """The place of a transaction, by its last row and the offset of its end."""
+    def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+        """The position of a transaction, by its last row and the offset of its end."""
 
     @abstractmethod
     def current(self, session: JdbcSession) -> Position:

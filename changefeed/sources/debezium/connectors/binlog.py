@@ -48,7 +48,7 @@ _GEOMETRY = frozenset(
 _FILE = re.compile(r"\.(\d+)$")
 
 
-def place_of(file: str, offset: int) -> Position:
+def position_of(file: str, offset: int) -> Position:
     """A file of the binlog and an offset in it, as text that sorts."""
     found = _FILE.search(file)
     if found is None:
@@ -98,12 +98,12 @@ class _Binlog(Connector):
     def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
         return str(source["db"]), str(source["table"])
 
-    def place(self, offset: Mapping[str, Any]) -> Position:
-        return place_of(offset["file"], int(offset["pos"]))
+    def position(self, offset: Mapping[str, Any]) -> Position:
+        return position_of(offset["file"], int(offset["pos"]))
 
-    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+    def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
         # Where it begins, and the log ended before it: one byte more is inside of it.
-        return place_of(source["file"], int(source["pos"]) + 1)
+        return position_of(source["file"], int(source["pos"]) + 1)
 
     def _end(self, session: JdbcSession) -> tuple[str, int, str]:
         """File, offset and GTIDs where the binlog ends now."""
@@ -125,7 +125,7 @@ class _Binlog(Connector):
 
     def current(self, session: JdbcSession) -> Position:
         file, offset, _ = self._end(session)
-        return place_of(file, offset)
+        return position_of(file, offset)
 
     def begin(
         self, session: JdbcSession, memo: Mapping[str, Any]
@@ -134,7 +134,7 @@ class _Binlog(Connector):
         told = {"file": file, "pos": offset}
         if gtids := self._gtids(session, file, offset, gtids):
             told["gtids"] = gtids.replace("\n", "")
-        return place_of(file, offset), ({"server": PREFIX}, told)
+        return position_of(file, offset), ({"server": PREFIX}, told)
 
     def _gtids(self, session: JdbcSession, file: str, offset: int, executed: str) -> str:
         return executed

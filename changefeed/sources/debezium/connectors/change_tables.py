@@ -1,6 +1,6 @@
 """SQL Server and Db2: changes come from tables that a capture job of the database fills.
 
-A place is the LSN of a commit as the change tables have it. What has committed and was not
+A position is the LSN of a commit as the change tables have it. What has committed and was not
 harvested yet has none: the log of these databases is what the job has written.
 """
 
@@ -19,27 +19,27 @@ from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 
 
-def place_of(lsn: str) -> Position:
+def position_of(lsn: str) -> Position:
     """An LSN as text that sorts: hexadecimal digits of equal number."""
     return lsn.replace(":", "").lower().removeprefix("0x")
 
 
 class _ChangeTables(DescribedByDriver):
-    ends_by_place = True
+    ends_by_position = True
     #: Where the change tables end, in hexadecimal digits.
     newest: str
 
-    def place(self, offset: Mapping[str, Any]) -> Position:
-        return place_of(str(offset["commit_lsn"]))
+    def position(self, offset: Mapping[str, Any]) -> Position:
+        return position_of(str(offset["commit_lsn"]))
 
-    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
-        return place_of(str(source["commit_lsn"]))
+    def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+        return position_of(str(source["commit_lsn"]))
 
     def current(self, session: JdbcSession) -> Position:
         found = session.value(self.newest)
         if not found:
             raise self._no_job()
-        return place_of(found)
+        return position_of(found)
 
     def _no_job(self) -> ChangefeedError:
         return ChangefeedError(
@@ -54,9 +54,9 @@ class _ChangeTables(DescribedByDriver):
     def begin(
         self, session: JdbcSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
-        place = self.current(session)
-        offset = {"commit_lsn": place, "change_lsn": None, "event_serial_no": 0}
-        return place, (self.partition(), offset)
+        position = self.current(session)
+        offset = {"commit_lsn": position, "change_lsn": None, "event_serial_no": 0}
+        return position, (self.partition(), offset)
 
     def partition(self) -> dict[str, str]:
         """What Debezium's offsets belong to."""

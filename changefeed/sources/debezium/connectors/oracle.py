@@ -1,4 +1,4 @@
-"""Oracle Database, by LogMiner: a place is the SCN of a commit."""
+"""Oracle Database, by LogMiner: a position is the SCN of a commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
 _SCN = re.compile(r"(?:^|,)(\d+)")
 
 
-def place_of(scn: int) -> Position:
+def position_of(scn: int) -> Position:
     """An SCN as text that sorts."""
     return f"{scn:020d}"
 
@@ -52,16 +52,16 @@ class Oracle(DescribedByDriver):
             "lob.enabled": "true",
         }
 
-    def place(self, offset: Mapping[str, Any]) -> Position:
+    def position(self, offset: Mapping[str, Any]) -> Position:
         known = [int(n) for n in _SCN.findall(str(offset.get("commit_scn") or ""))]
-        return place_of(max([*known, int(offset.get("scn") or 0)]))
+        return position_of(max([*known, int(offset.get("scn") or 0)]))
 
-    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+    def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
         known = [int(n) for n in _SCN.findall(str(source.get("commit_scn") or ""))]
-        return place_of(max(known)) if known else self.place(offset)
+        return position_of(max(known)) if known else self.position(offset)
 
     def current(self, session: JdbcSession) -> Position:
-        return place_of(int(session.value("SELECT CURRENT_SCN FROM V$DATABASE")))
+        return position_of(int(session.value("SELECT CURRENT_SCN FROM V$DATABASE")))
 
     def identity(self, session: JdbcSession) -> str:
         return session.value("SELECT DBID || '/' || RESETLOGS_CHANGE# FROM V$DATABASE")
@@ -73,7 +73,7 @@ class Oracle(DescribedByDriver):
         # Transactions that are open began before: their first rows are in the log there.
         oldest = session.value("SELECT MIN(START_SCN) FROM V$TRANSACTION WHERE START_SCN > 0")
         start = min(scn, int(oldest)) if oldest else scn
-        return place_of(scn), ({"server": PREFIX}, {"scn": str(start), "commit_scn": str(scn)})
+        return position_of(scn), ({"server": PREFIX}, {"scn": str(start), "commit_scn": str(scn)})
 
     def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
         return session.names(

@@ -1,7 +1,7 @@
 """Debezium's connector for PostgreSQL: a stand-in that the door is tested with.
 
-The database keeps the place: the slot stands at what the change log has, so Debezium gets no
-offset, and transactions that come again are dropped by their place.
+The database keeps the position: the slot stands at what the change log has, so Debezium gets no
+offset, and transactions that come again are dropped by their position.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOGICAL = {
 _DECIMAL = re.compile(r"numeric\((\d+),(-?\d+)\)")
 
 
-def place_of(lsn: int) -> Position:
+def position_of(lsn: int) -> Position:
     """A byte of the log as text that sorts."""
     return f"{lsn:016X}"
 
@@ -85,7 +85,7 @@ class PostgreSQL(Connector):
         return {"slot.name": str(memo["slot"]), "publication.name": str(memo["slot"])}
 
     def scanning(self, tables: Sequence[TableName]) -> dict[str, str]:
-        # The image is that of a new slot, whose place is exact.
+        # The image is that of a new slot, whose position is exact.
         name = f"changefeed_scan_{secrets.token_hex(6)}"
         return {
             **super().scanning(tables),
@@ -99,24 +99,24 @@ class PostgreSQL(Connector):
         _drop_slot(session, properties["slot.name"])
         session.rows(f"DROP PUBLICATION IF EXISTS {properties['publication.name']}")
 
-    def place(self, offset: Mapping[str, Any]) -> Position:
+    def position(self, offset: Mapping[str, Any]) -> Position:
         # "lsn" alone is where the log ended when the engine began, not what it has read.
-        return place_of(int(offset["lsn_commit"])) if "lsn_commit" in offset else ""
+        return position_of(int(offset["lsn_commit"])) if "lsn_commit" in offset else ""
 
-    def scan_place(self, offset: Mapping[str, Any]) -> Position:
-        return place_of(int(offset["lsn"]))
+    def scan_position(self, offset: Mapping[str, Any]) -> Position:
+        return position_of(int(offset["lsn"]))
 
-    def commit_place(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
-        return self.place(offset)
+    def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
+        return self.position(offset)
 
     def transaction_id(self, source: Mapping[str, Any]) -> int:
         return int(source.get("txId") or 0)
 
     def current(self, session: JdbcSession) -> Position:
         lsn = session.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-        # What an idle stream is to reach: a message behind that place.
+        # What an idle stream is to reach: a message behind that position.
         session.rows("SELECT pg_logical_emit_message(false, 'changefeed', '')")
-        return place_of(int(lsn))
+        return position_of(int(lsn))
 
     def identity(self, session: JdbcSession) -> str:
         return session.value(
@@ -149,7 +149,7 @@ class PostgreSQL(Connector):
         self, session: JdbcSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         [(lsn, _)] = self._slot(session, str(memo["slot"]))
-        return place_of(int(lsn or 0)), None
+        return position_of(int(lsn or 0)), None
 
     def still_held(self, session: JdbcSession, memo: Mapping[str, Any]) -> bool:
         found = self._slot(session, str(memo["slot"]))
