@@ -52,11 +52,11 @@ from changefeed.statements.brief import Brief, Section
 from changefeed.statements.context import (
     Context,
     FeedHost,
-    LogPlace,
+    LogLookup,
     NoHost,
     Result,
     Session,
-    log_place_of,
+    log_lookup_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
 from changefeed.statements.values import Names, Rate, Seconds, ShownText, Size
@@ -189,7 +189,7 @@ class Interpreter:
         *,
         host: FeedHost | None = None,
         open_source: Callable[[str, str], Source] = open_registered,
-        log_place: LogPlace | None = None,
+        log_lookup: LogLookup | None = None,
         probe: Probe | None = None,
         timings: Timings | None = None,
     ) -> None:
@@ -199,7 +199,7 @@ class Interpreter:
             clock: time for ``now``, lags and deadlines.
             host: the node in this process; without one, another process may run a node.
             open_source: connection name and URI -> source.
-            log_place: finds when the log reached a position of a source; by default in the
+            log_lookup: finds when the log reached a position of a source; by default in the
             state's logs.
             probe: how VALIDATE checks a target; by default through its sink.
             timings: how long statements wait for the node.
@@ -209,7 +209,7 @@ class Interpreter:
         self.timings = timings or Timings()
         self.host: FeedHost = host or NoHost(catalog)
         self._open_source = open_source
-        self._log_place = log_place or log_place_of(catalog)
+        self._log_lookup = log_lookup or log_lookup_of(catalog)
         self._probe = probe or probe_of(catalog)
         self._sources: dict[tuple[str, str], Source] = {}
 
@@ -249,7 +249,7 @@ class Interpreter:
             session,
             self.host,
             self.open_source,
-            self._log_place,
+            self._log_lookup,
             self._probe,
             text,
             self.timings,

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class StatePlace:
+class StateChoice:
     """Which state, and how Spark runs if it runs here."""
 
     state: str | None
@@ -42,9 +42,9 @@ class StatePlace:
     max_memory: int | None = None
     max_disk: int | None = None
 
-    def over(self, other: StatePlace) -> StatePlace:
+    def over(self, other: StateChoice) -> StateChoice:
         """These where they are given, else the other's."""
-        return StatePlace(
+        return StateChoice(
             self.state or other.state,
             self.spark.over(other.spark),
             self.max_memory or other.max_memory,
@@ -225,7 +225,7 @@ def cli(
 ) -> None:
     """Changefeeds by SQL. Without -c, -f or a pipe this opens the prompt."""
     spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
-    place = StatePlace(state, spark, max_memory, max_disk)
+    place = StateChoice(state, spark, max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
         if commands or files:
@@ -292,7 +292,7 @@ def start(
     from shell.service import serve
 
     spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
-    given = StatePlace(state, spark, max_memory, max_disk)
+    given = StateChoice(state, spark, max_memory, max_disk)
     place = given.over(context.obj)
     context.exit(
         serve(

@@ -111,7 +111,7 @@ class CapturedTables:
         """What became of a table that is no longer the one that a feed began with."""
         return self._lost.get(table, table_id)
 
-    def place_of(self, lost: LostTable) -> Timestamp | None:
+    def end_of(self, lost: LostTable) -> Timestamp | None:
         """Where in the log the table's changes end; None until the log has reached that
         position.
         """

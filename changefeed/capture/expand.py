@@ -37,9 +37,9 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     named = {t.table_id for t in tables if t.table_id and not t.joined}
     taken = {t.table for t in tables} | {t.known_as for t in tables}
     found = {
-        name: place
-        for name, place in _fitting(catalog, job, source, taken - refused).items()
-        if place.schema.table_id not in named
+        name: planned
+        for name, planned in _fitting(catalog, job, source, taken - refused).items()
+        if planned.schema.table_id not in named
     }
     if not found:
         return []
@@ -48,12 +48,12 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
     wanted = {name: None for name in found if name not in problems}
     topics = topics_of(wanted, sink, options, source.database)
     problems |= clashes(topics, sink, options, held=held, catalog=catalog, job=job.id)
-    fresh = [place for name, place in found.items() if name not in refused]
+    fresh = [planned for name, planned in found.items() if name not in refused]
     _add(catalog, job, source, sink, options, fresh, problems)
     mended = [name for name in found if name in refused and name not in problems]
     if mended:
         catalog.retry_tables(job.id, mended)
-    joined = [place.schema.table for place in fresh if place.schema.table not in problems]
+    joined = [planned.schema.table for planned in fresh if planned.schema.table not in problems]
     return [str(name) for name in (*joined, *mended)]
 
 
@@ -101,14 +101,14 @@ def _problems(
     found: Sequence[ResolvedTarget], held: Attachment, options: Options
 ) -> dict[TableName, ChangefeedError]:
     """The first reason why a CREATE of this feed would refuse a table."""
-    names = [place.schema.table for place in found]
+    names = [planned.schema.table for planned in found]
     diff = options.needs_logged_before
     checked = held.check_tables([Watch(n.name, n.schema, diff) for n in names])
     problems: dict[TableName, ChangefeedError] = {}
-    for place, errors in zip(found, checked, strict=True):
-        errors = errors or check_table(place.schema, place.target, options)
+    for planned, errors in zip(found, checked, strict=True):
+        errors = errors or check_table(planned.schema, planned.target, options)
         if errors:
-            problems[place.schema.table] = errors[0]
+            problems[planned.schema.table] = errors[0]
     return problems
 
 

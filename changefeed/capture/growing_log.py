@@ -201,7 +201,7 @@ class GrowingLog:
     def _wait_until(
         self,
         reached: Callable[[Frontier], bool],
-        place: str,
+        goal: str,
         stop: threading.Event,
         timeout: float,
     ) -> None:
@@ -214,7 +214,7 @@ class GrowingLog:
                 raise self._error
             if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
-                    Code.STREAM_BROKE, f"the change log of {self._name!r} did not reach {place}"
+                    Code.STREAM_BROKE, f"the change log of {self._name!r} did not reach {goal}"
                 )
             self._clock.wait(self._grown, 0.2)
         raise ChangefeedError(Code.SCAN_INTERRUPTED, "stopped")

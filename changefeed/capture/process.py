@@ -37,7 +37,7 @@ from changefeed.core.elapsed import ClockSample, read_clocks
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Ddl, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
-from changefeed.core.internal_errors import place_of
+from changefeed.core.internal_errors import raised_at
 from changefeed.core.loading import loading
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
@@ -513,7 +513,7 @@ def _internal_error(failure: Exception) -> str:
     """The message of an unexpected exception. Its traceback goes to our parent's log by standard
     error, without the exception's text."""
     traceback.print_tb(failure.__traceback__)
-    return f"internal error: {type(failure).__name__} at {place_of(failure)}"
+    return f"internal error: {type(failure).__name__} at {raised_at(failure)}"
 
 
 def load_sources(state: str) -> None:

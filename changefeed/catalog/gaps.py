@@ -32,12 +32,12 @@ class Gaps(CatalogPart):
         found = {table: Gap(table, now, reason) for table, reason in reasons.items()}
         with self._database.write() as transaction:
             for table, gap in found.items():
-                place = (
+                here = (
                     (_table.c.source == table.source)
                     & (_table.c.schema == table.schema)
                     & (_table.c.name == table.name)
                 )
-                transaction.execute(delete(_table).where(place))
+                transaction.execute(delete(_table).where(here))
                 transaction.execute(
                     insert(_table).values(
                         source=table.source,

@@ -194,7 +194,7 @@ class Progress(CatalogPart):
     def fail_idle_tables(
         self, name: TableName, table_id: int, error: ChangefeedError, gap: int = 0
     ) -> None:
-        """Fail a table in the feeds that are paused or failed, each at the place it has.
+        """Fail a table in the feeds that are paused or failed, each at its progress.
 
         Feeds that run fail it themselves. ``gap``: the error is about the gap found then (ns).
         """

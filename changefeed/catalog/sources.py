@@ -129,8 +129,8 @@ class Sources(CatalogPart):
     def forget_log(self, name: str) -> None:
         """The change log of a source is to begin again, maybe on another server.
 
-        A table that waits for its place by a position in the old log is put where that log ended:
-        it meets the gap when it goes on, as the others do.
+        A table whose progress is to be found by a position in the old log begins where that log
+        ended: it meets the gap when it goes on, as the others do.
         """
         end = self.source_state(name).frontier or Timestamp.ZERO
         waiting = (

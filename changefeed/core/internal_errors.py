@@ -27,7 +27,7 @@ SPAN_SECONDS = 3600.0
 _OURS = ("changefeed", "sinks", "grammar", "shell")
 
 
-def place_of(failure: BaseException) -> str:
+def raised_at(failure: BaseException) -> str:
     """``module:line`` of the innermost frame in changefeed's code, else of the innermost frame."""
     found = ""
     for frame, line in traceback.walk_tb(failure.__traceback__):
@@ -74,7 +74,7 @@ class FailureCounter:
             CF9001, which is retried, or CF9002 when the same failure has happened :data:`LIMIT`
             times within :data:`SPAN_SECONDS`.
         """
-        kind, place = type(failure).__name__, place_of(failure)
+        kind, place = type(failure).__name__, raised_at(failure)
         log_failure(doing, failure)
         now = self._clock.monotonic()
         with self._lock:

@@ -67,7 +67,7 @@ class TableDeparture:
             return table.joined  # one that is named waits for RESUME
         if table.state is not TableState.RUNNING or table.done_upto is None or table.scan_wanted:
             return True  # its scan would find no table, or another one
-        end = self._source_runtime.tables.place_of(lost)
+        end = self._source_runtime.tables.end_of(lost)
         return end is not None and table.done_upto >= end
 
     def _named_again(self, table: TableProgress, lost: LostTable) -> bool:

@@ -334,7 +334,7 @@ class SourceImages:
                     self._check_size(table, store, limit)
         fault_point(Point.IMAGES_FILLED)
         with LogReader(self._log) as log:
-            at = self._place_of(log, position)
+            at = self._timestamp_of(log, position)
             if at is None:
                 return
             store.at = at
@@ -348,7 +348,7 @@ class SourceImages:
             store.checkpoint()
         self.news = True
 
-    def _place_of(self, log: LogReader, position: Position) -> Timestamp | None:
+    def _timestamp_of(self, log: LogReader, position: Position) -> Timestamp | None:
         """The timestamp of the snapshot, once the log has reached its position; None if stopped."""
         while True:
             frontier = log.refresh()

@@ -149,10 +149,10 @@ class FrameBuilder:
         self._entries.append(encode_run(number, measured, self._store(*pack(rows))))
 
     def _store(self, data: bytes, sizes: list[int]) -> list[int]:
-        place = [self._length, *sizes]
+        extent = [self._length, *sizes]
         self._body.append(data)
         self._length += len(data)
-        return place
+        return extent
 
     def _write_segment(
         self, number: int, shape: SchemaShape, parts: list[pa.RecordBatch], measures: list[Measure]
@@ -246,7 +246,7 @@ class FrameBuilder:
             stored.append([len(part), last, *self._store(*pack(part))])
 
     def _mark(self, table: TableName, at: Stamp) -> None:
-        # A mark may share the sequence number of a row; only its place among the rows counts.
+        # A mark may share the sequence number of a row; only its order among the rows counts.
         seq = self.lower_bounds[table][1] if table in self.lower_bounds else -1
         self._follow(table, (at, seq + 1), (at, seq))
 

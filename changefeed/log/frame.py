@@ -131,11 +131,11 @@ def _last_position(commits: CommitList | CommitExtent) -> Position:
     return commits.last_position if isinstance(commits, CommitExtent) else commits[2][-1]
 
 
-def encode_run(schema_id: int, m: Measure, place: list[int]) -> list[Any]:
-    """Header entry of rows in the body; ``place`` is ``[offset, length, raw, crc]``."""
+def encode_run(schema_id: int, m: Measure, extent: list[int]) -> list[Any]:
+    """Header entry of rows in the body; ``extent`` is ``[offset, length, raw, crc]``."""
     return [
         "b", schema_id, m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq, m.clean,
-        int(m.superseded), *place, int(m.unsent),
+        int(m.superseded), *extent, int(m.unsent),
     ]  # fmt: skip
 
 

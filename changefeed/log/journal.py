@@ -70,7 +70,7 @@ def damaged(name: str, why: str, **facts: object) -> ChangefeedError:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The place of one frame in its file, and its decoded header."""
+    """The extent of one frame in its file, and its decoded header."""
 
     offset: int
     header: dict[str, Any]

@@ -55,7 +55,7 @@ class Cache(Generic[V]):
 
 
 class JournalRows:
-    """Reads rows, timestamps and commits by their place in the files."""
+    """Reads rows, timestamps and commits by their extents in the files."""
 
     def __init__(self, root: Path, cache_bytes: int) -> None:
         self.root = root

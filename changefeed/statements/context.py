@@ -183,7 +183,7 @@ class NoHost:
 
 
 #: Source name and position -> its log timestamp, None while the log has not reached it.
-LogPlace = Callable[[str, Position], Timestamp | None]
+LogLookup = Callable[[str, Position], Timestamp | None]
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class Context:
     session: Session
     host: FeedHost
     open_source: OpenSource
-    log_place: LogPlace
+    log_lookup: LogLookup
     probe: Probe
     text: str = ""
     timings: Timings = field(default_factory=Timings)
@@ -385,10 +385,10 @@ def log_has_of(catalog: Catalog) -> LogHas:
     return has
 
 
-def log_place_of(catalog: Catalog) -> LogPlace:
+def log_lookup_of(catalog: Catalog) -> LogLookup:
     """Reads the change logs in the state's directory."""
 
-    def place(source: str, position: Position) -> Timestamp | None:
+    def look_up(source: str, position: Position) -> Timestamp | None:
         # A log that a new one may be about to follow has no place to wait for.
         if catalog.source_state(source).renewal:
             return None
@@ -398,4 +398,4 @@ def log_place_of(catalog: Catalog) -> LogPlace:
                 return None
             return log[0].timestamp_at(position) or log[1].at
 
-    return place
+    return look_up

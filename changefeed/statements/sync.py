@@ -49,7 +49,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
 
     def in_log() -> bool:
         nonlocal hastened
-        found = context.log_place(job.source, position)
+        found = context.log_lookup(job.source, position)
         now = context.clock.monotonic()
         if found is None and now >= hastened + HASTEN_SECONDS:
             # An idle source gives its frontier about once a second; somebody waits for it.

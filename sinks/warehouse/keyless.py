@@ -101,7 +101,7 @@ def gather(table: TargetTable, staged: StagedRows) -> list[str]:
     ]
 
 
-def take_place(table: TargetTable, shape: TargetShape) -> list[str]:
+def replace_rows(table: TargetTable, shape: TargetShape) -> list[str]:
     """The gathered scan becomes the table."""
     d = table.d
     q = d.quote

@@ -206,7 +206,7 @@ class Strategy:
         if table.policy.removal is Removal.END:
             return history.end_older(table, at)
         if shape.keyless:
-            return keyless.take_place(table, shape)
+            return keyless.replace_rows(table, shape)
         return sweep(table, shape, at.version)
 
 

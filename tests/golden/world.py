@@ -409,7 +409,7 @@ class World:
             self.clock,
             host=self.node,
             open_source=self.open_source,
-            log_place=lambda source, position: self.logs.get(source),
+            log_lookup=lambda source, position: self.logs.get(source),
             probe=self._probe,
         )
 

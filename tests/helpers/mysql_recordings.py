@@ -23,7 +23,7 @@ from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tablemap import Charset
 from changefeed.sources.mysql.transactions import Assembler
-from changefeed.sources.mysql.wire import Inbox, Place, event_of
+from changefeed.sources.mysql.wire import EventBytes, Inbox, event_of
 
 FOLDER = Path(__file__).parents[1] / "recordings"
 FLAVORS = ("mysql", "mariadb")
@@ -120,7 +120,7 @@ class Recording:
         made.watch(self.tables)
         return made
 
-    def events(self) -> Iterator[Place]:
+    def events(self) -> Iterator[EventBytes]:
         """The events one by one, as one piece of the network brought them."""
         inbox = Inbox(len(self.data))
 

@@ -414,7 +414,7 @@ def test_sync_waits_for_the_log_and_then_for_the_sink(world: World) -> None:
         world.clock,
         host=world.node,
         open_source=world.open_source,
-        log_place=place,
+        log_lookup=place,
     )
     waiting = threading.Thread(
         target=lambda: answers.append(
@@ -466,7 +466,7 @@ def test_sync_ends_when_the_feed_stops(world: World, status: Status) -> None:
         return None
 
     interpreter = Interpreter(
-        world.catalog, world.clock, host=world.node, open_source=world.open_source, log_place=place
+        world.catalog, world.clock, host=world.node, open_source=world.open_source, log_lookup=place
     )
 
     def wait() -> None:

@@ -11,7 +11,7 @@ from changefeed.capture import standby
 from changefeed.capture.process import EXIT_RETRY, Notice
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.core.clock import ManualClock, Waitable
-from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, FailureCounter, place_of
+from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, FailureCounter, raised_at
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.core.uri import redact
@@ -36,8 +36,8 @@ def test_the_place_is_in_our_code_and_the_text_is_not_told(
             error = FailureCounter().error("feed f", failure())
     finally:
         log.removeHandler(caplog.handler)
-    assert place_of(failure()).startswith("changefeed.core.uri:")
-    assert error.message == f"internal error: TypeError at {place_of(failure())}"
+    assert raised_at(failure()).startswith("changefeed.core.uri:")
+    assert error.message == f"internal error: TypeError at {raised_at(failure())}"
     assert error.code.number == "CF9001"
     assert "TypeError" in caplog.text and "uri.py" in caplog.text
     assert "row value" not in caplog.text + error.message + error.detail

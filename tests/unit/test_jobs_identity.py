@@ -94,7 +94,7 @@ class FakeSourceRuntime:
     def lost(self, table: TableName, oid: int) -> LostTable | None:
         return self.gone.get((table, oid))
 
-    def place_of(self, lost: LostTable) -> Timestamp | None:
+    def end_of(self, lost: LostTable) -> Timestamp | None:
         return self.end
 
 

@@ -21,7 +21,7 @@ from changefeed.core.events import Change, ChangeBatch, Ddl, Flush, SchemaChange
 from changefeed.core.schema import Column, TableName
 from changefeed.sources.mysql.binlog import EventType
 from changefeed.sources.mysql.transactions import Assembler
-from changefeed.sources.mysql.wire import Place
+from changefeed.sources.mysql.wire import EventBytes
 from tests.helpers.mysql_recordings import FLAVORS, SOURCE, Described, Recording, changes
 
 #: So that every row is decoded by columns, or every row by itself.
@@ -597,10 +597,10 @@ def test_short_transactions_as_a_whole_are_what_their_events_are(
 def test_short_transactions_are_taken_as_a_whole(
     recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Place] = []
+    taken: list[EventBytes] = []
     by_events = Assembler.take
 
-    def counted(assembler: Assembler, place: Place) -> Iterator[Flush] | None:
+    def counted(assembler: Assembler, place: EventBytes) -> Iterator[Flush] | None:
         taken.append(place)
         return by_events(assembler, place)
 

@@ -93,7 +93,7 @@ class Stream:
 
     @property
     def told(self) -> list[tuple[int, Any]]:
-        """Place in the transaction, and the row's key or the message's content."""
+        """EventBytes in the transaction, and the row's key or the message's content."""
         rows = [(c.ordinal, c.after or {}) for c in self.changes]
         return [(n, after.get("k") or after["content"]) for n, after in rows]
 

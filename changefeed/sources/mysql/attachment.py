@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
-from changefeed.sources.mysql import checks, log_place
+from changefeed.sources.mysql import checks, coordinates
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.session import Sessions, connect
 from changefeed.sources.mysql.stream import BinlogStream
@@ -43,7 +43,7 @@ class MySQLAttachment(Attachment):
 
     The memo: ``server_id`` of the reader, ``flavor``, ``mode`` (``gtid`` or ``file``), ``start``
     and its ``history``, ``tables``: pairs of database and name, and ``begin``: where a new log
-    begins when that is not the present place.
+    begins when that is not the present end.
     """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
@@ -83,15 +83,15 @@ class MySQLAttachment(Attachment):
         with self._source.sessions.session() as session:
             found = checks.table_problems(session, "", watches)
             if resume:
-                self._demand_same_mode(log_place.mode_of(session))
+                self._demand_same_mode(coordinates.mode_of(session))
             elif (begin := self._memo.get("begin")) is not None:
                 self._memo.update(begin)
-                self._demand_same_mode(log_place.mode_of(session))
+                self._demand_same_mode(coordinates.mode_of(session))
             else:
-                mode = log_place.mode_of(session)
-                place = log_place.present(session, mode)
+                mode = coordinates.mode_of(session)
+                end = coordinates.present(session, mode)
                 self._memo.update(
-                    flavor=session.flavor, mode=mode, start=place.position, history=place.history
+                    flavor=session.flavor, mode=mode, start=end.position, history=end.history
                 )
         problems = {
             table: problem[0] for table, problem in zip(tables, found, strict=True) if problem
@@ -113,7 +113,7 @@ class MySQLAttachment(Attachment):
             raise _nothing_held()
         source = self._source
         with source.sessions.session() as session:
-            self._demand_same_mode(log_place.mode_of(session))
+            self._demand_same_mode(coordinates.mode_of(session))
         self._demand_same_log(request)
         return BinlogStream(
             lambda: connect(source.address),
@@ -126,7 +126,7 @@ class MySQLAttachment(Attachment):
         )
 
     def _demand_same_mode(self, present: str) -> None:
-        """Places by GTID and by file cannot be compared.
+        """Positions by GTID and by file cannot be compared.
 
         Raises:
             ChangefeedError: CF2103 the server was switched from one to the other.
@@ -152,7 +152,7 @@ class MySQLAttachment(Attachment):
         same = not request.identity or present == request.identity
         if self._memo["mode"] == "gtid":
             with self._source.sessions.session() as session:
-                if log_place.has(session, request.start.history):
+                if coordinates.has(session, request.start.history):
                     return
         elif same:
             return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from changefeed.core.errors import ChangefeedError, Code
 
 if TYPE_CHECKING:
-    from changefeed.sources.mysql.wire import Place
+    from changefeed.sources.mysql.wire import EventBytes
 
 HEADER = struct.Struct("<IBIIIH")
 HEADER_SIZE = HEADER.size
@@ -84,23 +84,23 @@ def misfit(what: str) -> ChangefeedError:
 class ByteReader:
     """Reads numbers and bytes one after the other; never beyond the end."""
 
-    __slots__ = ("data", "end", "place")
+    __slots__ = ("data", "end", "offset")
 
     def __init__(self, data: bytes | bytearray, start: int, end: int) -> None:
-        self.data, self.place, self.end = data, start, end
+        self.data, self.offset, self.end = data, start, end
 
     @property
     def left(self) -> int:
         """How many bytes are left."""
-        return self.end - self.place
+        return self.end - self.offset
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
-        upto = self.place + count
+        upto = self.offset + count
         if count < 0 or upto > self.end:
             raise misfit("it ends too early")
-        taken = bytes(self.data[self.place : upto])
-        self.place = upto
+        taken = bytes(self.data[self.offset : upto])
+        self.offset = upto
         return taken
 
     def number(self, size: int) -> int:
@@ -125,9 +125,9 @@ class ByteReader:
         return self.take(count).decode("utf-8", "replace")
 
 
-def read_header(place: Place) -> Header:
+def read_header(raw: EventBytes) -> Header:
     """The header of an event."""
-    data, start, end = place
+    data, start, end = raw
     if end - start < HEADER_SIZE:
         raise misfit("it is shorter than its header")
     header = Header(*HEADER.unpack_from(data, start))
@@ -136,9 +136,9 @@ def read_header(place: Place) -> Header:
     return header
 
 
-def read_seconds(place: Place) -> int:
+def read_seconds(raw: EventBytes) -> int:
     """When an event was written, in seconds since 1970."""
-    data, start, _ = place
+    data, start, _ = raw
     return int.from_bytes(data[start : start + 4], "little")
 
 
@@ -148,13 +148,13 @@ def is_whole(data: bytes | bytearray, start: int, end: int) -> bool:
     return zlib.crc32(data[start:end]) == WITH_ITS_CRC
 
 
-def strip_checksum(place: Place) -> Place:
+def strip_checksum(raw: EventBytes) -> EventBytes:
     """The event without its CRC32.
 
     Raises:
         ChangefeedError: CF2101 it does not match: the bytes changed on their way.
     """
-    data, start, end = place
+    data, start, end = raw
     if end - start < HEADER_SIZE + CHECKSUM_SIZE or not is_whole(data, start, end):
         raise ChangefeedError(
             Code.STREAM_BROKE, "a binlog event's checksum does not match its bytes"
@@ -162,27 +162,27 @@ def strip_checksum(place: Place) -> Place:
     return data, start, end - CHECKSUM_SIZE
 
 
-def without_guessed_checksum(place: Place) -> Place:
+def without_guessed_checksum(raw: EventBytes) -> EventBytes:
     """The same for events that come before the server said whether it adds checksums."""
-    data, start, end = place
+    data, start, end = raw
     if end - start >= HEADER_SIZE + CHECKSUM_SIZE and is_whole(data, start, end):
         return data, start, end - CHECKSUM_SIZE
-    return place
+    return raw
 
 
-def body(place: Place) -> ByteReader:
+def body(raw: EventBytes) -> ByteReader:
     """What follows the header."""
-    data, start, end = place
+    data, start, end = raw
     return ByteReader(data, start + HEADER_SIZE, end)
 
 
-def read_format(place: Place) -> bool:
+def read_format(raw: EventBytes) -> bool:
     """Whether the events that follow carry a CRC32.
 
     Raises:
         ChangefeedError: CF2105 another version of the log's format than 4.
     """
-    cursor = body(place)
+    cursor = body(raw)
     version = cursor.number(2)
     server = cursor.take(50).rstrip(b"\0").decode("ascii", "replace")
     if version != 4:
@@ -190,13 +190,13 @@ def read_format(place: Place) -> bool:
     cursor.take(4 + 1)
     if cursor.left < 1 + CHECKSUM_SIZE:
         return False
-    data, _, end = place
+    data, _, end = raw
     return data[end - CHECKSUM_SIZE - 1] == 1
 
 
-def read_rotate(place: Place) -> tuple[str, int]:
+def read_rotate(raw: EventBytes) -> tuple[str, int]:
     """The file that follows, and the offset in it."""
-    cursor = body(place)
+    cursor = body(raw)
     offset = cursor.number(8)
     return cursor.text(cursor.left), offset
 
@@ -217,9 +217,9 @@ class MysqlGtid(NamedTuple):
     commit_us: int
 
 
-def read_gtid(place: Place) -> MysqlGtid:
+def read_gtid(raw: EventBytes) -> MysqlGtid:
     """A GTID or ANONYMOUS_GTID event."""
-    data, start, end = place
+    data, start, end = raw
     start += HEADER_SIZE
     if end - start < _GTID.size:
         raise misfit("it ends too early")
@@ -252,9 +252,9 @@ _ALONE, _GROUPED, _PREPARES, _COMPLETES = 1, 2, 64, 128
 _MARIA_GTID = struct.Struct("<QIB")
 
 
-def read_maria_gtid(place: Place, server: int) -> MariaEvent:
+def read_maria_gtid(raw: EventBytes, server: int) -> MariaEvent:
     """A MariaDB GTID event; the server's number is in the header."""
-    data, start, end = place
+    data, start, end = raw
     start += HEADER_SIZE
     if end - start < _MARIA_GTID.size:
         raise misfit("it ends too early")
@@ -279,9 +279,9 @@ def xa_name(first: bytes, second: bytes, form: int) -> str:
     return f"{first.hex()}-{second.hex()}-{form}"
 
 
-def read_xa_prepare(place: Place) -> tuple[bool, str]:
+def read_xa_prepare(raw: EventBytes) -> tuple[bool, str]:
     """Whether the transaction commits at once, and its XA name."""
-    cursor = body(place)
+    cursor = body(raw)
     one_phase = cursor.number(1) != 0
     form, first, second = _signed(cursor), cursor.number(4), cursor.number(4)
     return one_phase, xa_name(cursor.take(first), cursor.take(second), form)
@@ -295,9 +295,9 @@ class QueryEvent:
     text: str
 
 
-def read_query(place: Place, *, compressed: bool = False) -> QueryEvent:
+def read_query(raw: EventBytes, *, compressed: bool = False) -> QueryEvent:
     """A QUERY event; MariaDB compresses its statement."""
-    cursor = body(place)
+    cursor = body(raw)
     cursor.take(8)
     database, _, variables = cursor.number(1), cursor.number(2), cursor.number(2)
     cursor.take(variables)
@@ -309,9 +309,9 @@ def read_query(place: Place, *, compressed: bool = False) -> QueryEvent:
     return QueryEvent(name, statement.decode("utf-8", "replace"))
 
 
-def is_begin(place: Place) -> bool:
+def is_begin(raw: EventBytes) -> bool:
     """A QUERY event that says BEGIN and nothing else: every MySQL transaction has one."""
-    data, start, end = place
+    data, start, end = raw
     head = start + HEADER_SIZE
     if end - head < 13 + 6 or data[end - 6 : end] != b"\0BEGIN":
         return False
@@ -348,9 +348,9 @@ _PAYLOAD_END, _PAYLOAD_SIZE, _PAYLOAD_TYPE, _PAYLOAD_UNPACKED = 0, 1, 2, 3
 _ZSTD, _PLAIN = 0, 255
 
 
-def read_payload(place: Place) -> Iterator[Place]:
+def read_payload(raw: EventBytes) -> Iterator[EventBytes]:
     """The events inside a TRANSACTION_PAYLOAD event. They have no checksums of their own."""
-    cursor = body(place)
+    cursor = body(raw)
     size = length = 0
     algorithm = _PLAIN
     while (field := cursor.packed()) != _PAYLOAD_END:

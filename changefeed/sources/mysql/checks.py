@@ -12,8 +12,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe
 from changefeed.sources.mysql.address import Address
+from changefeed.sources.mysql.coordinates import file_end
 from changefeed.sources.mysql.describe import ServerTable
-from changefeed.sources.mysql.log_place import file_end
 from changefeed.sources.mysql.session import MySQLSession, connect, quoted
 
 #: Oldest servers whose binlog names the columns of its rows.

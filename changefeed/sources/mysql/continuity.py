@@ -173,16 +173,16 @@ class EndOfLog:
         self._ask = ask
         self._behind = 0
 
-    def reached(self, place: BinlogPosition) -> bool:
+    def reached(self, read_upto: BinlogPosition) -> bool:
         """Whether everything that the server has was read; asked only while nothing comes.
 
         Raises:
             ChangefeedError: CF2103 the server's log ends before what was read, CF2101 the server
                 does not send what it has.
         """
-        if not isinstance(place, GtidPosition):
+        if not isinstance(read_upto, GtidPosition):
             return True  # a file that was read is followed by its own name
-        known = place.gtids
+        known = read_upto.gtids
         all_read = (
             self._has_no_more(known)
             if isinstance(known, GtidSet)

@@ -20,8 +20,8 @@ from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
-from changefeed.sources.mysql.walk import PADDING, Block, Mask, Places, cells, walk
-from changefeed.sources.mysql.wire import Place
+from changefeed.sources.mysql.walk import PADDING, Block, Mask, Offsets, cells, walk
+from changefeed.sources.mysql.wire import EventBytes
 
 #: Below so many bytes of rows the decoder of single values is cheaper.
 SMALL_BYTES = 4096
@@ -58,7 +58,7 @@ def _usual_head(kind: int, shape: TableShape) -> bytes:
 
 
 def find_rows(
-    place: Place, kind: int, shape: TableShape, heads: dict[int, bytes]
+    raw: EventBytes, kind: int, shape: TableShape, heads: dict[int, bytes]
 ) -> tuple[int, int]:
     """The operation of a row event, and where its rows begin.
 
@@ -67,7 +67,7 @@ def find_rows(
     Raises:
         ChangefeedError: CF2003 the row images are not whole.
     """
-    data, start, end = place
+    data, start, end = raw
     start += HEADER_SIZE + 8  # the table's number and flags
     head = heads.get(kind)
     if head is None:
@@ -90,17 +90,17 @@ def find_rows(
                 hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
                 " setting until they end. Then RESCAN the feeds of this source.",
             )
-    return operation, cursor.place
+    return operation, cursor.offset
 
 
 @dataclass(frozen=True, slots=True)
 class RowEvents:
     """Row events of one table and shape: which of the stretch, what they do, where rows are."""
 
-    message: Places
-    operation: Places
-    starts: Places
-    ends: Places
+    message: Offsets
+    operation: Offsets
+    starts: Offsets
+    ends: Offsets
 
 
 def decode(
@@ -164,7 +164,7 @@ def decode_few(
 
 
 def _rows(
-    values: Sequence[pa.Array], event: Places, events: RowEvents, schema: TableSchema
+    values: Sequence[pa.Array], event: Offsets, events: RowEvents, schema: TableSchema
 ) -> DecodedRows:
     """Images -> rows: an update is two images, and two rows where it changes the key."""
     operation = events.operation[event]
@@ -191,7 +191,7 @@ def _rows(
     )
 
 
-def _images(operation: Places, event: Places) -> tuple[Places, Places, Places]:
+def _images(operation: Offsets, event: Offsets) -> tuple[Offsets, Offsets, Offsets]:
     """For each row its image before and after (-1: none) and its event."""
     update = operation == UPDATE
     if int(update.sum()) % 2:
@@ -209,12 +209,16 @@ def _images(operation: Places, event: Places) -> tuple[Places, Places, Places]:
     return old_at, new_at, event[first]
 
 
-def _taker(places: Places) -> pa.Array:
+def _taker(places: Offsets) -> pa.Array:
     return pa.array(places, mask=places < 0)
 
 
 def _changed_keys(
-    values: Sequence[pa.Array], old_at: Places, new_at: Places, op: Operations, schema: TableSchema
+    values: Sequence[pa.Array],
+    old_at: Offsets,
+    new_at: Offsets,
+    op: Operations,
+    schema: TableSchema,
 ) -> Mask | None:
     """Rows that an update moves to another key."""
     updates = np.flatnonzero(op == UPDATED)
@@ -232,8 +236,8 @@ def _changed_keys(
 
 
 def _split(
-    changed: Mask, old_at: Places, new_at: Places, event: Places, op: Operations
-) -> tuple[Places, Places, Places, Operations]:
+    changed: Mask, old_at: Offsets, new_at: Offsets, event: Offsets, op: Operations
+) -> tuple[Offsets, Offsets, Offsets, Operations]:
     rows = np.repeat(np.arange(len(op)), 1 + changed)
     second = np.zeros(len(rows), np.bool_)
     second[1:] = rows[1:] == rows[:-1]

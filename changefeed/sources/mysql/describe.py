@@ -147,12 +147,12 @@ def _keys(
         if column is None or (part is not None and index != "PRIMARY") or nullable == "YES":
             unfit.add((database, table, index))
     found = {}
-    for place, named in indexes.items():
-        fit = {index: names for index, names in named.items() if (*place, index) not in unfit}
+    for table, named in indexes.items():
+        fit = {index: names for index, names in named.items() if (*table, index) not in unfit}
         if "PRIMARY" in fit:
-            found[place] = (tuple(fit["PRIMARY"]), True)
+            found[table] = (tuple(fit["PRIMARY"]), True)
         elif fit:
-            found[place] = (tuple(fit[min(fit)]), False)
+            found[table] = (tuple(fit[min(fit)]), False)
     return found
 
 
@@ -274,16 +274,16 @@ def table_list(session: MySQLSession, source: str, database: str) -> list[TableI
     tables = read_tables(session, names)
     return [
         TableInfo(
-            name=TableName(source, *place),
-            key=tables[place].key,
+            name=TableName(source, *table),
+            key=tables[table].key,
             identity="full",
-            rows_estimate=tables[place].rows,
-            bytes=tables[place].bytes,
-            kind="partitioned table" if tables[place].partitioned else "table",
-            note=_note(tables[place]),
+            rows_estimate=tables[table].rows,
+            bytes=tables[table].bytes,
+            kind="partitioned table" if tables[table].partitioned else "table",
+            note=_note(tables[table]),
         )
-        for place in names
-        if place in tables
+        for table in names
+        if table in tables
     ]
 
 

@@ -1,6 +1,6 @@
-"""Global transaction ids, and places in the log as text that sorts.
+"""Global transaction ids, and positions in the log as text that sorts.
 
-A place is the *number of transactions* in a set: it is the same on the primary and on every
+A position is the *number of transactions* in a set: it is the same on the primary and on every
 replica, and rises by at least one with each transaction. The set itself goes into the history of
 a frontier, since only the set says which transactions those were.
 """
@@ -27,7 +27,7 @@ class Gtids(Protocol):
 
     @property
     def position(self) -> Position:
-        """The place: text that sorts in the order of the log."""
+        """The position: text that sorts in the order of the log."""
         ...
 
     def text(self) -> str:
@@ -45,7 +45,7 @@ def parse(flavor: str, text: str) -> Gtids:
 
 
 def file_position(file: str, offset: int) -> Position:
-    """A place by file name and offset, for a server without GTIDs.
+    """A position by file name and offset, for a server without GTIDs.
 
     Raises:
         ChangefeedError: CF2105 the name does not end in a number.
@@ -190,7 +190,7 @@ class MariaGtid:
         return self._domains.get(domain)
 
     def back_to(self, domain: int, server: int, number: int) -> MariaGtid:
-        """The same place, but for a domain that stands at an earlier transaction."""
+        """The same transactions, but for a domain that stands at an earlier transaction."""
         found = MariaGtid()
         found._domains = {**self._domains, domain: (server, number)}
         return found

@@ -8,8 +8,8 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Handover
 from changefeed.sources.connector_offset import demand_streaming
-from changefeed.sources.mysql import log_place
-from changefeed.sources.mysql.log_place import BinlogPlace
+from changefeed.sources.mysql import coordinates
+from changefeed.sources.mysql.coordinates import BinlogCoordinates
 from changefeed.sources.mysql.session import MySQLSession
 
 
@@ -21,18 +21,18 @@ def handover(session: MySQLSession, offset: Mapping[str, Any]) -> Handover:
     BinlogOffsetContext of Debezium 3.6.
     """
     demand_streaming(offset, "snapshot_completed")
-    mode = log_place.mode_of(session)
-    place = _by_gtids(session, offset) if mode == "gtid" else _by_file(session, offset)
+    mode = coordinates.mode_of(session)
+    found = _by_gtids(session, offset) if mode == "gtid" else _by_file(session, offset)
     begin = {
         "flavor": session.flavor,
         "mode": mode,
-        "start": place.position,
-        "history": place.history,
+        "start": found.position,
+        "history": found.history,
     }
-    return Handover(place.position, {"begin": begin})
+    return Handover(found.position, {"begin": begin})
 
 
-def _by_gtids(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
+def _by_gtids(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogCoordinates:
     gtids = offset.get("gtids")
     if not isinstance(gtids, str) or not gtids:
         raise ChangefeedError(
@@ -41,22 +41,22 @@ def _by_gtids(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
             hint="let the connector write an offset with gtids, or leave cursor out.",
         )
     try:
-        place = log_place.gtid_place(session, gtids)
+        found = coordinates.of_gtids(session, gtids)
     except ChangefeedError as error:
         raise ChangefeedError(
             Code.NOT_SUPPORTED, f"the GTIDs of the offset cannot be read: {error.message}"
         ) from error
-    if not log_place.has(session, place.history):
+    if not coordinates.has(session, found.history):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             "the server does not have the transactions that the connector delivered",
         )
-    if not log_place.reaches(session, place.history):
+    if not coordinates.reaches(session, found.history):
         raise _purged()
-    return place
+    return found
 
 
-def _by_file(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
+def _by_file(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogCoordinates:
     file, begin = offset.get("file"), offset.get("pos")
     if not isinstance(file, str) or not isinstance(begin, int) or not file:
         raise ChangefeedError(
@@ -71,7 +71,7 @@ def _by_file(session: MySQLSession, offset: Mapping[str, Any]) -> BinlogPlace:
         raise ChangefeedError(
             Code.NOT_SUPPORTED, f"binlog file {file} ends before the offset: it is another server's"
         )
-    return log_place.file_place(session, file, begin)
+    return coordinates.of_file(session, file, begin)
 
 
 def _purged(what: str = "") -> ChangefeedError:

@@ -95,11 +95,11 @@ def quoted(text: str) -> str:
 def _counted(data: bytes) -> bytes:
     """Bytes behind their length, seven bits a byte."""
     length = 0
-    for place in range(min(5, len(data))):
-        byte = data[place]
-        length |= (byte & 0x7F) << (7 * place)
+    for offset in range(min(5, len(data))):
+        byte = data[offset]
+        length |= (byte & 0x7F) << (7 * offset)
         if byte < 0x80:
-            found = data[place + 1 : place + 1 + length]
+            found = data[offset + 1 : offset + 1 + length]
             if len(found) != length:
                 break
             return found
@@ -121,8 +121,8 @@ class _Container:
         if self.values_at + self.count * (1 + self.size) > self.length:
             raise misfit("a JSON container with more than it holds")
 
-    def number(self, place: int) -> int:
-        found = self.data[place : place + self.size]
+    def number(self, offset: int) -> int:
+        found = self.data[offset : offset + self.size]
         if len(found) != self.size:
             raise misfit("a JSON container that is cut off")
         return int.from_bytes(found, "little")

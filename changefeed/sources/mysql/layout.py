@@ -27,7 +27,7 @@ DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 class FieldLayout:
     """One column: its position, and ``width`` bytes, or ``-width`` bytes of a length before it."""
 
-    place: int
+    ordinal: int
     width: int
     nullable: bool
 
@@ -95,9 +95,9 @@ def layout_of(shape: TableShape) -> Layout:
     """The layout of a table's rows."""
     groups: list[tuple[FieldLayout, ...]] = []
     group: list[FieldLayout] = []
-    for place, column in enumerate(shape.columns):
+    for ordinal, column in enumerate(shape.columns):
         # The bitmap counts, whatever the table's map says of nulls.
-        group.append(FieldLayout(place, width_of(column), column.nullable))
+        group.append(FieldLayout(ordinal, width_of(column), column.nullable))
         if group[-1].variable:
             groups.append(tuple(group))
             group = []

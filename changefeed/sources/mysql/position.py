@@ -62,7 +62,7 @@ class FilePosition:
         file, _, offset = rest.rpartition(" ")
         if not file or not offset.isdigit():
             raise ChangefeedError(
-                Code.UNEXPECTED_MESSAGE, "not a place in a binlog file", detail=history[:200]
+                Code.UNEXPECTED_MESSAGE, "not a position in a binlog file", detail=history[:200]
             )
         return cls(server, file, int(offset))
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.intp]
+Offsets = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 #: How many bytes are decoded at a time, unless a single row is longer.
@@ -56,20 +56,20 @@ class Values:
     """One column of a block: ``data[starts[i]:ends[i]]``, empty where ``valid`` is false."""
 
     data: Bytes
-    starts: Places
-    ends: Places
+    starts: Offsets
+    ends: Offsets
     valid: Mask | None
 
     def gather(self, kind: pa.DataType) -> pa.Array:
         """The values as an Arrow array of ``string`` or ``binary`` of their own."""
         count = len(self.starts)
         # Values and the gaps between them are one array; every second element is taken.
-        places = np.empty(2 * count + 1, np.int32)
-        places[0:-1:2] = self.starts
-        places[1:-1:2] = self.ends
-        places[-1] = max(places[0], places[-2]) if count else 0
+        offsets = np.empty(2 * count + 1, np.int32)
+        offsets[0:-1:2] = self.starts
+        offsets[1:-1:2] = self.ends
+        offsets[-1] = max(offsets[0], offsets[-2]) if count else 0
         laid_out = pa.Array.from_buffers(
-            kind, 2 * count, [None, pa.py_buffer(places), pa.py_buffer(self.data)]
+            kind, 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
         )
         wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
         mask = None if self.valid is None else ~self.valid
@@ -130,13 +130,13 @@ def _fill(reader: Readable, buffer: bytearray, filled: int) -> int:
 
 def _longer(buffer: bytearray, filled: int) -> int:
     """How many bytes the row at the begin takes at least, which is not all there."""
-    place = 0
-    while place + _HEADER <= filled:
-        length = int.from_bytes(buffer[place : place + 3], "little")
-        place += _HEADER + length
+    offset = 0
+    while offset + _HEADER <= filled:
+        length = int.from_bytes(buffer[offset : offset + 3], "little")
+        offset += _HEADER + length
         if length != _FULL_PACKET:
             break
-    return max(place, filled + 1)
+    return max(offset, filled + 1)
 
 
 def _garbled(why: str) -> ChangefeedError:
@@ -151,10 +151,10 @@ def _ends_here(buffer: bytearray, filled: int) -> bool:
         and buffer[filled - 5] == _EIGHT
     ):
         return True
-    place = filled
+    offset = filled
     least = max(_HEADER - 1, filled - 2048)
-    while (place := buffer.rfind(b"\xff", least, place)) >= _HEADER:
-        if int.from_bytes(buffer[place - 4 : place - 1], "little") == filled - place:
+    while (offset := buffer.rfind(b"\xff", least, offset)) >= _HEADER:
+        if int.from_bytes(buffer[offset - 4 : offset - 1], "little") == filled - offset:
             return True
     return False
 
@@ -178,27 +178,27 @@ def _is_last(data: Bytes, start: int, end: int) -> bool:
 def _joined(buffer: bytearray, filled: int) -> tuple[Bytes, int] | None:
     """A row that takes several packets, as one piece of bytes (with slack), and the bytes of its
     packets; None while it is not all there."""
-    parts, place = [], 0
-    while place + _HEADER <= filled:
-        length = int.from_bytes(buffer[place : place + 3], "little")
-        after = place + _HEADER + length
+    parts, offset = [], 0
+    while offset + _HEADER <= filled:
+        length = int.from_bytes(buffer[offset : offset + 3], "little")
+        after = offset + _HEADER + length
         if after > filled:
             return None
-        parts.append(bytes(buffer[place + _HEADER : after]))
-        place = after
+        parts.append(bytes(buffer[offset + _HEADER : after]))
+        offset = after
         if length != _FULL_PACKET:
             whole = b"".join([*parts, bytes(_SLACK)])
-            return np.frombuffer(whole, np.uint8), place
+            return np.frombuffer(whole, np.uint8), offset
     return None
 
 
-def _packets(data: Bytes, filled: int) -> tuple[Places, Places, int]:
+def _packets(data: Bytes, filled: int) -> tuple[Offsets, Offsets, int]:
     """Where the complete packets' payloads begin and end, and how many bytes they take."""
     found = _guessed(data, filled)
     return found if found is not None else _followed(data, filled)
 
 
-def _guessed(data: Bytes, filled: int) -> tuple[Places, Places, int] | None:
+def _guessed(data: Bytes, filled: int) -> tuple[Offsets, Offsets, int] | None:
     """All packets at once; None where they cannot be proved to be the packets."""
     heads = np.flatnonzero(data[2 : filled - 1] == 0)
     following = heads + _HEADER + (data[heads] | data[heads + 1].astype(np.intp) << 8)
@@ -221,41 +221,41 @@ def _guessed(data: Bytes, filled: int) -> tuple[Places, Places, int] | None:
     return starts, np.concatenate((following, ends)), used
 
 
-def _followed(data: Bytes, filled: int, place: int = 0) -> tuple[Places, Places, int]:
-    """The same one by one, from ``place`` on; a row of several packets ends it."""
+def _followed(data: Bytes, filled: int, offset: int = 0) -> tuple[Offsets, Offsets, int]:
+    """The same one by one, from ``offset`` on; a row of several packets ends it."""
     starts, ends = [], []
     view = data.data
-    while place + _HEADER <= filled:
-        length = view[place] | view[place + 1] << 8 | view[place + 2] << 16
-        after = place + _HEADER + length
+    while offset + _HEADER <= filled:
+        length = view[offset] | view[offset + 1] << 8 | view[offset + 2] << 16
+        after = offset + _HEADER + length
         if after > filled or length == _FULL_PACKET:
             break
-        starts.append(place + _HEADER)
+        starts.append(offset + _HEADER)
         ends.append(after)
-        place = after
-    return np.array(starts, np.intp), np.array(ends, np.intp), place
+        offset = after
+    return np.array(starts, np.intp), np.array(ends, np.intp), offset
 
 
-def _columns(data: Bytes, starts: Places, ends: Places, columns: int) -> list[Values]:
+def _columns(data: Bytes, starts: Offsets, ends: Offsets, columns: int) -> list[Values]:
     """The values of all rows, a column at a time."""
     found = []
-    place, last = starts, len(data) - _SLACK
+    offset, last = starts, len(data) - _SLACK
     for _ in range(columns):
-        if int(place.max()) > last:
+        if int(offset.max()) > last:
             raise _garbled("a value lies outside its row")
-        values, place = _column(data, place)
-        if (place > ends).any() or (values.starts > values.ends).any():
+        values, offset = _column(data, offset)
+        if (offset > ends).any() or (values.starts > values.ends).any():
             raise _garbled("a value is longer than its row")
         found.append(values)
-    if not np.array_equal(place, ends):
+    if not np.array_equal(offset, ends):
         raise _garbled("a row has more values than columns")
     return found
 
 
-def _column(data: Bytes, place: Places) -> tuple[Values, Places]:
-    """The values that begin at ``place``, and where the ones behind them begin."""
-    first = data[place]
-    starts = place + 1
+def _column(data: Bytes, offset: Offsets) -> tuple[Values, Offsets]:
+    """The values that begin at ``offset``, and where the ones behind them begin."""
+    first = data[offset]
+    starts = offset + 1
     lengths = first.astype(np.intp)
     if (first < _NULL).all():
         return Values(data, starts, starts + lengths, None), starts + lengths
@@ -263,7 +263,7 @@ def _column(data: Bytes, place: Places) -> tuple[Values, Places]:
     for mark, width in ((_TWO, 2), (_THREE, 3), (_EIGHT, 8)):
         rows = np.flatnonzero(first == mark)
         if len(rows):
-            spread = place[rows, None] + np.arange(1, width + 1)
+            spread = offset[rows, None] + np.arange(1, width + 1)
             powers = np.left_shift(np.intp(1), 8 * np.arange(min(width, 7), dtype=np.intp))
             lengths[rows] = data[spread][:, : len(powers)].astype(np.intp) @ powers
             starts[rows] += width

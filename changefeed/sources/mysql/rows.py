@@ -45,32 +45,32 @@ class RowReader:
         Raises:
             ChangefeedError: CF2105 the rows do not fill their event.
         """
-        rows, place = [], start
-        while place < end:
-            row, place = self._row(data, place, end)
+        rows, offset = [], start
+        while offset < end:
+            row, offset = self._row(data, offset, end)
             rows.append(row)
         return rows
 
-    def _row(self, data: bytes | bytearray, place: int, end: int) -> tuple[Row, int]:
-        bitmap = data[place : place + (len(self._widths) + 7) // 8]
+    def _row(self, data: bytes | bytearray, offset: int, end: int) -> tuple[Row, int]:
+        bitmap = data[offset : offset + (len(self._widths) + 7) // 8]
         nulls = int.from_bytes(bitmap, "little")
-        place += len(bitmap)
+        offset += len(bitmap)
         row: Row = []
         for number, (width, read) in enumerate(zip(self._widths, self._readers, strict=True)):
             if nulls >> number & 1:
                 row.append(None)
                 continue
             if width < 0:
-                size = int.from_bytes(data[place : place - width], "little")
-                place -= width
+                size = int.from_bytes(data[offset : offset - width], "little")
+                offset -= width
             else:
                 size = width
-            upto = place + size
+            upto = offset + size
             if upto > end:
                 raise misfit("a row ends behind its event")
-            row.append(read(bytes(data[place:upto])))
-            place = upto
-        return row, place
+            row.append(read(bytes(data[offset:upto])))
+            offset = upto
+        return row, offset
 
 
 def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:

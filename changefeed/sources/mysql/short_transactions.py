@@ -24,7 +24,7 @@ from changefeed.sources.mysql.binlog import (
     EventType,
 )
 from changefeed.sources.mysql.decode import OPERATIONS
-from changefeed.sources.mysql.wire import Packet, Place
+from changefeed.sources.mysql.wire import EventBytes, Packet
 
 _MYSQL = bytes([EventType.GTID, EventType.QUERY, EventType.TABLE_MAP, 0, EventType.XID])
 _MARIADB = bytes([EventType.MARIA_GTID, EventType.TABLE_MAP, 0, EventType.XID])
@@ -48,11 +48,11 @@ class ShortTransaction(NamedTuple):
         end: the offset behind it in the server's file.
     """
 
-    gtid: Place
-    begin: Place
-    table_map: Place
-    rows: Place
-    commit: Place
+    gtid: EventBytes
+    begin: EventBytes
+    table_map: EventBytes
+    rows: EventBytes
+    commit: EventBytes
     kind: int
     server_id: int
     seconds: int
@@ -71,7 +71,7 @@ def find_short(
     # The last event first: it tells this form from most others.
     if len(parts) < len(form) or not _is_commit(*parts[-1]):
         return None
-    places: list[Place] = []
+    events: list[EventBytes] = []
     for (data, start, end), kind in zip(parts, form, strict=True):
         if end - start < _LEAST or data[start]:
             return None
@@ -82,17 +82,17 @@ def find_short(
             return None
         if zlib.crc32(data[event:end]) != WITH_ITS_CRC:
             return None
-        places.append((data, event, upto))
-    commit = places[-1]
+        events.append((data, event, upto))
+    commit = events[-1]
     if commit[2] - commit[1] < HEADER_SIZE + 8:  # the transaction's number
         return None
     seconds, _, _, _, offset, flags = HEADER.unpack_from(commit[0], commit[1])
     if flags:
         return None
-    gtid, rows = places[0], places[-2]
+    gtid, rows = events[0], events[-2]
     server_id = int.from_bytes(gtid[0][gtid[1] + 5 : gtid[1] + 9], "little")
     return ShortTransaction(
-        gtid, places[-4], places[-3], rows, commit, rows[0][rows[1] + 4], server_id, seconds, offset
+        gtid, events[-4], events[-3], rows, commit, rows[0][rows[1] + 4], server_id, seconds, offset
     )
 
 

@@ -1,10 +1,10 @@
-"""The initial scan: tables as they were at one place of the binlog, read by several sessions.
+"""The initial scan: tables as they were at one point of the binlog, read by several sessions.
 
 A consistent snapshot of MySQL lives in a session and cannot be shared, so all sessions that read
-must begin theirs at the same place of the binlog:
+must begin theirs at the same point of the binlog:
 
-1. *Without a lock.* All sessions begin one after the other, and the place is compared before and
-   after: on MariaDB each session knows the place of its own snapshot; on MySQL with GTIDs no
+1. *Without a lock.* All sessions begin one after the other, and the end of the binlog is compared
+   before and after: on MariaDB each session knows that of its own snapshot; on MySQL with GTIDs no
    transaction may have been committed, or been about to be, in between. It is tried a few times.
 2. *With a lock on the tables that are read.* ``LOCK TABLES .. READ`` waits for the transactions
    that write to them, and keeps new ones out for the milliseconds in which the sessions begin. The
@@ -40,16 +40,16 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet
-from changefeed.sources.mysql import describe, log_place
+from changefeed.sources.mysql import coordinates, describe
 from changefeed.sources.mysql.address import Address
-from changefeed.sources.mysql.log_place import BinlogPlace
+from changefeed.sources.mysql.coordinates import BinlogCoordinates
 from changefeed.sources.mysql.ranges import in_range, one_of, split
 from changefeed.sources.mysql.scan import read_table
 from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
 
 #: Sessions that read at the same time.
 READERS = 4
-#: The pause between two looks for a common place without a lock.
+#: The pause between two looks for a common point without a lock.
 PAUSE_SECONDS = 0.05
 #: How long a reader waits for one of the sessions.
 SESSION_SECONDS = 3600.0
@@ -61,7 +61,7 @@ _CHANGED = frozenset({1412, 1146, 1054, 1051})
 
 @dataclass
 class SnapshotPatience:
-    """How hard a common place is looked for.
+    """How hard a common point is looked for.
 
     Attributes:
         lock_free: how often without a lock.
@@ -92,8 +92,8 @@ class MySQLSnapshot:
         self._clock = clock
         self._closed = threading.Event()
         patience = patience or SnapshotPatience()
-        sessions, place = _common_snapshot(address, tables, mode, patience, clock)
-        self._place = place
+        sessions, begun = _common_snapshot(address, tables, mode, patience, clock)
+        self._coordinates = begun
         self._sessions = sessions
         self._idle: queue.Queue[MySQLSession] = queue.Queue()
         for session in sessions:
@@ -103,8 +103,8 @@ class MySQLSnapshot:
 
     @property
     def position(self) -> Position:
-        """The image shows what committed at or below this place in the log."""
-        return self._place.position
+        """The image shows what committed at or below this position."""
+        return self._coordinates.position
 
     def parts(
         self,
@@ -260,15 +260,15 @@ def _common_snapshot(
     mode: str,
     patience: SnapshotPatience,
     clock: Clock,
-) -> tuple[list[MySQLSession], BinlogPlace]:
-    """Sessions with the same snapshot, and its place."""
+) -> tuple[list[MySQLSession], BinlogCoordinates]:
+    """Sessions with the same snapshot, and its coordinates."""
     sessions: list[MySQLSession] = []
     try:
         sessions += (_reader(address) for _ in range(READERS))
-        place = _lock_free(sessions, mode, patience.lock_free, clock)
-        if place is None:
+        begun = _lock_free(sessions, mode, patience.lock_free, clock)
+        if begun is None:
             try:
-                place = _locked(address, sessions, tables, mode, patience.lock)
+                begun = _locked(address, sessions, tables, mode, patience.lock)
             except ChangefeedError as error:
                 may_not = error.code is Code.SOURCE_PERMISSION_MISSING
                 if not may_not or not sessions[0].is_mariadb:
@@ -277,12 +277,12 @@ def _common_snapshot(
                     session.close()
                 del sessions[1:]
                 sessions[0].run(_BEGIN, doing="begin the initial scan")
-                place = _own_place(sessions[0])
+                begun = _own_coordinates(sessions[0])
     except BaseException:
         for session in sessions:
             session.close()
         raise
-    return sessions, place
+    return sessions, begun
 
 
 def _reader(address: Address) -> MySQLSession:
@@ -300,15 +300,15 @@ def _reader(address: Address) -> MySQLSession:
 
 def _lock_free(
     sessions: Sequence[MySQLSession], mode: str, attempts: int, clock: Clock
-) -> BinlogPlace | None:
+) -> BinlogCoordinates | None:
     """Begin all snapshots at a moment in which nothing commits; None when there was none."""
     if not sessions[0].is_mariadb and mode != "gtid":
         return None
     attempt = _maria_attempt if sessions[0].is_mariadb else _mysql_attempt
     for _ in range(attempts):
-        place = attempt(sessions)
-        if place is not None:
-            return place
+        begun = attempt(sessions)
+        if begun is not None:
+            return begun
         for session in sessions:
             session.run("ROLLBACK", doing="begin the initial scan")
         clock.sleep(PAUSE_SECONDS)
@@ -320,20 +320,20 @@ def _begin(sessions: Sequence[MySQLSession]) -> None:
         session.run(_BEGIN, doing="begin the initial scan")
 
 
-def _maria_attempt(sessions: Sequence[MySQLSession]) -> BinlogPlace | None:
+def _maria_attempt(sessions: Sequence[MySQLSession]) -> BinlogCoordinates | None:
     _begin(sessions)
     files = [_snapshot_file(session) for session in sessions]
-    return _own_place(sessions[0]) if len(set(files)) == 1 else None
+    return _own_coordinates(sessions[0]) if len(set(files)) == 1 else None
 
 
 def _snapshot_file(session: MySQLSession) -> tuple[str, str]:
-    """MariaDB: the place in the binlog of the session's own snapshot."""
+    """MariaDB: the binlog coordinates of the session's own snapshot."""
     status = session.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot%'")
     known = {str(name).lower(): str(value) for name, value in status}
     return known.get("binlog_snapshot_file", ""), known.get("binlog_snapshot_position", "")
 
 
-def _own_place(session: MySQLSession) -> BinlogPlace:
+def _own_coordinates(session: MySQLSession) -> BinlogCoordinates:
     file, offset = _snapshot_file(session)
     if not file:
         raise ChangefeedError(
@@ -342,23 +342,23 @@ def _own_place(session: MySQLSession) -> BinlogPlace:
             hint="set log_bin in the server's configuration, then restart it.",
         )
     executed = session.value(f"SELECT BINLOG_GTID_POS('{file}', {int(offset)})")
-    return log_place.gtid_place(session, str(executed or ""))
+    return coordinates.of_gtids(session, str(executed or ""))
 
 
-def _mysql_attempt(sessions: Sequence[MySQLSession]) -> BinlogPlace | None:
+def _mysql_attempt(sessions: Sequence[MySQLSession]) -> BinlogCoordinates | None:
     """A transaction is owned from the time its GTID is given until it counts as executed, and the
     file grows before the transaction can be seen. So what a snapshot shows and ``executed`` does
     not hold has made the file longer than it was before ``executed`` was read.
     """
     watcher = sessions[0]
-    end = log_place.file_end(watcher)
+    end = coordinates.file_end(watcher)
     executed = _executed(watcher)
     if executed is None:
         return None
     _begin(sessions)
-    if log_place.file_end(watcher) != end:
+    if coordinates.file_end(watcher) != end:
         return None
-    return log_place.gtid_place(watcher, executed)
+    return coordinates.of_gtids(watcher, executed)
 
 
 def _executed(session: MySQLSession) -> str | None:
@@ -373,7 +373,7 @@ def _locked(
     tables: Sequence[TableSchema],
     mode: str,
     seconds: int,
-) -> BinlogPlace:
+) -> BinlogCoordinates:
     """Begin all snapshots while nobody can write to the tables."""
     if not tables:
         raise ChangefeedError(
@@ -388,10 +388,10 @@ def _locked(
             doing=f"lock the tables of the initial scan for a moment ({names})",
         )
         _begin(sessions)
-        # All that wrote to these tables has its place in the binlog, and nothing new can.
-        place = log_place.present(holder, mode)
+        # All that wrote to these tables is in the binlog, and nothing new can.
+        begun = coordinates.present(holder, mode)
         holder.run("UNLOCK TABLES", doing="begin the initial scan")
-        return place
+        return begun
     except ChangefeedError as error:
         if error.code is Code.SOURCE_PERMISSION_MISSING:
             raise ChangefeedError(

@@ -9,7 +9,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Handover, KeyRange, Memo, Source, TableInfo, Watch
-from changefeed.sources.mysql import address, advice, describe, log_place, ranges
+from changefeed.sources.mysql import address, advice, coordinates, describe, ranges
 from changefeed.sources.mysql.attachment import MySQLAttachment
 from changefeed.sources.mysql.handover import handover
 from changefeed.sources.mysql.renames import GRACE_NS
@@ -57,7 +57,7 @@ class MySQLSource(Source):
         A MariaDB that does not tell one (before 10.10 none does) is known by its address.
         """
         with self.sessions.session() as session:
-            known = log_place.server_of(session)
+            known = coordinates.server_of(session)
         return known if known != "-" else str(self.address)
 
     def attach(self, owner: str, memo: Memo | None) -> MySQLAttachment:
@@ -71,18 +71,18 @@ class MySQLSource(Source):
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
         """See :class:`changefeed.sources.base.Source`."""
-        place = describe.resolve(Watch(name=name, schema=schema), self.address.database)
+        found = describe.resolve(Watch(name=name, schema=schema), self.address.database)
         with self.sessions.session() as session:
-            return describe.describe(session, self.name, *place)
+            return describe.describe(session, self.name, *found)
 
     def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
         """See :class:`changefeed.sources.base.Source`."""
-        places = {(table.schema, table.name): table for table in tables}
+        wanted = {(table.schema, table.name): table for table in tables}
         with self.sessions.session() as session:
-            found = describe.read_tables(session, list(places))
+            found = describe.read_tables(session, list(wanted))
         return {
-            places[place]: table.schema(self.name)
-            for place, table in found.items()
+            wanted[name]: table.schema(self.name)
+            for name, table in found.items()
             if describe.refusal(table, Watch(name=table.name)) is None
         }
 
@@ -109,7 +109,7 @@ class MySQLSource(Source):
     def current_position(self) -> Position:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:
-            return log_place.present(session, log_place.mode_of(session)).position
+            return coordinates.present(session, coordinates.mode_of(session)).position
 
     def handover(
         self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
@@ -121,5 +121,5 @@ class MySQLSource(Source):
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> MySQLSnapshot:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:
-            mode = log_place.mode_of(session)
+            mode = coordinates.mode_of(session)
         return MySQLSnapshot(self.address, tables, mode, self.patience)

@@ -88,7 +88,7 @@ class BinlogStream:
             connect: makes a logged-in session of our own.
             source: the name that table names begin with.
             flavor: ``mysql`` or ``mariadb``.
-            mode: ``gtid`` or ``file``: how places are written.
+            mode: ``gtid`` or ``file``: how positions are written.
             server_id: as which replica we appear; no other reader may have it.
             describe: the server's present description of a table.
         """
@@ -159,48 +159,48 @@ class BinlogStream:
     def _run(self) -> Iterator[Flush]:
         session = self._connect()
         try:
-            place = self._place()
-            self._check(session, place)
+            read_upto = self._begin_position()
+            self._check(session, read_upto)
             shapes = self._shapes(session)
             skew = _clock_skew(session, self._clock)
             if self._continuity is None:
                 self._continuity = Continuity(self._request.folder, _server_of(session))
-            connection = self._begin(session, place, self._continuity)
+            connection = self._begin(session, read_upto, self._continuity)
         except BaseException:
             session.close()
             raise
         end = _EndSession(self._connect)
         try:
-            yield from self._follow(connection, place, shapes, skew, self._continuity, end)
+            yield from self._follow(connection, read_upto, shapes, skew, self._continuity, end)
         finally:
             connection.close()
             end.close()
 
     # ------------------------------------------------------------------------- start
 
-    def _place(self) -> BinlogPosition:
+    def _begin_position(self) -> BinlogPosition:
         history = self._request.start.history
         if self._mode == "file":
             return FilePosition.parse(history)
         mariadb = self._flavor == "mariadb"
         return GtidPosition(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
 
-    def _check(self, session: SqlSession, place: BinlogPosition) -> None:
+    def _check(self, session: SqlSession, read_upto: BinlogPosition) -> None:
         """Does this server's log go on from what was read?"""
-        if isinstance(place, FilePosition):
+        if isinstance(read_upto, FilePosition):
             if self._flavor == "mysql":
                 [(server,)] = session.rows("SELECT @@GLOBAL.server_uuid")
-                if server != place.server:
+                if server != read_upto.server:
                     raise ChangefeedError(
                         Code.SOURCE_IS_ANOTHER,
                         "the source is another MySQL server than before",
-                        detail=f"server_uuid {server}, was {place.server}",
+                        detail=f"server_uuid {server}, was {read_upto.server}",
                     )
             return
-        if self._flavor == "mysql" and place.history:
+        if self._flavor == "mysql" and read_upto.history:
             [(contained, purged)] = session.rows(
-                f"SELECT GTID_SUBSET('{place.history}', @@GLOBAL.gtid_executed),"
-                f" GTID_SUBTRACT(@@GLOBAL.gtid_purged, '{place.history}')"
+                f"SELECT GTID_SUBSET('{read_upto.history}', @@GLOBAL.gtid_executed),"
+                f" GTID_SUBTRACT(@@GLOBAL.gtid_purged, '{read_upto.history}')"
             )
             if not int(contained):
                 raise ChangefeedError(
@@ -225,14 +225,14 @@ class BinlogStream:
         )
 
     def _begin(
-        self, session: SqlSession, place: BinlogPosition, continuity: Continuity
+        self, session: SqlSession, read_upto: BinlogPosition, continuity: Continuity
     ) -> BinlogConnection:
         beat = int(HEARTBEAT * 1e9)
         session.run(
             "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32'",
             f"SET @master_heartbeat_period = {beat}, @source_heartbeat_period = {beat}",
         )
-        gtids = continuity.begin(place.gtids) if isinstance(place, GtidPosition) else None
+        gtids = continuity.begin(read_upto.gtids) if isinstance(read_upto, GtidPosition) else None
         if self._flavor == "mariadb":
             session.run("SET @mariadb_slave_capability = 4")
             if gtids is not None:
@@ -243,8 +243,8 @@ class BinlogStream:
                 raise ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
             self._connection = connection
         connection.register(self._server_id)
-        if isinstance(place, FilePosition):
-            connection.dump(self._server_id, place.file, place.offset)
+        if isinstance(read_upto, FilePosition):
+            connection.dump(self._server_id, read_upto.file, read_upto.offset)
         elif isinstance(gtids, GtidSet):
             connection.dump_gtid(self._server_id, gtids)
         else:
@@ -256,7 +256,7 @@ class BinlogStream:
     def _follow(
         self,
         connection: BinlogConnection,
-        place: BinlogPosition,
+        read_upto: BinlogPosition,
         shapes: Shapes,
         skew: int,
         continuity: Continuity,
@@ -264,8 +264,8 @@ class BinlogStream:
     ) -> Iterator[Flush]:
         start = self._request.start
         assembler = Assembler(
-            Frontier(start.at, place.position, start.seq, place.history),
-            place,
+            Frontier(start.at, read_upto.position, start.seq, read_upto.history),
+            read_upto,
             shapes,
             self._request.spool,
             self._request.folder,
@@ -313,7 +313,7 @@ class BinlogStream:
                 next_beat, self._hasty = now + BEAT, False
                 assembler.acknowledged(self._acknowledged)
                 if assembler.idle:
-                    if assembler.heartbeats > 1 and end.reached(place):
+                    if assembler.heartbeats > 1 and end.reached(read_upto):
                         assembler.caught_up(self._clock.now().wall + skew)
                     if assembler.frontier != told:
                         told = assembler.frontier
@@ -336,9 +336,9 @@ class _EndSession:
         self._session: SqlSession | None = None
         self._end = EndOfLog(self._ask)
 
-    def reached(self, place: BinlogPosition) -> bool:
+    def reached(self, read_upto: BinlogPosition) -> bool:
         """See :meth:`EndOfLog.reached`."""
-        return self._end.reached(place)
+        return self._end.reached(read_upto)
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:
         if self._session is not None:

@@ -178,7 +178,7 @@ def read_table_map(
     nulls = cursor.take((count + 7) // 8)
     found = _metadata(cursor)
     columns = _columns(types, nulls, found, mariadb)
-    if any(place >= count for place in found.key):
+    if any(ordinal >= count for ordinal in found.key):
         raise misfit("a key of columns that are not there")
     return TableShape(database, table, columns, tuple(found.key))
 
@@ -321,7 +321,7 @@ def _columns(
     lists = _collations(found.list_default, found.list_charsets)
     sets, enums, shapes = iter(found.sets), iter(found.enums), iter(found.geometries)
     columns = []
-    for place, (wire, meta) in enumerate(types):
+    for ordinal, (wire, meta) in enumerate(types):
         collation: int | None = None
         values: tuple[bytes, ...] = ()
         if wire in _TEXTS:
@@ -333,10 +333,10 @@ def _columns(
             values = next(enums if wire is ColumnType.ENUM else sets, ())
         columns.append(
             ColumnShape(
-                name=None if found.names is None else found.names[place],
+                name=None if found.names is None else found.names[ordinal],
                 wire=wire,
                 meta=meta,
-                nullable=bool(nulls[place >> 3] >> (place & 7) & 1),
+                nullable=bool(nulls[ordinal >> 3] >> (ordinal & 7) & 1),
                 unsigned=wire in _NUMBERS and next(signs, False),
                 collation=collation,
                 values=values,
@@ -363,11 +363,11 @@ class _collations:
         return self
 
     def __next__(self) -> int:
-        place, self._next = self._next, self._next + 1
-        if self._listed is not None and place < len(self._listed):
-            return self._listed[place]
+        ordinal, self._next = self._next, self._next + 1
+        if self._listed is not None and ordinal < len(self._listed):
+            return self._listed[ordinal]
         if self._default is not None:
-            return self._default[1].get(place, self._default[0])
+            return self._default[1].get(ordinal, self._default[0])
         raise StopIteration
 
 

@@ -1,4 +1,4 @@
-"""Events of the binlog -> flushes: transactions, timestamps, numbers, places.
+"""Events of the binlog -> flushes: transactions, timestamps, numbers, positions.
 
 Pure: no socket, no clock. The same events after the same frontier give the same flushes, so a
 crash between receiving and making durable changes nothing.
@@ -54,7 +54,7 @@ from changefeed.sources.mysql.tablemap import (
     read_table_name,
 )
 from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
-from changefeed.sources.mysql.wire import Packet, Place, event_of
+from changefeed.sources.mysql.wire import EventBytes, Packet, event_of
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
@@ -74,7 +74,7 @@ class _OpenTransaction:
     Attributes:
         first: its first row event among those that wait.
         skip: it was read before.
-        gtid: adds it to the place; None for an anonymous one.
+        gtid: adds it to the position; None for an anonymous one.
         commit_us: when it committed, microseconds; 0 where the event of its end says so.
         changes: tables that look otherwise from here on.
         ddl: tables that its statements define, with what happens to each, and the statement.
@@ -115,7 +115,7 @@ class Assembler:
     def __init__(
         self,
         start: Frontier,
-        place: BinlogPosition,
+        read_upto: BinlogPosition,
         shapes: Shapes,
         spool: Path,
         folder: Path,
@@ -127,7 +127,7 @@ class Assembler:
         """
         Args:
             start: everything up to there was read.
-            place: the same place, to be moved on.
+            read_upto: the same position, to be moved on.
             shapes: of the source's tables.
             spool: a folder of our own for large transactions; its content is rubbish.
             folder: one that outlives us, for prepared transactions.
@@ -139,8 +139,10 @@ class Assembler:
         self._dropped: set[tuple[str, str]] = set()
         self._last = start.at
         self._seq = start.seq
-        self._place = place
-        self._mariadb = isinstance(place, GtidPosition) and isinstance(place.gtids, MariaGtid)
+        self._read_upto = read_upto
+        self._mariadb = isinstance(read_upto, GtidPosition) and isinstance(
+            read_upto.gtids, MariaGtid
+        )
         self._shapes = shapes
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
@@ -175,7 +177,7 @@ class Assembler:
     @property
     def frontier(self) -> Frontier:
         """What was read completely so far."""
-        return Frontier(self._last, self._place.position, self._seq, self._place.history)
+        return Frontier(self._last, self._read_upto.position, self._seq, self._read_upto.history)
 
     @property
     def idle(self) -> bool:
@@ -201,7 +203,7 @@ class Assembler:
             self._last = Timestamp(now_ns)
             told = self._overdue(now_ns)
             if told:
-                position = self._place.position
+                position = self._read_upto.position
                 self._commits.append((self._last, position, 0))
                 self._announce(told, [], _Commit(self._last, 0, now_ns // 1000, position))
 
@@ -240,7 +242,7 @@ class Assembler:
         """
         if not self._checksums or self._carried or self._renames.pending:
             return at
-        if not isinstance(self._place, GtidPosition):
+        if not isinstance(self._read_upto, GtidPosition):
             return at
         mariadb, waiting = self._mariadb, self._waiting
         while (found := find_short(packets, at, mariadb=mariadb)) is not None:
@@ -254,7 +256,7 @@ class Assembler:
                 break
             if data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 6] != content[:6]:
                 break
-            commit_us = self._begin_short(self._place.gtids, found)
+            commit_us = self._begin_short(self._read_upto.gtids, found)
             if commit_us is None:
                 break
             table, first = known[1], len(waiting)
@@ -297,7 +299,7 @@ class Assembler:
             data, start, _ = found.commit
             number = data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 8]
             xid = int.from_bytes(number, "little", signed=True)
-            position = self._place.position
+            position = self._read_upto.position
             self._commits.append((self._last, position, xid))
             self._finished.append((first, _Commit(self._last, xid, commit_us, position)))
 
@@ -307,25 +309,25 @@ class Assembler:
             name = self._server_names[server] = str(uuid.UUID(bytes=server))
         return name
 
-    def take(self, place: Place) -> Flushes:
+    def take(self, raw: EventBytes) -> Flushes:
         """One event as it came; what is ready because of it, to be taken before the next one."""
-        header = binlog.read_header(place)
+        header = binlog.read_header(raw)
         if self._checksums is None:
             if header.kind != EventType.FORMAT_DESCRIPTION:  # says itself whether it has one
-                place = binlog.without_guessed_checksum(place)
+                raw = binlog.without_guessed_checksum(raw)
         elif self._checksums and header.kind != EventType.FORMAT_DESCRIPTION:
-            place = binlog.strip_checksum(place)
+            raw = binlog.strip_checksum(raw)
         if header.kind in _HEARTBEATS:
             self.heartbeats += 1
             if self._open is None:
-                self._place.passed(self._file, header.end)
+                self._read_upto.passed(self._file, header.end)
             return None
         self.heartbeats = 0
         if header.end and not header.flags & binlog.ARTIFICIAL:
             self._offset = header.end
-        ready = self._event(header, place)
+        ready = self._event(header, raw)
         if ready is None and self._open is None:
-            self._place.passed(self._file, self._offset)
+            self._read_upto.passed(self._file, self._offset)
         return ready
 
     def flush(self) -> Iterator[Flush]:
@@ -346,15 +348,15 @@ class Assembler:
 
     # -------------------------------------------------------------------------- events
 
-    def _event(self, header: Header, place: Place) -> Flushes:
+    def _event(self, header: Header, raw: EventBytes) -> Flushes:
         kind = header.kind
         if kind in OPERATIONS:
-            return self._rows(header, place)
+            return self._rows(header, raw)
         action = _ACTIONS.get(kind)
-        return None if action is None else action(self, header, place)
+        return None if action is None else action(self, header, raw)
 
-    def _format(self, header: Header, place: Place) -> None:
-        self._checksums = binlog.read_format(place)
+    def _format(self, header: Header, raw: EventBytes) -> None:
+        self._checksums = binlog.read_format(raw)
         self._maps.clear()  # a server that was started again counts its tables from the begin
         self._drop_half()
 
@@ -367,16 +369,16 @@ class Assembler:
                 self._open.stored.discard()
             self._open = None
 
-    def _rotate(self, header: Header, place: Place) -> None:
-        self._file, self._offset = binlog.read_rotate(place)
+    def _rotate(self, header: Header, raw: EventBytes) -> None:
+        self._file, self._offset = binlog.read_rotate(raw)
         if self._open is None:
-            self._place.passed(self._file, self._offset)
+            self._read_upto.passed(self._file, self._offset)
 
-    def _gtid(self, header: Header, place: Place) -> None:
-        told = binlog.read_gtid(place)
+    def _gtid(self, header: Header, raw: EventBytes) -> None:
+        told = binlog.read_gtid(raw)
         opened = _OpenTransaction(len(self._waiting), commit_us=told.commit_us)
-        if isinstance(self._place, GtidPosition):
-            held = self._place.gtids
+        if isinstance(self._read_upto, GtidPosition):
+            held = self._read_upto.gtids
             if not isinstance(held, GtidSet):
                 raise misfit("a GTID of MySQL in the log of MariaDB")
             if not told.number:
@@ -390,11 +392,11 @@ class Assembler:
         self._drop_half()
         self._open = opened
 
-    def _maria_gtid(self, header: Header, place: Place) -> None:
-        told = binlog.read_maria_gtid(place, header.server_id)
+    def _maria_gtid(self, header: Header, raw: EventBytes) -> None:
+        told = binlog.read_maria_gtid(raw, header.server_id)
         opened = _OpenTransaction(len(self._waiting), begun=not told.alone)
-        if isinstance(self._place, GtidPosition):
-            held = self._place.gtids
+        if isinstance(self._read_upto, GtidPosition):
+            held = self._read_upto.gtids
             if not isinstance(held, MariaGtid):
                 raise misfit("a GTID of MariaDB in the log of MySQL")
             if self._met is not None:
@@ -415,31 +417,31 @@ class Assembler:
         self._drop_half()
         self._open = opened
 
-    def _tagged(self, header: Header, place: Place) -> None:
+    def _tagged(self, header: Header, raw: EventBytes) -> None:
         raise ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
             "the binlog has transactions with a tagged GTID, which cannot be read",
             hint="run them with GTID_NEXT = 'AUTOMATIC'; then RESCAN the feeds of this source.",
         )
 
-    def _payload(self, header: Header, place: Place) -> Iterator[Flush]:
-        for inner in binlog.read_payload(place):
+    def _payload(self, header: Header, raw: EventBytes) -> Iterator[Flush]:
+        for inner in binlog.read_payload(raw):
             yield from self._event(binlog.read_header(inner), inner) or ()
 
-    def _incident(self, header: Header, place: Place) -> None:
+    def _incident(self, header: Header, raw: EventBytes) -> None:
         raise ChangefeedError(
             Code.SOURCE_LOG_REPLACED,
             "the server says that its binlog lost changes (an incident event)",
         )
 
-    def _query(self, header: Header, place: Place) -> Flushes:
-        if binlog.is_begin(place):
+    def _query(self, header: Header, raw: EventBytes) -> Flushes:
+        if binlog.is_begin(raw):
             if self._open is None:
                 self._open = _OpenTransaction(len(self._waiting))
             self._open.begun = True
             return None
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
-        query = binlog.read_query(place, compressed=compressed)
+        query = binlog.read_query(raw, compressed=compressed)
         first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
@@ -575,16 +577,16 @@ class Assembler:
             self._seq += 1
             self._events.append(Truncate(schema, commit.at, self._seq))
 
-    def _xid(self, header: Header, place: Place) -> Flushes:
+    def _xid(self, header: Header, raw: EventBytes) -> Flushes:
         if self._open is None:
             raise misfit("a commit without a transaction")
-        self._open.xid = int.from_bytes(binlog.body(place).take(8), "little", signed=True)
+        self._open.xid = int.from_bytes(binlog.body(raw).take(8), "little", signed=True)
         return self._commit(header.seconds)
 
     # ---------------------------------------------------------------------------- rows
 
-    def _table_map(self, header: Header, place: Place) -> None:
-        data, start, end = place
+    def _table_map(self, header: Header, raw: EventBytes) -> None:
+        data, start, end = raw
         number = read_table_id(data, start, end)
         content = bytes(data[start + binlog.HEADER_SIZE : end])
         opened = self._open
@@ -621,8 +623,8 @@ class Assembler:
             self._maps.clear()
         self._maps[number] = (content, table)
 
-    def _rows(self, header: Header, place: Place) -> Flushes:
-        known = self._maps.get(read_table_id(*place))
+    def _rows(self, header: Header, raw: EventBytes) -> Flushes:
+        known = self._maps.get(read_table_id(*raw))
         if known is None:
             raise misfit("rows of a table that was not described")
         table, opened = known[1], self._open
@@ -630,8 +632,8 @@ class Assembler:
             opened = self._open = _OpenTransaction(len(self._waiting), begun=True)
         if table is None or opened.skip:
             return None
-        data, _, end = place
-        operation, start = find_rows(place, header.kind, table.shape, table.heads)
+        data, _, end = raw
+        operation, start = find_rows(raw, header.kind, table.shape, table.heads)
         if header.kind in _COMPRESSED:
             data = binlog.maria_unpacked(bytes(data[start:end]))
             start, end = 0, len(data)
@@ -639,8 +641,8 @@ class Assembler:
             self._waiting.add(table, operation, data, start, end)
         return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
 
-    def _partial(self, header: Header, place: Place) -> None:
-        known = self._maps.get(read_table_id(*place))
+    def _partial(self, header: Header, raw: EventBytes) -> None:
+        known = self._maps.get(read_table_id(*raw))
         if known is not None and known[1] is not None:
             raise ChangefeedError(
                 Code.SOURCE_NOT_SET_UP,
@@ -720,10 +722,10 @@ class Assembler:
         self._last = self._last.at_least(commit_us * 1000)
         if opened.gtid is not None:
             opened.gtid()
-        self._place.passed(self._file, self._offset)
+        self._read_upto.passed(self._file, self._offset)
         if touched:
-            self._commits.append((self._last, self._place.position, opened.xid))
-        return _Commit(self._last, opened.xid, commit_us, self._place.position)
+            self._commits.append((self._last, self._read_upto.position, opened.xid))
+        return _Commit(self._last, opened.xid, commit_us, self._read_upto.position)
 
     def _ended(self, opened: _OpenTransaction, commit: _Commit) -> None:
         """Tell what a transaction did to tables, before its rows, and go by it."""
@@ -788,7 +790,7 @@ class Assembler:
         if discard:
             stored.discard()
         else:
-            self._decided.append((self._place.position, stored))
+            self._decided.append((self._read_upto.position, stored))
         yield from self._flushed(self.frontier)
 
     # -------------------------------------------------------------------------- XA
@@ -812,11 +814,11 @@ class Assembler:
             if stored.rows:
                 return self._commit_stored(opened, stored, header.seconds, discard=False)
         self._finish(header.seconds, touched=False)
-        self._decided.append((self._place.position, stored))
+        self._decided.append((self._read_upto.position, stored))
         return None
 
-    def _xa_prepare(self, header: Header, place: Place) -> Flushes:
-        one_phase, name = binlog.read_xa_prepare(place)
+    def _xa_prepare(self, header: Header, raw: EventBytes) -> Flushes:
+        one_phase, name = binlog.read_xa_prepare(raw)
         opened = self._open
         if opened is None:
             raise misfit("an XA PREPARE without a transaction")
@@ -885,7 +887,7 @@ _SKIPPED: tuple[bytes, None] = (b"skipped", None)
 _HEARTBEATS = frozenset({int(EventType.HEARTBEAT), int(EventType.HEARTBEAT_V2)})
 _COMPRESSED = frozenset(int(kind) for kind in EventType if "COMPRESSED" in kind.name)
 
-EventHandler = Callable[[Assembler, Header, Place], Flushes]
+EventHandler = Callable[[Assembler, Header, EventBytes], Flushes]
 _ACTIONS: dict[int, EventHandler] = {
     EventType.FORMAT_DESCRIPTION: Assembler._format,
     EventType.ROTATE: Assembler._rotate,

@@ -32,17 +32,17 @@ def hex_text(values: pa.Array) -> pa.Array:
     offsets = np.frombuffer(offsets_buffer, np.int32, count + 1, values.offset * 4)
     held = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
     lengths = np.diff(offsets).astype(np.int64)
-    places = np.zeros(count + 1, np.int64)
-    np.cumsum(2 * lengths + 2, out=places[1:])
+    texts_at = np.zeros(count + 1, np.int64)
+    np.cumsum(2 * lengths + 2, out=texts_at[1:])
     # Pairs of characters: "\x" in front of each value, then one pair a byte.
-    pairs = np.empty(int(places[-1]) // 2, np.uint16)
-    fronts = places[:-1] // 2
+    pairs = np.empty(int(texts_at[-1]) // 2, np.uint16)
+    fronts = texts_at[:-1] // 2
     is_front = np.zeros(len(pairs), np.bool_)
     is_front[fronts] = True
     pairs[is_front] = np.frombuffer(b"\\x", np.uint16)[0]
     pairs[~is_front] = _DIGITS[held]
     whole = pa.Array.from_buffers(
-        pa.large_string(), count, [None, pa.py_buffer(places), pa.py_buffer(pairs)]
+        pa.large_string(), count, [None, pa.py_buffer(texts_at), pa.py_buffer(pairs)]
     ).cast(pa.string())
     return whole if not values.null_count else pc.if_else(values.is_valid(), whole, None)
 

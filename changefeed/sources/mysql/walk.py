@@ -17,7 +17,7 @@ from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.layout import FieldLayout, Layout
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.intp]
+Offsets = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 #: Below so many events a step of numpy costs more than a step of Python for each of them.
@@ -27,7 +27,7 @@ PADDING = 64
 
 
 class Block:
-    """A buffer of rows, and little-endian numbers at any place in it."""
+    """A buffer of rows, and little-endian numbers at any offset in it."""
 
     def __init__(self, data: bytearray) -> None:
         """``data`` ends with :data:`PADDING` bytes that are not rows."""
@@ -39,13 +39,13 @@ class Block:
         self.words = np.ndarray((size - 3,), "<u4", data, strides=(1,))
         self.longs = np.ndarray((size - 7,), "<u8", data, strides=(1,))
 
-    def number(self, places: Places, size: int) -> Places:
+    def number(self, offsets: Offsets, size: int) -> Offsets:
         """Unsigned numbers of 1 to 4 bytes."""
         if size == 1:
-            return self.data[places].astype(np.intp)
+            return self.data[offsets].astype(np.intp)
         if size == 2:
-            return self.halves[places].astype(np.intp)
-        found = self.words[places].astype(np.intp)
+            return self.halves[offsets].astype(np.intp)
+        found = self.words[offsets].astype(np.intp)
         return found & 0xFFFFFF if size == 3 else found
 
 
@@ -60,15 +60,15 @@ class Images:
         ends: where each image ends.
     """
 
-    event: Places
-    rows: Places
-    anchors: Sequence[Places]
+    event: Offsets
+    rows: Offsets
+    anchors: Sequence[Offsets]
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def walk(block: Block, starts: Places, ends: Places, layout: Layout) -> Images:
+def walk(block: Block, starts: Offsets, ends: Offsets, layout: Layout) -> Images:
     """Find the images of the events that lie at ``starts`` to ``ends``.
 
     Raises:
@@ -83,35 +83,35 @@ def walk(block: Block, starts: Places, ends: Places, layout: Layout) -> Images:
 
 
 class _Walk:
-    def __init__(self, block: Block, starts: Places, ends: Places, layout: Layout) -> None:
+    def __init__(self, block: Block, starts: Offsets, ends: Offsets, layout: Layout) -> None:
         self.block, self.layout = block, layout
         self.starts, self.ends = starts, ends
-        self.events: list[Places] = []
-        self.found: list[list[Places]] = []
+        self.events: list[Offsets] = []
+        self.found: list[list[Offsets]] = []
         #: Of what is walked row by row, flat: event, then row and anchors.
         self.single: list[list[int]] = []
 
     def run(self) -> Images:
         event = np.flatnonzero(self.starts < self.ends)
-        place, end = self.starts[event], self.ends[event]
+        offset, end = self.starts[event], self.ends[event]
         while len(event) >= FEW:
-            anchors = self._step(place)
+            anchors = self._step(offset)
             self.events.append(event)
-            self.found.append([place, *anchors[:-1]])
-            place = anchors[-1]
-            left = place < end
-            if (place > end).any():
+            self.found.append([offset, *anchors[:-1]])
+            offset = anchors[-1]
+            left = offset < end
+            if (offset > end).any():
                 raise misfit("a row ends behind its event")
             if not left.all():
-                event, place, end = event[left], place[left], end[left]
-        for number, first, last in zip(event.tolist(), place.tolist(), end.tolist(), strict=True):
+                event, offset, end = event[left], offset[left], end[left]
+        for number, first, last in zip(event.tolist(), offset.tolist(), end.tolist(), strict=True):
             self._one(number, first, last)
         return self._ordered()
 
-    def _step(self, place: Places) -> list[Places]:
+    def _step(self, offset: Offsets) -> list[Offsets]:
         """The anchors of one image in each event, and its end."""
-        nulls = [self.block.data[place + byte] for byte in range(self.layout.null_bytes)]
-        at = place + self.layout.null_bytes
+        nulls = [self.block.data[offset + byte] for byte in range(self.layout.null_bytes)]
+        at = offset + self.layout.null_bytes
         anchors = []
         for group in self.layout.groups:
             anchors.append(at)
@@ -120,24 +120,24 @@ class _Walk:
                 at = at + self._variable(group[-1], at, nulls)
         return [*anchors, at]
 
-    def _variable(self, field: FieldLayout, at: Places, nulls: list[Bytes]) -> Places:
+    def _variable(self, field: FieldLayout, at: Offsets, nulls: list[Bytes]) -> Offsets:
         length = self.block.number(at, -field.width) - field.width
-        missing = nulls[field.place >> 3] >> (field.place & 7) & 1
+        missing = nulls[field.ordinal >> 3] >> (field.ordinal & 7) & 1
         if missing.any():
             length[missing.astype(np.bool_)] = 0
         return length
 
-    def _one(self, event: int, place: int, end: int) -> None:
+    def _one(self, event: int, offset: int, end: int) -> None:
         """All images of one event, in plain Python."""
         data, layout = self.block.raw, self.layout
-        while place < end:
-            found = [event, place]
-            nulls = int.from_bytes(data[place : place + layout.null_bytes], "little")
-            at = place + layout.null_bytes
+        while offset < end:
+            found = [event, offset]
+            nulls = int.from_bytes(data[offset : offset + layout.null_bytes], "little")
+            at = offset + layout.null_bytes
             for group in layout.groups:
                 found.append(at)
                 for field in group:
-                    if nulls >> field.place & 1:
+                    if nulls >> field.ordinal & 1:
                         continue
                     if field.width >= 0:
                         at += field.width
@@ -147,7 +147,7 @@ class _Walk:
             if at > end:
                 raise misfit("a row ends behind its event")
             self.single.append(found)
-            place = at
+            offset = at
 
     def _ordered(self) -> Images:
         """Together, event after event."""
@@ -165,17 +165,17 @@ class _Walk:
         return Images(event, columns[0], columns[1:])
 
 
-def _fixed(group: tuple[FieldLayout, ...], nulls: list[Bytes]) -> Places | int:
+def _fixed(group: tuple[FieldLayout, ...], nulls: list[Bytes]) -> Offsets | int:
     """The width of a group's columns of fixed width, of which some may be null."""
     fixed = [field for field in group if not field.variable]
-    width: Places | int = sum(field.width for field in fixed)
-    for byte in sorted({field.place >> 3 for field in fixed}):
+    width: Offsets | int = sum(field.width for field in fixed)
+    for byte in sorted({field.ordinal >> 3 for field in fixed}):
         if not nulls[byte].any():
             continue
         table = np.zeros(256, np.intp)
         for field in fixed:
-            if field.place >> 3 == byte:
-                table[np.arange(256) >> (field.place & 7) & 1 == 1] += field.width
+            if field.ordinal >> 3 == byte:
+                table[np.arange(256) >> (field.ordinal & 7) & 1 == 1] += field.width
         width = width - table[nulls[byte]]
     return width
 
@@ -185,8 +185,8 @@ class Cells:
     """One column of many images: ``data[starts[i]:ends[i]]`` where ``valid`` (None: everywhere);
     elsewhere an empty span."""
 
-    starts: Places
-    ends: Places
+    starts: Offsets
+    ends: Offsets
     valid: Mask | None
 
 
@@ -196,7 +196,7 @@ def cells(block: Block, images: Images, layout: Layout) -> list[Cells]:
     for group, anchor in zip(layout.groups, images.anchors, strict=True):
         at = anchor
         for field in group:
-            missing = block.data[images.rows + (field.place >> 3)] >> (field.place & 7) & 1
+            missing = block.data[images.rows + (field.ordinal >> 3)] >> (field.ordinal & 7) & 1
             valid = missing == 0 if missing.any() else None
             starts, width = at, field.width
             if field.variable:

@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 _OK, _ERROR, _EOF = 0x00, 0xFF, 0xFE
 
 #: An event lies in ``data[start:end]``, header first.
-Place = tuple[bytes | bytearray, int, int]
+EventBytes = tuple[bytes | bytearray, int, int]
 #: What a packet holds lies in ``data[start:end]``: a status byte, and then an event.
 Packet = tuple[bytes | bytearray, int, int]
 
@@ -59,8 +59,8 @@ class BinlogConnection:
             raise refusal(number if isinstance(number, int) else 0, str(text)) from None
 
     def dump(self, server_id: int, file: str, offset: int) -> None:
-        """Ask for the log from a place in a file on; in a MariaDB session that has set
-        ``@slave_connect_state`` the place is ignored."""
+        """Ask for the log from an offset in a file on; in a MariaDB session that has set
+        ``@slave_connect_state`` the offset is ignored."""
         if offset > 0xFFFFFFFF:
             raise ChangefeedError(
                 Code.SOURCE_NOT_SET_UP, "a binlog file above 4 GB cannot be read by position"
@@ -71,7 +71,7 @@ class BinlogConnection:
     def dump_gtid(self, server_id: int, known: GtidSet) -> None:
         """Ask for every transaction that is not in ``known``."""
         told = known.encoded()
-        # Flag 4: the set counts, not the place.
+        # Flag 4: the set counts, not the offset.
         head = struct.pack("<HIIQI", 4, server_id, 0, 4, len(told))
         self._send(_DUMP_GTID, head + told)
         self._socket.setblocking(False)
@@ -160,14 +160,14 @@ class Inbox:
             ChangefeedError: CF2105 for packets out of order, after those before were taken.
         """
         buffer, end = self._buffer, self._end
-        place, sequence = self._start, self._sequence
+        offset, sequence = self._start, self._sequence
         found: list[Packet] = []
-        while end - place >= 4:
-            length = buffer[place] | buffer[place + 1] << 8 | buffer[place + 2] << 16
-            upto = place + 4 + length
+        while end - offset >= 4:
+            length = buffer[offset] | buffer[offset + 1] << 8 | buffer[offset + 2] << 16
+            upto = offset + 4 + length
             if upto > end:
                 break
-            number = buffer[place + 3]
+            number = buffer[offset + 3]
             if sequence is not None and number != (sequence + 1) & 0xFF:
                 if found:
                     break
@@ -177,13 +177,13 @@ class Inbox:
             if self._pieces or length == _FULL:
                 if found:
                     break
-                whole = self._join(place + 4, upto, complete=length < _FULL)
+                whole = self._join(offset + 4, upto, complete=length < _FULL)
                 if whole is not None:
                     found.append((whole, 0, len(whole)))
             else:
-                found.append((buffer, place + 4, upto))
-            sequence, place = number, upto
-        self._start, self._sequence = place, sequence
+                found.append((buffer, offset + 4, upto))
+            sequence, offset = number, upto
+        self._start, self._sequence = offset, sequence
         return found
 
     def _join(self, start: int, end: int, *, complete: bool) -> bytes | None:
@@ -199,7 +199,7 @@ class Inbox:
         return whole
 
 
-def event_of(packet: Packet) -> Place:
+def event_of(packet: Packet) -> EventBytes:
     """The event of a packet.
 
     Raises:

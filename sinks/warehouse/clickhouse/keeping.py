@@ -297,7 +297,7 @@ class ClickHouseStrategy(Strategy):
             return [rows.end_versions(table, shape, at.version, f"c.{q(SEEN_LAST)} < {at.version}")]
         if not shape.keyless:
             return [rows.end_rows(table, shape, at.version, f"t.{q(SEQUENCE)} < {at.version}")]
-        return [rows.take_place(table, shape, at.version), f"TRUNCATE TABLE {table.scan}"]
+        return [rows.replace_rows(table, shape, at.version), f"TRUNCATE TABLE {table.scan}"]
 
 
 _DIGEST = "FixedString(16)"

@@ -198,7 +198,7 @@ def no_copies(table: TargetTable, version: int, seq: int, where: str) -> str:
     )
 
 
-def take_place(table: TargetTable, shape: TargetShape, version: int) -> str:
+def replace_rows(table: TargetTable, shape: TargetShape, version: int) -> str:
     """The copies are those that the scan found."""
     d = table.d
     q = d.quote

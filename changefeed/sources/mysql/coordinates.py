@@ -1,7 +1,7 @@
 """Where the server's binlog ends now, as a position of the change log.
 
-With GTIDs a place is a set of transactions, and its position the number of them: it is the same on
-every server that has them. Without, it is a binlog file and an offset, good for one server alone.
+With GTIDs the coordinates are a set of transactions, and the position is their number: the same on
+every server that has them. Without, they are a binlog file and an offset, good for one server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from changefeed.sources.mysql.session import MySQLSession
 
 
 @dataclass(frozen=True, slots=True)
-class BinlogPlace:
-    """A place in the binlog: its position, and what the stream needs to begin there."""
+class BinlogCoordinates:
+    """Where in the binlog: a position, and what the stream needs to begin there."""
 
     position: Position
     history: str
@@ -29,13 +29,13 @@ def mode_of(session: MySQLSession) -> str:
     return "gtid" if session.value("SELECT @@global.gtid_mode") == "ON" else "file"
 
 
-def gtid_place(session: MySQLSession, executed: str) -> BinlogPlace:
-    """The place of a set of transactions, as the server writes it."""
+def of_gtids(session: MySQLSession, executed: str) -> BinlogCoordinates:
+    """Those of a set of transactions, as the server writes it."""
     known = gtid.parse(session.flavor, executed.replace("\n", ""))
-    return BinlogPlace(known.position, known.text())
+    return BinlogCoordinates(known.position, known.text())
 
 
-def present(session: MySQLSession, mode: str) -> BinlogPlace:
+def present(session: MySQLSession, mode: str) -> BinlogCoordinates:
     """The end of the binlog.
 
     Raises:
@@ -43,14 +43,16 @@ def present(session: MySQLSession, mode: str) -> BinlogPlace:
     """
     if mode == "gtid":
         variable = "gtid_binlog_pos" if session.is_mariadb else "gtid_executed"
-        return gtid_place(session, str(session.value(f"SELECT @@global.{variable}") or ""))
+        return of_gtids(session, str(session.value(f"SELECT @@global.{variable}") or ""))
     file, offset = file_end(session)
-    return file_place(session, file, offset)
+    return of_file(session, file, offset)
 
 
-def file_place(session: MySQLSession, file: str, offset: int) -> BinlogPlace:
-    """The place of an offset in a file of this server."""
-    return BinlogPlace(gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}")
+def of_file(session: MySQLSession, file: str, offset: int) -> BinlogCoordinates:
+    """Those of an offset in a file of this server."""
+    return BinlogCoordinates(
+        gtid.file_position(file, offset), f"{server_of(session)} {file} {offset}"
+    )
 
 
 def file_end(session: MySQLSession) -> tuple[str, int]:
