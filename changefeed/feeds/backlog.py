@@ -26,7 +26,7 @@ from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
-from changefeed.feeds.chunks import Chunk, MarkItem, items, slice_bytes
+from changefeed.feeds.chunks import Chunk, ControlItem, items, slice_bytes
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.schema_policy import check_images
@@ -52,19 +52,19 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """A range of the log without marks.
+    """A range of the log without control events.
 
     Attributes:
         upto: where it ends.
         rows: how many rows it has.
         versions: the schema versions of the rows.
-        mark: the instant of the mark that ends it; None where no mark does.
+        control_at: the instant of the control event that ends it; None where none does.
     """
 
     upto: Timestamp
     rows: int = 0
     versions: frozenset[TableSchema] = frozenset()
-    mark: Timestamp | None = None
+    control_at: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +90,19 @@ def waiting(
     slice_bytes: int,
     most_bytes: float = math.inf,
 ) -> LogRange:
-    """What can be delivered in lanes, from the log's index: up to the next mark, at most
+    """What can be delivered in lanes, from the log's index: up to the next control event, at most
     :data:`JOB_ROWS` rows, about ``most_bytes`` bytes."""
     found = LogRange(max(bounds.values()))
     rows, size, versions = 0, 0, set[TableSchema]()
     for item in items(log, bounds, upto, slice_bytes):
-        if isinstance(item, MarkItem):
+        if isinstance(item, ControlItem):
             before = item.event.at.previous()
             if before <= min(bounds.values()):
-                return LogRange(before, mark=item.event.at)
-            # Another table may have a mark before it: the range shrinks until it has none.
+                return LogRange(before, control_at=item.event.at)
+            # Another table may have one before it: the range shrinks until it has none.
             shorter = waiting(log, bounds, before, slice_bytes, most_bytes)
-            if shorter.mark is None and shorter.upto == before:
-                return replace(shorter, mark=item.event.at)
+            if shorter.control_at is None and shorter.upto == before:
+                return replace(shorter, control_at=item.event.at)
             return shorter
         if isinstance(item, Chunk):
             rows += item.rows
@@ -193,8 +193,8 @@ class Backlog:
             self._tell(feed, "Spark cannot be started here: the node delivers the backlog itself")
             return BacklogResult()
         if not choice.spark or interrupted():
-            # After the mark there may be a range that is large enough for a job.
-            return BacklogResult(node_upto=found.mark)
+            # After the control event there may be a range that is large enough for a job.
+            return BacklogResult(node_upto=found.control_at)
         try:
             return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
         except ChangefeedError as error:

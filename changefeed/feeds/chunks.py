@@ -1,8 +1,8 @@
 """Divides the change log into the units that a feed delivers.
 
-    slice of the log -> per table, in log order -> chunks of bounded size, and marks
+    slice of the log -> per table, in log order -> chunks of bounded size, and control events
 
-A :class:`Chunk` is rows of one table and schema version; a :class:`MarkItem` is a TRUNCATE, a
+A :class:`Chunk` is rows of one table and schema version; a :class:`ControlItem` is a TRUNCATE, a
 schema change or a statement of DDL between two of them; a :class:`Watermark` says that everything
 up to a timestamp was returned. Chunks are lazy: only the rows that are encoded next are in memory.
 """
@@ -80,11 +80,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkItem:
+class ControlItem:
     """An event of a whole table, after the chunks before it.
 
-    Of the tables ``complete``, everything up to ``upto`` was returned before; of the mark's own
-    table, everything before the mark.
+    Of the tables ``complete``, everything up to ``upto`` was returned before; of the event's own
+    table, everything before the event.
     """
 
     event: Truncate | SchemaChange | Ddl
@@ -124,7 +124,7 @@ class SliceStart:
     upto: Timestamp
 
 
-Item = Chunk | MarkItem | Watermark | SliceStart
+Item = Chunk | ControlItem | Watermark | SliceStart
 
 
 def items(
@@ -192,7 +192,7 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
     ``chunk_rows`` rows, or one piece of the log."""
     numbers: Counter[TableName] = Counter()
     after = dict(bounds)
-    truncations = [mark for mark in found.marks if isinstance(mark, Truncate)]
+    truncations = [control for control in found.control_events if isinstance(control, Truncate)]
     unsent = _unsent(found)
     run: list[LogPiece] = []
     begun: dict[TableName, None] = {}
@@ -218,14 +218,14 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
             begun[event.schema.table] = None
             run.append(event)
         else:
-            mark = MarkItem(event)
-            begun[mark.table] = None
+            control = ControlItem(event)
+            begun[control.table] = None
             if isinstance(event, Truncate):
                 # What follows must sort after the truncation in sinks that order by time.
-                bound = after[mark.table]
-                after[mark.table] = max(event.at.previous(), bound)
-            complete = tuple(table for table in begun if table != mark.table)
-            yield replace(mark, complete=complete, upto=found.upto)
+                bound = after[control.table]
+                after[control.table] = max(event.at.previous(), bound)
+            complete = tuple(table for table in begun if table != control.table)
+            yield replace(control, complete=complete, upto=found.upto)
     if run:
         yield chunk()
 

@@ -57,9 +57,9 @@ def tell_origin(
     found: list[Ddl] = []
     while after < upto:
         part = log.slice({table: after}, upto, rows, SLICE_BYTES)
-        for mark in part.marks:
-            if isinstance(mark, Ddl):
-                found = [mark] if mark.kind in _MAKES else [*found, mark]
+        for event in part.control_events:
+            if isinstance(event, Ddl):
+                found = [event] if event.kind in _MAKES else [*found, event]
         if part.upto <= after:
             break
         after = part.upto

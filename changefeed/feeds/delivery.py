@@ -27,7 +27,15 @@ from changefeed.encoding.transactions import (
     boundary_messages,
     boundary_shape,
 )
-from changefeed.feeds.chunks import Chunk, Item, MarkItem, SliceStart, Watermark, items, slice_bytes
+from changefeed.feeds.chunks import (
+    Chunk,
+    ControlItem,
+    Item,
+    SliceStart,
+    Watermark,
+    items,
+    slice_bytes,
+)
 from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
@@ -154,18 +162,18 @@ class Delivery:
                 ended = isinstance(item, Watermark) and item.upto >= upto
                 if isinstance(item, EncodedChunk):
                     total += item.rows.num_rows
-                # Not behind a mark: what it does to the table decides about the rows after it.
+                # Not behind a control event: what it does to the table decides about later rows.
                 many = total >= self._sizes.ahead_rows and not ended
-                many = many and not isinstance(item, MarkItem)
+                many = many and not isinstance(item, ControlItem)
                 ahead = self._ahead.submit(prepare) if many else None
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
-                elif isinstance(item, MarkItem):
+                elif isinstance(item, ControlItem):
                     if (rename := self._rename(feed, item)) is not None:
                         self._end_renamed(feed, item, rename, current, on_rename)
                         after_commit()
                         break
-                    current = self._mark(feed, item, current, on_schema_change)
+                    current = self._control(feed, item, current, on_schema_change)
                 elif isinstance(item, Watermark):
                     current.watermark = item
                     full = current.rows >= self._sink_session.round_rows
@@ -297,16 +305,16 @@ class Delivery:
             )
         current.add(table, receipt)
 
-    def _commit(self, feed: Feed, current: Round, mark: MarkItem | None = None) -> None:
+    def _commit(self, feed: Feed, current: Round, control: ControlItem | None = None) -> None:
         """Make the round durable; then set the progress of the tables to the watermark or the
-        mark.
+        control event.
         """
         if feed.boundaries is not None:
             # If progress passed the END of a transaction before it was sent, END would be lost.
             # So progress moves only from watermark to watermark; rows after one may be repeated.
-            mark = None
+            control = None
         written = {
-            table: _reached(feed, table, current.watermark, mark) for table in current.counts
+            table: _reached(feed, table, current.watermark, control) for table in current.counts
         }
         upto = min(written.values(), default=current.epoch.upto)
         epoch = Epoch(current.epoch.number, upto)
@@ -319,15 +327,15 @@ class Delivery:
         for table, reached in written.items():
             feed.advance([table], reached)
 
-    def _mark(
+    def _control(
         self,
         feed: Feed,
-        item: MarkItem,
+        item: ControlItem,
         current: Round,
         on_schema_change: Callable[[SchemaChange], None],
     ) -> Round:
-        """Send a mark to the target once everything before it is durable, and then commit the
-        round.
+        """Send a control event to the target once everything before it is durable, and then commit
+        the round.
         """
         if item.renamed:
             return current  # of a table that is not followed
@@ -365,12 +373,12 @@ class Delivery:
             self._sink_session.evolve(event)
         return self._round(current.epoch.upto)
 
-    def _rename(self, feed: Feed, item: MarkItem) -> SchemaChange | None:
+    def _rename(self, feed: Feed, item: ControlItem) -> SchemaChange | None:
         """The event, if it gives a followed table another name from here on; else None.
 
         One that a pattern brought leaves the feed as soon as all of it is delivered
         (:mod:`changefeed.feeds.lost_tables`), and a table that took over the name of another began
-        with its own scan: for these the mark means nothing. Nor for one that got its name back and
+        with its own scan: for these the event means nothing. Nor for one that got its name back and
         is scanned by RESUME or RESCAN.
         """
         known, event = feed.tables.get(item.table), item.event
@@ -384,7 +392,7 @@ class Delivery:
     def _end_renamed(
         self,
         feed: Feed,
-        item: MarkItem,
+        item: ControlItem,
         event: SchemaChange,
         current: Round,
         on_rename: Callable[[SchemaChange], None],
@@ -411,14 +419,14 @@ def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
 
 
 def _reached(
-    feed: Feed, table: TableName, watermark: Watermark | None, mark: MarkItem | None
+    feed: Feed, table: TableName, watermark: Watermark | None, control: ControlItem | None
 ) -> Timestamp:
     """The progress of a table once everything that was written of it is durable."""
     reached = [feed.tables[table].done_upto or Timestamp.ZERO]
     if watermark is not None:
         reached.append(watermark.upto)
-    if mark is not None and table in mark.complete:
-        reached.append(mark.upto)
-    if mark is not None and table == mark.table:
-        reached.append(mark.event.at.previous())
+    if control is not None and table in control.complete:
+        reached.append(control.upto)
+    if control is not None and table == control.table:
+        reached.append(control.event.at.previous())
     return max(reached)

@@ -24,7 +24,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
-from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items
+from changefeed.feeds.chunks import Chunk, ControlItem, Watermark, items
 from changefeed.log import LogReader
 from changefeed.scan.admission import AdmissionTicket
 from changefeed.spark.tasks import TaskResult
@@ -126,7 +126,8 @@ class LaneRows:
 
 @dataclass
 class LaneDelivery:
-    """Delivers a range of the log without marks; one lane a call. Pickles with an unopened sink.
+    """Delivers a range of the log without control events; one lane a call. Pickles with an unopened
+    sink.
 
     Attributes:
         count: how many lanes there are.
@@ -223,10 +224,10 @@ class LaneDelivery:
             ChangefeedError: the log failed.
         """
         for item in items(log, self.bounds, self.upto, self.slice_bytes):
-            if isinstance(item, MarkItem):
+            if isinstance(item, ControlItem):
                 raise ChangefeedError(
                     Code.INTERNAL_ERROR,
-                    f"the change log has a mark of {item.table} inside a lane's range",
+                    f"the change log has a control event of {item.table} inside a lane's range",
                 )
             if isinstance(item, Chunk | Watermark):
                 yield item

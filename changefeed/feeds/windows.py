@@ -23,7 +23,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.encoding.encode import encode_messages
-from changefeed.feeds.chunks import Chunk, MarkItem, Watermark, items, slice_bytes
+from changefeed.feeds.chunks import Chunk, ControlItem, Watermark, items, slice_bytes
 from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.schema_policy import difference, needs_backfill
@@ -149,8 +149,8 @@ class WindowDelivery:
         for item in items(self._log, {to.table: begin}, through(end), most, None, self._sizes):
             if isinstance(item, Chunk):
                 self._gather(to, gathered, item)
-            elif isinstance(item, MarkItem):
-                rows += self._mark(to, gathered, item, length)
+            elif isinstance(item, ControlItem):
+                rows += self._control(to, gathered, item, length)
             elif isinstance(item, Watermark):
                 rows += self._write(to, gathered, last_end(item.upto, length))
                 if interrupted():
@@ -177,7 +177,7 @@ class WindowDelivery:
             ),
         )
 
-    def _mark(self, to: _Sink, gathered: _OpenWindows, item: MarkItem, length: int) -> int:
+    def _control(self, to: _Sink, gathered: _OpenWindows, item: ControlItem, length: int) -> int:
         """Evaluate windows before a schema change of the table with the old schema.
 
         A TRUNCATE does not count as a change of a row.

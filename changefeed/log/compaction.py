@@ -28,8 +28,8 @@ from changefeed.log.frame import (
     NEW,
     OLD,
     CommitExtent,
+    ControlEvent,
     Entry,
-    Mark,
     RowGroup,
     Run,
     ShapeCache,
@@ -158,17 +158,17 @@ class JournalMerge:
         for name, entries in tables.items():
             for _, group in groupby(entries, key=_kind):
                 part = list(group)
-                self._marks(name, [e for e in part if not isinstance(e, Run)])
+                self._controls(name, [e for e in part if not isinstance(e, Run)])
                 self._runs([e for e in part if isinstance(e, Run)])
 
-    def _marks(self, table: TableName, marks: list[Mark]) -> None:
-        for mark in marks:
-            if isinstance(mark, Truncate):
-                self._frame().truncate(mark)
-            elif isinstance(mark, Ddl):
-                self._frame().ddl(mark)
+    def _controls(self, table: TableName, events: list[ControlEvent]) -> None:
+        for event in events:
+            if isinstance(event, Truncate):
+                self._frame().truncate(event)
+            elif isinstance(event, Ddl):
+                self._frame().ddl(event)
             else:
-                self._frame().schema_change(mark, OLD if table == mark.old.table else NEW)
+                self._frame().schema_change(event, OLD if table == event.old.table else NEW)
 
     def _runs(self, runs: list[Run]) -> None:
         """Keep neighbouring runs of one table and version, write them to Parquet, or merge them
@@ -307,8 +307,8 @@ def _is_one_file(runs: list[Run]) -> bool:
 
 def _kind(entry: Entry) -> object:
     """Neighbouring entries of the same kind may be merged: rows of one schema version."""
-    if isinstance(entry, Mark):
-        return "mark"
+    if isinstance(entry, ControlEvent):
+        return "control"
     return entry.schema.version, id(entry.shape)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from changefeed.core.schema import TableName
-from changefeed.log.frame import Entry, Mark, Run, Unit, stamp_of
+from changefeed.log.frame import ControlEvent, Entry, Run, Unit, stamp_of
 from changefeed.log.rows import Stamp, rows_upto, stamps
 from changefeed.log.store import JournalRows
 
@@ -47,8 +47,8 @@ class RunPart:
 
 def select(
     unit: Unit, bounds: Bounds, upto: Stamp, store: JournalRows
-) -> Iterator[tuple[TableName, RunPart | Mark]]:
-    """The rows and marks of the tables above their bounds and at or below ``upto``.
+) -> Iterator[tuple[TableName, RunPart | ControlEvent]]:
+    """The rows and control events of the tables above their bounds and at or below ``upto``.
 
     Those of one table are in log order.
     """
@@ -63,7 +63,9 @@ def select(
                 yield name, taken
 
 
-def _take(entry: Entry, after: Stamp, upto: Stamp, store: JournalRows) -> RunPart | Mark | None:
+def _take(
+    entry: Entry, after: Stamp, upto: Stamp, store: JournalRows
+) -> RunPart | ControlEvent | None:
     if not isinstance(entry, Run):
         return entry if after < stamp_of(entry.at) <= upto else None
     m = entry.measure

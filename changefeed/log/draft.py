@@ -182,37 +182,37 @@ class FrameBuilder:
         """Name a Parquet file that exists already (compaction keeps large ones)."""
         self._entries.append(encode_segment(number, file, size, groups))
 
-    def _truncate(self, mark: Truncate) -> None:
-        self.truncate(mark)
-        self._mark(mark.schema.table, stamp_of(mark.at))
+    def _truncate(self, event: Truncate) -> None:
+        self.truncate(event)
+        self._control(event.schema.table, stamp_of(event.at))
 
-    def truncate(self, mark: Truncate) -> None:
+    def truncate(self, event: Truncate) -> None:
         """Put a truncation among the entries."""
-        number, _ = self.declare(mark.schema)
-        self._entries.append(["t", number, mark.at.wall, mark.at.logical, mark.seq])
+        number, _ = self.declare(event.schema)
+        self._entries.append(["t", number, event.at.wall, event.at.logical, event.seq])
 
-    def _schema_change(self, mark: SchemaChange) -> None:
-        self.schema_change(mark, BOTH)
-        self._mark(mark.new.table, stamp_of(mark.at))
+    def _schema_change(self, event: SchemaChange) -> None:
+        self.schema_change(event, BOTH)
+        self._control(event.new.table, stamp_of(event.at))
 
-    def schema_change(self, mark: SchemaChange, side: int) -> None:
+    def schema_change(self, event: SchemaChange, side: int) -> None:
         """Put a schema change among the entries of the old table name, the new one, or both."""
-        old, _ = self.declare(mark.old)
-        new, _ = self.declare(mark.new)
-        rewritten = int(mark.rewritten)
+        old, _ = self.declare(event.old)
+        new, _ = self.declare(event.new)
+        rewritten = int(event.rewritten)
         self._entries.append(
-            ["s", old, new, mark.at.wall, mark.at.logical, mark.seq, rewritten, side]
+            ["s", old, new, event.at.wall, event.at.logical, event.seq, rewritten, side]
         )
 
-    def _ddl(self, mark: Ddl) -> None:
-        self.ddl(mark)
-        self._mark(mark.table, stamp_of(mark.at))
+    def _ddl(self, event: Ddl) -> None:
+        self.ddl(event)
+        self._control(event.table, stamp_of(event.at))
 
-    def ddl(self, mark: Ddl) -> None:
+    def ddl(self, event: Ddl) -> None:
         """Put a statement of DDL among the entries."""
-        table = [mark.table.source, mark.table.schema, mark.table.name]
-        told = mark.kind, mark.position, mark.statement
-        self._entries.append(["d", table, mark.at.wall, mark.at.logical, mark.seq, *told])
+        table = [event.table.source, event.table.schema, event.table.name]
+        told = event.kind, event.position, event.statement
+        self._entries.append(["d", table, event.at.wall, event.at.logical, event.seq, *told])
 
     def declare(self, schema: TableSchema) -> tuple[int, SchemaShape]:
         """The number and shape of a schema, which this frame declares if it is new in the file."""
@@ -245,8 +245,8 @@ class FrameBuilder:
             last = part.column(2)[len(part) - 1].as_py()
             stored.append([len(part), last, *self._store(*pack(part))])
 
-    def _mark(self, table: TableName, at: Stamp) -> None:
-        # A mark may share the sequence number of a row; only its order among the rows counts.
+    def _control(self, table: TableName, at: Stamp) -> None:
+        # It may share the sequence number of a row; only its order among the rows counts.
         seq = self.lower_bounds[table][1] if table in self.lower_bounds else -1
         self._follow(table, (at, seq + 1), (at, seq))
 

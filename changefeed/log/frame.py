@@ -82,8 +82,9 @@ class Run:
         return self.shape.schema
 
 
-Mark = Truncate | SchemaChange | Ddl
-Entry = Run | Mark
+#: What the log has of a table beside its rows.
+ControlEvent = Truncate | SchemaChange | Ddl
+Entry = Run | ControlEvent
 
 #: A few commits as lists: (wall, logical, position, xid).
 CommitList = tuple[list[int], list[int], list[Position], list[int]]
@@ -100,7 +101,7 @@ class CommitExtent:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Rows and marks that become visible together; their timestamps are in ``(after, upto]``."""
+    """Rows and control events that become visible together; all are in ``(after, upto]``."""
 
     after: Stamp
     upto: Stamp
@@ -241,11 +242,11 @@ class UnitReader:
 
     def _schema_change(self, body: int, e: list[Any]) -> None:
         old, new = self._shapes[e[1]].schema, self._shapes[e[2]].schema
-        mark = SchemaChange(old, new, Timestamp(e[3], e[4]), e[5], bool(e[6]))
+        event = SchemaChange(old, new, Timestamp(e[3], e[4]), e[5], bool(e[6]))
         if e[7] != NEW:
-            self._put(old.table, mark)
+            self._put(old.table, event)
         if e[7] == NEW or (e[7] == BOTH and new.table != old.table):
-            self._put(new.table, mark)
+            self._put(new.table, event)
 
     def _ddl(self, body: int, e: list[Any]) -> None:
         table = TableName(*e[1])

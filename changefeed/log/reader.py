@@ -263,7 +263,7 @@ class LogReader:
         max_rows: int,
         max_bytes: int,
     ) -> Slice:
-        """The rows and marks of ``tables`` above their own (exclusive) bounds, up to ``upto``.
+        """Rows and control events of ``tables`` above their own (exclusive) bounds, up to ``upto``.
 
         The slice stops earlier at the limits, but only between transactions. If the first
         transaction is larger than the limits, the slice is this whole transaction (in pieces of

@@ -1,4 +1,4 @@
-"""A slice, as a feed gets it: pieces of rows, and marks, table by table in log order."""
+"""A slice, as a feed gets it: pieces of rows, and control events, table by table in log order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.cut import RunPart
-from changefeed.log.frame import Mark, RowGroup
+from changefeed.log.frame import ControlEvent, RowGroup
 from changefeed.log.settings import LogSettings
 from changefeed.log.store import JournalRows
 
@@ -91,11 +91,11 @@ class Slice:
     Attributes:
         upto: the feed's next progress: this slice and the ones before hold everything at or below
             it that the feed wants. It divides no transaction.
-        events: pieces and marks, table by table, in log order within a table.
+        events: pieces and control events, table by table, in log order within a table.
     """
 
     upto: Timestamp
-    events: tuple[LogPiece | Mark, ...] = ()
+    events: tuple[LogPiece | ControlEvent, ...] = ()
 
     @property
     def pieces(self) -> list[LogPiece]:
@@ -103,10 +103,10 @@ class Slice:
         return [e for e in self.events if isinstance(e, LogPiece)]
 
     @property
-    def marks(self) -> list[Mark]:
+    def control_events(self) -> list[ControlEvent]:
         """Truncations, schema changes and statements in the order of their timestamps."""
-        marks = [e for e in self.events if isinstance(e, Mark)]
-        return sorted(marks, key=lambda m: (m.at, m.seq))
+        events = [e for e in self.events if isinstance(e, ControlEvent)]
+        return sorted(events, key=lambda m: (m.at, m.seq))
 
     @property
     def rows(self) -> int:
@@ -125,14 +125,14 @@ class Assembly:
     def __init__(self, store: JournalRows, finder: Finder) -> None:
         self._store = store
         self._finder = finder
-        self._tables: dict[TableName, list[RunPart | Mark]] = {}
+        self._tables: dict[TableName, list[RunPart | ControlEvent]] = {}
 
-    def add(self, table: TableName, taken: RunPart | Mark) -> None:
-        """Take the next part or mark of a table."""
+    def add(self, table: TableName, taken: RunPart | ControlEvent) -> None:
+        """Take the next part or control event of a table."""
         self._tables.setdefault(table, []).append(taken)
 
-    def events(self) -> Iterator[LogPiece | Mark]:
-        """The pieces and marks, table by table."""
+    def events(self) -> Iterator[LogPiece | ControlEvent]:
+        """The pieces and control events, table by table."""
         for table, entries in self._tables.items():
             held: list[RunPart] = []
             for entry in entries:
@@ -186,11 +186,11 @@ class Assembly:
         return Timestamp(wall, logical), seq
 
 
-def _seen_from(table: TableName, mark: Mark) -> Mark:
-    """The mark as readers of a table see it: they read a rename under both names."""
-    if not isinstance(mark, SchemaChange) or table == mark.old.table:
-        return mark
-    return replace(mark, old=replace(mark.old, table=table), arrived=True)
+def _seen_from(table: TableName, event: ControlEvent) -> ControlEvent:
+    """The event as readers of a table see it: they read a rename under both names."""
+    if not isinstance(event, SchemaChange) or table == event.old.table:
+        return event
+    return replace(event, old=replace(event.old, table=table), arrived=True)
 
 
 def _joins(held: list[RunPart], part: RunPart) -> bool:

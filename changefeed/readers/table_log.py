@@ -258,8 +258,8 @@ class TableLog:
                 break
             for piece in part.pieces:
                 versions[piece.schema.version] = piece.schema
-            changes += [mark for mark in part.marks if isinstance(mark, SchemaChange)]
-            if part.rows or any(isinstance(mark, Truncate) for mark in part.marks):
+            changes += [event for event in part.control_events if isinstance(event, SchemaChange)]
+            if part.rows or any(isinstance(event, Truncate) for event in part.control_events):
                 ranges.append(
                     Range(
                         self.root,

@@ -10,7 +10,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Ddl, Event, SchemaChange, Truncate
 from changefeed.core.sizes import Sizes
-from changefeed.feeds.chunks import Chunk, Item, MarkItem, Watermark, items
+from changefeed.feeds.chunks import Chunk, ControlItem, Item, Watermark, items
 from changefeed.log import LogReader, LogSettings, LogWriter
 from tests.helpers.log_samples import Row, batch, flush, keys, narrow
 
@@ -70,7 +70,7 @@ def test_versions_of_a_table_are_not_joined(writer: LogWriter) -> None:
     change = SchemaChange(A, new, at, 2)
     found = handed_out(writer, at, batch(A, [Row(at, 1)]), change, batch(new, [Row(at, 3)]))
     assert [c.schema.version for c in of(found, "a")] == [1, 2]
-    mark = next(i for i in found if isinstance(i, MarkItem))
+    mark = next(i for i in found if isinstance(i, ControlItem))
     assert (mark.table, mark.event, mark.renamed) == (A.table, change, False)
 
 
@@ -183,7 +183,7 @@ def test_a_statement_of_ddl_comes_between_the_rows_of_its_table(writer: LogWrite
         batch(B, [Row(at[2], 3)]),
     ]
     found = handed_out(writer, at[3], *events)
-    [mark] = [item for item in found if isinstance(item, MarkItem)]
+    [mark] = [item for item in found if isinstance(item, ControlItem)]
     assert (mark.event, mark.table, mark.renamed) == (ddl, B.table, False)
     assert mark.complete == (A.table,), "everything of the other table was handed out"
     place = found.index(mark)

@@ -1,4 +1,4 @@
-"""Rounds, marks and places: what is committed when, and what a feed knows after it."""
+"""Rounds, control events and progress: what is committed when, and what a feed knows after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.timings import Timings
 from changefeed.feeds.checkpoint import Checkpoint
-from changefeed.feeds.chunks import SLICE_BYTES, MarkItem, items
+from changefeed.feeds.chunks import SLICE_BYTES, ControlItem, items
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
@@ -154,8 +154,8 @@ class FakeLog:
         if self.error is not None:
             raise self.error
         end, events = self.slices.pop(0)
-        marks = [e for e in events if not isinstance(e, LogPiece)]
-        return SimpleNamespace(upto=at(end), events=events, marks=marks)
+        controls = [e for e in events if not isinstance(e, LogPiece)]
+        return SimpleNamespace(upto=at(end), events=events, control_events=controls)
 
 
 @dataclass
@@ -793,11 +793,11 @@ def test_a_truncation_comes_after_a_commit(bench: Bench) -> None:
     assert (told.text, told.table) == ("all rows were removed", str(A))
 
 
-def test_marks_know_what_was_handed_out_before_them() -> None:
+def test_control_events_know_what_was_handed_out_before_them() -> None:
     events = [rows_of(A, 2), rows_of(B, 3), changed(B, 4), changed(C, 4)]
     found = items(FakeLog([(9, events)]), dict.fromkeys((A, B, C), at(1)), at(9))
-    marks = [item for item in found if isinstance(item, MarkItem)]
-    assert [(m.table, m.complete, m.upto) for m in marks] == [
+    controls = [item for item in found if isinstance(item, ControlItem)]
+    assert [(m.table, m.complete, m.upto) for m in controls] == [
         (B, (A,), at(9)),
         (C, (A, B), at(9)),
     ]

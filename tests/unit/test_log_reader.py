@@ -379,9 +379,9 @@ class TestMarks:
         got = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL)
         kinds = [type(e).__name__ for e in got.events]
         assert kinds == ["LogPiece", "Truncate", "LogPiece", "Ddl", "SchemaChange", "LogPiece"]
-        assert [m.at for m in got.marks] == [at(2001), at(2002), at(2002)]
-        assert got.marks[1] == events[4]
-        change = got.marks[2]
+        assert [m.at for m in got.control_events] == [at(2001), at(2002), at(2002)]
+        assert got.control_events[1] == events[4]
+        change = got.control_events[2]
         assert isinstance(change, SchemaChange)
         assert (change.old.version, change.new.version, change.rewritten) == (1, 2, True)
         assert [p.schema.version for p in got.pieces] == [1, 1, 2]
@@ -411,7 +411,7 @@ class TestMarks:
                 got = reader.slice({schema.table: at(1000)}, Timestamp.MAX, *ALL)
                 found = [type(e).__name__ for e in got.events]
                 assert found == (kinds or ["LogPiece", "SchemaChange", "LogPiece"])
-                (mark,) = got.marks
+                (mark,) = got.control_events
                 assert isinstance(mark, SchemaChange) and mark.new == new
                 # To readers of the new name the table has it since then.
                 seen = A if schema is A else replace(A, table=new.table)

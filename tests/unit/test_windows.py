@@ -104,9 +104,9 @@ class World:
     ) -> Any:
         self.read.append(bounds[T])
         end, events = self.slices.pop(0)
-        marks = [e for e in events if not isinstance(e, LogPiece)]
+        controls = [e for e in events if not isinstance(e, LogPiece)]
         known = min(Timestamp(int(end * SECOND)), upto) if self.slices else upto
-        return SimpleNamespace(upto=known, events=events, marks=marks)
+        return SimpleNamespace(upto=known, events=events, control_events=controls)
 
     def deliver(self, upto: float, window_bytes: int = 1 << 20) -> int:
         delivery = WindowDelivery(self, cast(Any, self.sink_session), None, window_bytes)
