@@ -438,10 +438,10 @@ class Sink(ABC):
         """Discard what was written since the last commit, if that is possible."""
 
     @abstractmethod
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """Deliver a resolved timestamp to every partition of every topic; durable on return.
 
-        ``payload`` is the finished message value, except for the topics in ``mark.payloads``.
+        ``payload`` is the finished message value, except for the topics in ``event.payloads``.
         """
 
     @abstractmethod
@@ -555,7 +555,8 @@ class Sink(ABC):
         """:meth:`commit`, and save the feed's progress in the same atomic step.
 
         With ``delivery = 'exactly_once'`` the feed goes on from the progress that the sink returns,
-        so a committed row is never written again. Marks (resolved, truncate) may be repeated.
+        so a committed row is never written again. Control messages (resolved, truncate) may be
+        repeated.
 
         Progress is a set of named timestamps. Only the feed interprets the names; a name that a
         call does not mention keeps its timestamp. ``<table>`` is how far the table's changes are

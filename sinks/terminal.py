@@ -134,7 +134,7 @@ class TerminalSink(ClientSink):
             self._rows.clear()
             self._changed.notify_all()
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         self._put(ClientRow(None, None, payload))
         self._handed_over()
 

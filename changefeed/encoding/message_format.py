@@ -1,4 +1,4 @@
-"""What a format is to the encoding: how it writes the messages of a plan, and marks."""
+"""What a format is to the encoding: how it writes the messages of a plan, and control messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_tokens import joined
-from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.plan import MessagePlan, control_payload
 from changefeed.encoding.registry import RegistrySchema
 
 
 class SchemaWriter(Protocol):
-    """How a format writes its schemas for a registry, and marks with them."""
+    """How a format writes its schemas for a registry, and control messages with them."""
 
-    #: End of the subject that marks have their schema in.
-    marks_in: str
+    #: End of the subject that control messages have their schema in.
+    control_subject: str
 
     def key(self, plan: MessagePlan) -> RegistrySchema:
         """The schema of message keys."""
@@ -32,11 +32,11 @@ class SchemaWriter(Protocol):
         """The schema of message values; None where messages have none."""
         ...
 
-    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
-        """The schema of marks in the topic ``name``."""
+    def of_control(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        """The schema of control messages in the topic ``name``."""
         ...
 
-    def mark(
+    def control(
         self,
         schema: RegistrySchema,
         found: int,
@@ -45,7 +45,7 @@ class SchemaWriter(Protocol):
         at: Timestamp,
         table: TableName | None,
     ) -> bytes:
-        """A mark in its schema, which has the id ``found``."""
+        """A control message in its schema, which has the id ``found``."""
         ...
 
 
@@ -76,7 +76,7 @@ class MessageFormat(ABC):
         """What writes schemas for a registry; None where the format has none."""
         return None
 
-    def mark(
+    def control(
         self,
         envelope: Envelope,
         member: str,
@@ -86,8 +86,8 @@ class MessageFormat(ABC):
         schemas_enabled: bool = False,
     ) -> bytes:
         """The value of a message that is no row, without a registry: see
-        :func:`~changefeed.encoding.plan.mark_payload`."""
-        return mark_payload(envelope, member, at, table, schemas_enabled=schemas_enabled)
+        :func:`~changefeed.encoding.plan.control_payload`."""
+        return control_payload(envelope, member, at, table, schemas_enabled=schemas_enabled)
 
     def types(self, plan: MessagePlan) -> Iterator[tuple[str, str]]:
         """Files that a reader without a registry compiles: what of (key, value), and the text."""

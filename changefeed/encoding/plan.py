@@ -263,7 +263,7 @@ class MessagePlan:
         return state
 
 
-def mark_payload(
+def control_payload(
     envelope: Envelope,
     member: str,
     at: Timestamp,

@@ -1,4 +1,4 @@
-"""The schemas of one feed in its registry: ids for rows, and marks with ids of their own.
+"""The schemas of one feed in its registry: ids for rows, and control messages with their own ids.
 
 Subjects are ``<avro_schema_prefix><topic>-key`` and ``-value``; the prefix is the schemas'
 namespace too. Where ``topic_name`` sends several tables to one topic, subject and records are
@@ -54,7 +54,7 @@ class FeedSchemas:
         self._prefix = prefix
         self._by_table = by_table
         self._plans: dict[MessagePlan, MessagePlan] = {}
-        self._marks: dict[tuple[str, RegistrySchema], int] = {}
+        self._control_ids: dict[tuple[str, RegistrySchema], int] = {}
         self._lock = threading.Lock()
 
     def registered(self, plan: MessagePlan) -> MessagePlan:
@@ -82,25 +82,25 @@ class FeedSchemas:
     def _id(self, name: str, part: str, schema: RegistrySchema, about: str) -> int:
         return self._registry.register(f"{self._prefix}{name}-{part}", schema, about)
 
-    def marks(
+    def controls(
         self, topics: Sequence[str], member: str, at: Timestamp, table: TableName | None = None
     ) -> dict[str, bytes]:
-        """The value of a mark (``resolved``, or ``truncate`` of ``table``) for each topic.
+        """The value of a control message (``resolved``, or ``truncate`` of ``table``) by topic.
 
         Raises:
             ChangefeedError: as :meth:`registered`.
         """
-        return {topic: self._mark(topic, member, at, table) for topic in dict.fromkeys(topics)}
+        return {topic: self._control(topic, member, at, table) for topic in dict.fromkeys(topics)}
 
-    def _mark(self, topic: str, member: str, at: Timestamp, table: TableName | None) -> bytes:
-        schema = self._written.of_mark(self._envelope, topic, self._prefix, member)
+    def _control(self, topic: str, member: str, at: Timestamp, table: TableName | None) -> bytes:
+        schema = self._written.of_control(self._envelope, topic, self._prefix, member)
         with self._lock:
-            if (topic, schema) not in self._marks:
-                about = f"the {member} marks of topic {topic}"
-                found = self._id(topic, self._written.marks_in, schema, about)
-                self._marks[topic, schema] = found
-            found = self._marks[topic, schema]
-        return self._written.mark(schema, found, self._envelope, member, at, table)
+            if (topic, schema) not in self._control_ids:
+                about = f"the {member} messages of topic {topic}"
+                found = self._id(topic, self._written.control_subject, schema, about)
+                self._control_ids[topic, schema] = found
+            found = self._control_ids[topic, schema]
+        return self._written.control(schema, found, self._envelope, member, at, table)
 
 
 def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:

@@ -246,7 +246,7 @@ class SinkSession:
         if self._sink is not None:
             self._sink.abort(epoch, receipts)
 
-    # -- marks ------------------------------------------------------------------------------
+    # -- control messages -------------------------------------------------------------------------
 
     def truncate(self, event: Truncate) -> None:
         """Tell consumers that a table was emptied."""
@@ -276,21 +276,21 @@ class SinkSession:
     def resolved(self, at: Timestamp) -> None:
         """Tell consumers that nothing at or below ``at`` follows."""
         topics = [target.topic for target in self._feed.targets()]
-        mark = Resolved(at, self._payloads("resolved", at, topics))
-        self.open().resolved(mark, self._payload("resolved", at))
+        event = Resolved(at, self._payloads("resolved", at, topics))
+        self.open().resolved(event, self._payload("resolved", at))
 
     def _payload(self, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
         envelope = Envelope(self._feed.options[ENVELOPE].value)
         schemas = self._feed.options[SCHEMAS_ENABLE]
         written = FORMATS[Format(self._feed.options[FORMAT].value)]
-        return written.mark(envelope, member, at, table, schemas_enabled=schemas)
+        return written.control(envelope, member, at, table, schemas_enabled=schemas)
 
     def _payloads(
         self, member: str, at: Timestamp, topics: Sequence[str], table: TableName | None = None
     ) -> dict[str, bytes]:
         """The payloads of topics that have their own: each names a schema of its topic."""
         schemas = self._feed.schemas
-        return {} if schemas is None else schemas.marks(topics, member, at, table)
+        return {} if schemas is None else schemas.controls(topics, member, at, table)
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -164,7 +164,7 @@ class ElasticsearchSink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._sender().abandon()
 
-    # ----------------------------------------------------------------- marks
+    # ------------------------------------------------------ control messages
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         if self._delete_below(target, event.at.version):
@@ -212,10 +212,10 @@ class ElasticsearchSink(Sink):
                 limit=limit,
             )
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         context = self._context
         if context is not None and context.targets:
-            self._marks.set(self._sender(), context.feed, context.targets, mark.at)
+            self._marks.set(self._sender(), context.feed, context.targets, event.at)
 
 
 def _record_batches(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -156,7 +156,9 @@ def _messages(
 
 
 def _beside(value: dict[str, Any], envelope: str) -> tuple[Any, bool]:
-    """The key in a line, None in a mark; and whether the row is where the envelope puts it."""
+    """The key in a line, None in a control message; and whether the row is where the envelope puts
+    it.
+    """
     if envelope == BARE:
         beside = value.get("__crdb__")
         if not isinstance(beside, dict):

@@ -279,15 +279,15 @@ class FilesSink(Sink):
             comparison.hold(place, context.job_id, target.topic)
             return copy.differences(limit)
 
-    # ----------------------------------------------------------------- marks
+    # ------------------------------------------------------ control messages
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """A marker; the buckets that end before it are closed first."""
         with self._explained():
             if self._closer is not None:
-                self._closer.close_before(mark.at.wall)
+                self._closer.close_before(event.at.wall)
             self._place.put(
-                self._namer.resolved(mark.at), self._text(payload, {"resolved": str(mark.at)})
+                self._namer.resolved(event.at), self._text(payload, {"resolved": str(event.at)})
             )
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
@@ -307,7 +307,7 @@ class FilesSink(Sink):
             schema=event.schema.version,
         )
         text = self._text(payload, {"table": str(target.table), "truncate": str(event.at)})
-        if self.settings.files.marks:
+        if self.settings.files.control_lines:
             content = _packed(text + b"\n", self.settings.compression)
         else:
             name = name.removesuffix(self.settings.extension) + TRUNCATION
@@ -316,8 +316,8 @@ class FilesSink(Sink):
             self._place.put(name, content)
 
     def _text(self, payload: bytes, mark: Mapping[str, str]) -> bytes:
-        """A mark as JSON: the payload where the messages are JSON, else one like it."""
-        if self.settings.files.marks:
+        """A control message as JSON: the payload where the messages are JSON, else one like it."""
+        if self.settings.files.control_lines:
             return payload + (b"\n" if "resolved" in mark else b"")
         return json.dumps(mark, ensure_ascii=False).encode() + b"\n"
 

@@ -117,7 +117,8 @@ class FileFormat:
         packings: ``compression`` -> what it adds to the extension. Avro and Parquet are packed
             inside, and their files say so themselves.
         writer: takes the open file, the Arrow column of the values and ``compression``.
-        marks: a mark is a line as messages are; else it is JSON in a file of its own kind.
+        control_lines: a control message is a line as rows are; else it is JSON in a file of its
+            own kind.
         container: a file has records, and says itself in which schema.
         columnar: a file has rows, with columns of our own beside the table's.
     """
@@ -125,7 +126,7 @@ class FileFormat:
     extension: str
     packings: Mapping[str, str]
     writer: Callable[[Any, pa.Field, str], ValueWriter]
-    marks: bool = False
+    control_lines: bool = False
     container: bool = False
     columnar: bool = False
 
@@ -134,7 +135,7 @@ _LINES = {"none": "", "gzip": ".gz", "zstd": ".zst", "lz4": ".lz4"}
 
 #: ``format`` -> its files; the first is the default.
 FILE_FORMATS: Mapping[str, FileFormat] = {
-    "json": FileFormat("ndjson", _LINES, LineWriter, marks=True),
+    "json": FileFormat("ndjson", _LINES, LineWriter, control_lines=True),
     "csv": FileFormat("csv", _LINES, LineWriter),
     "avro": FileFormat(
         "avro",

@@ -457,15 +457,15 @@ class KafkaSink(Sink):
             return failure_error(failures, reasons)
         return too_large(target, over.size, self._admin().limit(over.topic))
 
-    # ----------------------------------------------------------------- marks
+    # ------------------------------------------------------ control messages
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self._mark_all({name: mark.payloads.get(name, payload) for name in self._names()})
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        self._send_to_all({name: event.payloads.get(name, payload) for name in self._names()})
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        self._mark_all({target.topic: payload})
+        self._send_to_all({target.topic: payload})
 
-    def _mark_all(self, payloads: Mapping[str, bytes]) -> None:
+    def _send_to_all(self, payloads: Mapping[str, bytes]) -> None:
         """One message on every partition there is now, acknowledged on return."""
         counts = self._admin().known(list(payloads))
         alone = self._transaction is None or not self._transaction.is_open

@@ -205,7 +205,7 @@ class LakeSink(TableSink):
         _remove(self._staged)
         self._staged.clear()
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """State it in a table of its own; each commit of a table says its own timestamp."""
         context = self._opened
         with self._working() as session:
@@ -218,10 +218,10 @@ class LakeSink(TableSink):
                         {"feed": "string", "resolved": "string", "resolved_at": "timestamp"}, {}
                     )
                 self._shapes[RESOLVED_TABLE] = ""
-            at = merge.moment(str(mark.at.wall))
+            at = merge.moment(str(event.at.wall))
             row = (
                 f"SELECT {merge.literal(context.feed)} AS feed, "
-                f"{merge.literal(str(mark.at))} AS resolved, {at} AS resolved_at"
+                f"{merge.literal(str(event.at))} AS resolved, {at} AS resolved_at"
             )
             table.run(
                 f"MERGE INTO {table.ident} AS t USING ({row}) AS s ON t.feed = s.feed "

@@ -52,7 +52,7 @@ class NullSink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing was kept."""
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         self.marks += 1
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

@@ -173,7 +173,7 @@ class ReaderSink(Sink):
             )
         self._written.clear()
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """The consumer sees by itself how far the log is."""
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

@@ -136,9 +136,9 @@ class MessageTableSink(Sink):
         with self._lock:
             self._pending.pop(epoch.number, None)
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         # ``~`` sorts after every message of the same instant.
-        number = f"{mark.at.file_stamp()}~resolved"
+        number = f"{event.at.file_stamp()}~resolved"
         self._insert([self._row(t, number, None, _text(payload)) for t in self._topics])
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

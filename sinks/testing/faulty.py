@@ -146,8 +146,8 @@ class FaultySink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._through("abort", lambda: self.inner.abort(epoch, receipts))
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self._through("resolved", lambda: self.inner.resolved(mark, payload))
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        self._through("resolved", lambda: self.inner.resolved(event, payload))
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         self._through("truncate", lambda: self.inner.truncate(event, target, payload))

@@ -18,15 +18,15 @@ META = "__crdb__"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row or a mark, at its place in the target.
+    """A row or a control message, and where it is in the target.
 
     Attributes:
         topic, partition: where it was read; files and tables have one partition, 0.
-        key: JSON text of the key; None for marks.
+        key: JSON text of the key; None for control messages.
         at: commit timestamp of the change; None if the message has none (no ``updated``).
         after, before: images of the row; None: no row. ``has_before`` distinguishes an absent
             image from one without a row.
-        resolved, truncated: the timestamp of a mark.
+        resolved, truncated: the timestamp of a control message.
     """
 
     topic: str
@@ -43,7 +43,7 @@ class Message:
 
     @property
     def is_row(self) -> bool:
-        """Whether the message is a change of a row, not a mark."""
+        """Whether the message is a change of a row, not a control message."""
         return self.resolved is None and self.truncated is None
 
 

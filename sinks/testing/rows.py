@@ -113,12 +113,12 @@ def truncate(table: str) -> RowChange:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One place in the log: a row of :meth:`TableSchema.log_schema`, or a mark."""
+    """One place in the log: a row of :meth:`TableSchema.log_schema`, or a control event."""
 
     at: Timestamp
     schema: TableSchema
     row: Row | None = None
-    mark: Truncate | SchemaChange | None = None
+    control: Truncate | SchemaChange | None = None
 
 
 class SourceDouble:
@@ -169,7 +169,7 @@ class SourceDouble:
         ]
         self.schemas[table] = new
         event = SchemaChange(old, new, self.now(), self._next(), rewritten)
-        self.log.append(LogEntry(self.now(), new, mark=event))
+        self.log.append(LogEntry(self.now(), new, control=event))
         return self.now()
 
     def _next(self) -> int:
@@ -181,7 +181,7 @@ class SourceDouble:
         if change.op == "t":
             rows.clear()
             event = Truncate(schema, self.now(), self._next())
-            self.log.append(LogEntry(self.now(), schema, mark=event))
+            self.log.append(LogEntry(self.now(), schema, control=event))
             return
         if change.op == "c":
             after: Row = {c.name: change.row.get(c.name) for c in schema.columns}
@@ -334,23 +334,23 @@ class RowFeed:
     def write(
         self, sink: Sink, start: int, stop: int, *, chunk: int | None = None
     ) -> tuple[Epoch, list[Receipt]]:
-        """Hand over rows without a final commit; a mark commits the rows before it."""
+        """Hand over rows without a final commit; a control event commits the rows before it."""
         log = self.source.log[start:stop]
         epoch = self._next(log[-1].at if log else self.source.now())
         receipts: list[Receipt] = []
         run: list[LogEntry] = []
         for entry in log:
-            same = run and entry.mark is None and entry.schema == run[0].schema
+            same = run and entry.control is None and entry.schema == run[0].schema
             if run and (not same or len(run) == chunk):
                 receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
                 run = []
-            if entry.mark is None:
+            if entry.control is None:
                 run.append(entry)
             else:
                 before = replace(epoch, upto=entry.at.previous())
                 self.commit(sink, before, receipts)
                 receipts = []
-                self._mark(sink, entry.mark)
+                self._control(sink, entry.control)
         if run:
             receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
         return epoch, receipts
@@ -377,12 +377,12 @@ class RowFeed:
             after=run[0].at.previous(),
         )
 
-    def _mark(self, sink: Sink, mark: Truncate | SchemaChange) -> None:
-        if isinstance(mark, Truncate):
-            sink.truncate(mark, self.targets[mark.schema.table.name], b"")
+    def _control(self, sink: Sink, event: Truncate | SchemaChange) -> None:
+        if isinstance(event, Truncate):
+            sink.truncate(event, self.targets[event.schema.table.name], b"")
         else:
             assert sink.capabilities.evolves, "the sink does not follow changes of shape"
-            sink.evolve(mark, self.targets[mark.new.table.name])
+            sink.evolve(event, self.targets[event.new.table.name])
 
     # ------------------------------------------------------------------ scans
 

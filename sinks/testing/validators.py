@@ -2,8 +2,8 @@
 consumer reads them, partition by partition, and records violations.
 
 Repeats are allowed everywhere: a message whose (key, timestamp) was seen before is no violation.
-Truncations are marks of a table, not of a row: the fingerprint validator applies them, the others
-ignore them.
+Truncations are messages about a table, not about a row: the fingerprint validator applies them, the
+others ignore them.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class OrderValidator:
 class ResolvedValidator:
     """After ``resolved: R`` no unseen row at or below R follows on that partition.
 
-    The timestamps of marks never decrease on a partition. With ``partitions`` (count by topic),
-    every partition must end with the same newest mark.
+    Resolved timestamps never decrease on a partition. With ``partitions`` (count by topic),
+    every partition must end with the same newest one.
     """
 
     def __init__(self, partitions: Mapping[str, int] | None = None) -> None:

@@ -33,10 +33,10 @@ class PacedSink(WarehouseSink):
         self._interval = interval
         self._stated: float | None = None
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """Like the base class, but at most once per round: a later timestamp is enough."""
         now = self.clock.monotonic()
         if self._stated is not None and now - self._stated < self._interval:
             return
-        super().resolved(mark, payload)
+        super().resolved(event, payload)
         self._stated = now

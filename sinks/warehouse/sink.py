@@ -124,12 +124,12 @@ class WarehouseSink(DatabaseSink):
             # They carry a batch number nobody asks for, and are removed when they are old.
             log.debug("staged rows of an aborted round stay for now: %s", error.message)
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """Records the feed's resolved timestamp in the bookkeeping table."""
         self._tables.connect()
         ids = [self._tables.names(target).applied.id for target in self._opened.targets]
         if ids:
-            sql = self._tables.strategy.resolved(self._tables.warehouse, ids, str(mark.at))
+            sql = self._tables.strategy.resolved(self._tables.warehouse, ids, str(event.at))
             self._tables.run([SqlStatement(sql)])
         self._tables.warehouse.rest()
 

@@ -158,20 +158,20 @@ class WebhookSink(Sink):
             for half in halves(parcel):
                 self._send(half)
 
-    # ----------------------------------------------------------------- marks
+    # ------------------------------------------------------ control messages
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        """A request of its own with the mark as its body, as CockroachDB sends it."""
-        self._post_mark(payload)
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        """A request of its own with the message as its body, as CockroachDB sends it."""
+        self._post_control(payload)
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         """The same, with the topic in it: all tables share the endpoint."""
-        mark = json.loads(payload)
-        inner = mark.get("__crdb__", mark)
+        message = json.loads(payload)
+        inner = message.get("__crdb__", message)
         inner["topic"] = target.topic
-        self._post_mark(json.dumps(mark, ensure_ascii=False, sort_keys=True).encode())
+        self._post_control(json.dumps(message, ensure_ascii=False, sort_keys=True).encode())
 
-    def _post_mark(self, payload: bytes) -> None:
+    def _post_control(self, payload: bytes) -> None:
         from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()

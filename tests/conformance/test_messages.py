@@ -17,7 +17,7 @@ from changefeed.core.schema import BeforeImage, Column, Form
 from changefeed.core.shapes import Deletes, Envelope, Unsent
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
-from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.plan import MessagePlan, control_payload
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.encoding.unsent import UNSENT
 from tests.helpers.message_model import change, column, log_table, messages, table
@@ -109,11 +109,11 @@ def test_marks(envelope: Envelope) -> None:
         text = f'{{"{member}": "1.0000000002"}}'
         if envelope not in OBJECTS:
             text = f'{{"__crdb__": {text}}}'
-        assert mark_payload(envelope, member, Timestamp(1, 2)) == text.encode()
+        assert control_payload(envelope, member, Timestamp(1, 2)) == text.encode()
     text = '{"table": "shop.public.t", "truncate": "1.0000000002"}'
     if envelope not in OBJECTS:
         text = f'{{"__crdb__": {text}}}'
-    assert mark_payload(envelope, "truncate", Timestamp(1, 2), T.table) == text.encode()
+    assert control_payload(envelope, "truncate", Timestamp(1, 2), T.table) == text.encode()
 
 
 def test_unsent_values_are_marked() -> None:

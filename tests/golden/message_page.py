@@ -16,7 +16,7 @@ from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.compile import origin_of, source_members, table_messages
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, mark_payload
+from changefeed.encoding.plan import MessagePlan, control_payload
 from changefeed.encoding.transactions import TransactionOrders, boundary_messages
 from changefeed.options import parse_options
 from grammar.nodes import CreateChangefeed
@@ -117,7 +117,7 @@ def _marks() -> str:
     at = Timestamp(_COMMITTED + 10 * _SECOND, 0)
     lines = []
     for envelope in Envelope:
-        resolved = mark_payload(envelope, "resolved", at).decode()
-        truncate = mark_payload(envelope, "truncate", at, SCHEMA.table).decode()
+        resolved = control_payload(envelope, "resolved", at).decode()
+        truncate = control_payload(envelope, "truncate", at, SCHEMA.table).decode()
         lines.append(f"| `{envelope.value}` | `{resolved}` | `{truncate}` |\n")
     return "".join(lines)

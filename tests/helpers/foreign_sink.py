@@ -67,7 +67,7 @@ class ForeignSink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing was kept."""
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """Nobody reads it."""
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

@@ -40,7 +40,7 @@ class SlowSink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Nothing to take back."""
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         """A scan has none."""
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:

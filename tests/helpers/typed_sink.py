@@ -156,8 +156,8 @@ class TypedSink(Sink):
             file.unlink()
         self._staged.clear()
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self.store.resolved.append(mark.at)
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        self.store.resolved.append(event.at)
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         assert not self._staged
@@ -241,8 +241,8 @@ class KeepingSink(Sink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         self._open.clear()
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
-        self.store.resolved.append(mark.at)
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        self.store.resolved.append(event.at)
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
         self.store.messages.append((target.topic, "truncate", json.dumps(str(event.at))))

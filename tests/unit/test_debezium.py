@@ -28,7 +28,7 @@ from changefeed.encoding.debezium.connect_values import unscaled
 from changefeed.encoding.debezium.fields import field_of
 from changefeed.encoding.debezium.tokens import tokens
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.plan import MessagePlan, SchemaIds, mark_payload
+from changefeed.encoding.plan import MessagePlan, SchemaIds, control_payload
 from tests.helpers.message_model import Row, change, log_table
 
 
@@ -225,9 +225,9 @@ def test_a_value_that_was_not_sent_and_has_no_placeholder_is_refused(logical: st
 
 def test_marks_are_read_by_a_reader_of_schemas() -> None:
     at = Timestamp(7, 0)
-    plain = mark_payload(Envelope.DEBEZIUM, "resolved", at)
+    plain = control_payload(Envelope.DEBEZIUM, "resolved", at)
     assert json.loads(plain) == {"resolved": "7.0000000000"}
-    with_schemas = mark_payload(Envelope.DEBEZIUM, "resolved", at, schemas_enabled=True)
+    with_schemas = control_payload(Envelope.DEBEZIUM, "resolved", at, schemas_enabled=True)
     assert json.loads(with_schemas) == {"schema": None, "payload": {"resolved": "7.0000000000"}}
 
 

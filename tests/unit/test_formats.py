@@ -28,9 +28,9 @@ from changefeed.encoding.arrow_schema import (
     avro_header,
 )
 from changefeed.encoding.avro.schema import (
+    control,
+    control_schema,
     key_schema,
-    mark,
-    mark_schema,
     schema_text,
     value_schema,
 )
@@ -143,16 +143,16 @@ def test_columns_that_are_one_in_avro_are_refused() -> None:
 @pytest.mark.parametrize("envelope", [Envelope.WRAPPED, Envelope.BARE, Envelope.ROW])
 def test_marks_and_values_can_be_read_as_one_another(envelope: Envelope) -> None:
     values = value_schema(replace(PLAN, envelope=envelope))
-    marks = mark_schema(envelope, "t", "", "resolved")
+    marks = control_schema(envelope, "t", "", "resolved")
     assert cannot_read(values, marks) == ""
     assert cannot_read(marks, values) == ""
-    datum = mark(marks, envelope, "resolved", AT)
+    datum = control(marks, envelope, "resolved", AT)
     read: Any = fastavro.schemaless_reader(io.BytesIO(datum), marks, None)
     inner = read["__crdb__"] if envelope is Envelope.ROW else read
     assert inner == {"resolved": "1.0000000002"}
-    truncated = mark_schema(envelope, "t", "", "truncate")
+    truncated = control_schema(envelope, "t", "", "truncate")
     assert cannot_read(values, truncated) == cannot_read(truncated, marks) == ""
-    datum = mark(truncated, envelope, "truncate", AT, PLAN.schema.table)
+    datum = control(truncated, envelope, "truncate", AT, PLAN.schema.table)
     read = fastavro.schemaless_reader(io.BytesIO(datum), truncated, None)
     inner = read["__crdb__"] if envelope is Envelope.ROW else read
     assert inner == {"table": "shop.public.t", "truncate": "1.0000000002"}
@@ -251,8 +251,8 @@ def test_schemas_are_registered_once(fake_registry: FakeRegistry) -> None:
     assert value["namespace"] == "super"
     assert fake_registry.ids[json.dumps(value, sort_keys=True)] == plan.registered.value
 
-    payload = feed.marks(["t", "t"], "resolved", AT)["t"]
-    assert feed.marks(["t"], "resolved", AT) == {"t": payload}
+    payload = feed.controls(["t", "t"], "resolved", AT)["t"]
+    assert feed.controls(["t"], "resolved", AT) == {"t": payload}
     assert len(fake_registry.requests) == 3
     assert len(fake_registry.schemas("supert-value")) == 2
 

@@ -228,12 +228,12 @@ def test_a_log_that_a_worker_sees_less_of_is_an_error(
         lanes(tmp_path / "other", gate, sink)(0, lambda rows, size: None)
 
 
-def test_a_range_with_a_mark_is_not_delivered(
+def test_a_range_with_a_control_event_is_not_delivered(
     log: LogWriter, gate: WorkerAdmission, tmp_path: Path
 ) -> None:
     at = Timestamp(1700)
     log.append(flush([Truncate(A, at, 1700)], at, 1700))
-    with pytest.raises(ChangefeedError, match="a mark of") as caught:
+    with pytest.raises(ChangefeedError, match="a control event of") as caught:
         lanes(tmp_path, gate, Written(gate), upto=at)(0, lambda rows, size: None)
     assert caught.value.code.number == "CF9001"
 

@@ -86,7 +86,7 @@ class WrittenDown(TableSink):
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         raise NotImplementedError
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -20,9 +20,9 @@ from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.protobuf.schema import (
     NUMBERS,
     PROTO_KEY,
+    control,
+    control_proto,
     key_proto,
-    mark,
-    mark_proto,
     message_header,
     value_proto,
 )
@@ -333,8 +333,8 @@ def test_every_version_of_a_table_reads_every_other() -> None:
 @pytest.mark.parametrize("envelope", sorted({*Envelope} - {Envelope.CHANGED, Envelope.DEBEZIUM}))
 def test_marks_are_read_with_their_type_and_that_of_values(envelope: Envelope, member: str) -> None:
     table = PLAN.schema.table if member == "truncate" else None
-    data = mark(envelope, member, AT, table)
-    own = mark_proto(envelope, "t", "")
+    data = control(envelope, member, AT, table)
+    own = control_proto(envelope, "t", "")
     texts = [own, value_proto(replace(PLAN, envelope=envelope)) or own]
     for text in texts:
         read = message_class(text).FromString(data)
@@ -377,13 +377,13 @@ def test_marks_have_a_subject_of_their_own(fake_registry: FakeRegistry) -> None:
     """Beside the rows' types, theirs would be a version that lost its messages."""
     feed = schemas(fake_registry)
     feed.registered(PLAN)
-    resolved = feed.marks(["t", "t"], "resolved", AT)["t"]
-    truncate = feed.marks(["t"], "truncate", AT, PLAN.schema.table)["t"]
-    assert fake_registry.subjects["t-mark"] == [mark_proto(Envelope.WRAPPED, "t", "")]
+    resolved = feed.controls(["t", "t"], "resolved", AT)["t"]
+    truncate = feed.controls(["t"], "truncate", AT, PLAN.schema.table)["t"]
+    assert fake_registry.subjects["t-mark"] == [control_proto(Envelope.WRAPPED, "t", "")]
     assert len(fake_registry.subjects["t-value"]) == 1
-    head = message_header(fake_registry.ids[mark_proto(Envelope.WRAPPED, "t", "")])
-    assert resolved == head + mark(Envelope.WRAPPED, "resolved", AT)
-    assert truncate == head + mark(Envelope.WRAPPED, "truncate", AT, PLAN.schema.table)
+    head = message_header(fake_registry.ids[control_proto(Envelope.WRAPPED, "t", "")])
+    assert resolved == head + control(Envelope.WRAPPED, "resolved", AT)
+    assert truncate == head + control(Envelope.WRAPPED, "truncate", AT, PLAN.schema.table)
     assert len(fake_registry.requests) == 3
 
 

@@ -38,7 +38,7 @@ class AvroFormat(RecordFormat):
 
 
 class _Schemas:
-    marks_in = "value"
+    control_subject = "value"
 
     def key(self, plan: MessagePlan) -> RegistrySchema:
         return self._written(avro.key_schema(plan))
@@ -47,10 +47,10 @@ class _Schemas:
         schema = avro.value_schema(plan)
         return None if schema is None else self._written(schema)
 
-    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
-        return self._written(avro.mark_schema(envelope, name, prefix, member))
+    def of_control(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(avro.control_schema(envelope, name, prefix, member))
 
-    def mark(
+    def control(
         self,
         schema: RegistrySchema,
         found: int,
@@ -59,7 +59,7 @@ class _Schemas:
         at: Timestamp,
         table: TableName | None,
     ) -> bytes:
-        return header(found) + avro.mark(json.loads(schema.text), envelope, member, at, table)
+        return header(found) + avro.control(json.loads(schema.text), envelope, member, at, table)
 
     @staticmethod
     def _written(schema: avro.Schema) -> RegistrySchema:
@@ -67,8 +67,8 @@ class _Schemas:
 
 
 class _DebeziumSchemas(_Schemas):
-    # A mark has none of the members that the envelope must have.
-    marks_in = "mark"
+    # A control message has none of the members that the envelope must have.
+    control_subject = "mark"
 
     def key(self, plan: MessagePlan) -> RegistrySchema:
         return self._written(debezium.key_schema(plan))

@@ -127,10 +127,10 @@ def _type(kind: ParametricKind) -> Any:
     return _PRIMITIVE.get(kind.kind) or dict(_LOGICAL[kind.kind])
 
 
-# ------------------------------------------------------------------------------- marks
+# ------------------------------------------------------------------------------- control messages
 
 
-def mark_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Schema:
+def control_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Schema:
     """The schema of a value that is no row; ``member`` is ``resolved`` or ``truncate``.
 
     It has the name of the values' schema in the same subject, so that each can be read as the
@@ -149,10 +149,12 @@ def mark_schema(envelope: Envelope, name: str, prefix: str, member: str) -> Sche
     return made | ({"namespace": outer} if outer else {})
 
 
-def mark(
+def control(
     schema: Schema, envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
 ) -> bytes:
-    """The datum of a mark in its :func:`mark_schema`; ``table`` is the one that was truncated."""
+    """The datum of a control message in its :func:`control_schema`; ``table`` is the one that was
+    truncated.
+    """
     named = {} if table is None else {"table": str(table)}
     value: Mapping[str, object] = {**named, member: str(at)}
     out = io.BytesIO()

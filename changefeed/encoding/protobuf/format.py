@@ -31,7 +31,7 @@ class ProtobufFormat(RecordFormat):
     def schemas(self, envelope: Envelope) -> SchemaWriter:
         return _Schemas()
 
-    def mark(
+    def control(
         self,
         envelope: Envelope,
         member: str,
@@ -40,7 +40,7 @@ class ProtobufFormat(RecordFormat):
         *,
         schemas_enabled: bool = False,
     ) -> bytes:
-        return protobuf.mark(envelope, member, at, table)
+        return protobuf.control(envelope, member, at, table)
 
     def types(self, plan: MessagePlan) -> Iterator[tuple[str, str]]:
         yield "key.proto", protobuf.key_proto(plan)
@@ -52,7 +52,7 @@ class ProtobufFormat(RecordFormat):
 class _Schemas:
     # A type without the row's messages is no version of one that has them: registries call a
     # message that is gone incompatible.
-    marks_in = "mark"
+    control_subject = "mark"
 
     def key(self, plan: MessagePlan) -> RegistrySchema:
         return self._written(protobuf.key_proto(plan))
@@ -61,10 +61,10 @@ class _Schemas:
         text = protobuf.value_proto(plan)
         return None if text is None else self._written(text)
 
-    def of_mark(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
-        return self._written(protobuf.mark_proto(envelope, name, prefix))
+    def of_control(self, envelope: Envelope, name: str, prefix: str, member: str) -> RegistrySchema:
+        return self._written(protobuf.control_proto(envelope, name, prefix))
 
-    def mark(
+    def control(
         self,
         schema: RegistrySchema,
         found: int,
@@ -73,7 +73,7 @@ class _Schemas:
         at: Timestamp,
         table: TableName | None,
     ) -> bytes:
-        return protobuf.message_header(found) + protobuf.mark(envelope, member, at, table)
+        return protobuf.message_header(found) + protobuf.control(envelope, member, at, table)
 
     @staticmethod
     def _written(text: str) -> RegistrySchema:

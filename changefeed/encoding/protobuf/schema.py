@@ -58,7 +58,7 @@ NUMBERS = {
 }
 
 #: What a value says that is no row: of all rows up to then, or that those of a table are gone.
-MARKS = ("table", "resolved", "truncate")
+CONTROL_FIELDS = ("table", "resolved", "truncate")
 
 #: Fields of an array's message and of its elements' messages.
 ITEMS, VALUE = 1, 1
@@ -158,8 +158,8 @@ def value_proto(plan: MessagePlan) -> str | None:
     return file.text()
 
 
-def mark_proto(envelope: Envelope, name: str, prefix: str) -> str:
-    """The file whose first message is the type of marks.
+def control_proto(envelope: Envelope, name: str, prefix: str) -> str:
+    """The file whose first message is the type of control messages.
 
     It has the name and the numbers of the values' type, so that each can be read as the other.
     ``name`` is what stands in :attr:`MessagePlan.avro_name` or the topic.
@@ -167,14 +167,16 @@ def mark_proto(envelope: Envelope, name: str, prefix: str) -> str:
     file = _File(name, prefix)
     if envelope is Envelope.ROW:
         file.add(f"{file.base}_row", [file.meta()])
-        file.add(f"{file.base}_crdb", _marks())
+        file.add(f"{file.base}_crdb", _control_fields())
     else:
-        file.add(f"{file.base}_envelope", _marks())
+        file.add(f"{file.base}_envelope", _control_fields())
     return file.text()
 
 
-def mark(envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
-    """The value of a mark; ``member`` is ``resolved`` or ``truncate``, the latter of ``table``."""
+def control(
+    envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
+) -> bytes:
+    """The value of a control message; ``member`` is ``resolved``, or ``truncate`` of ``table``."""
     named = b"" if table is None else text_field(NUMBERS["table"], str(table))
     field = named + text_field(NUMBERS[member], str(at))
     if envelope is not Envelope.ROW:
@@ -200,8 +202,8 @@ class _Field:
         return f"  {' '.join(words)};{note}"
 
 
-def _marks() -> list[_Field]:
-    return [_Field(name, "string", NUMBERS[name], "optional") for name in MARKS]
+def _control_fields() -> list[_Field]:
+    return [_Field(name, "string", NUMBERS[name], "optional") for name in CONTROL_FIELDS]
 
 
 class _File:
@@ -220,14 +222,14 @@ class _File:
         self._has_moments = False
 
     def add_value(self, shape: Record, plan: MessagePlan) -> None:
-        """The type of a value, with room for marks, and all it needs."""
+        """The type of a value, with room for control messages, and all it needs."""
         if plan.envelope is Envelope.ROW:
             self.add_record(f"{self.base}_row", shape, plan.schema)
             self.add(f"{self.base}_row", [self.meta()])
-            self.add(f"{self.base}_crdb", _marks())
+            self.add(f"{self.base}_crdb", _control_fields())
         else:
             self.add_record(f"{self.base}_envelope", shape, plan.schema)
-            self.add(f"{self.base}_envelope", _marks())
+            self.add(f"{self.base}_envelope", _control_fields())
 
     def meta(self) -> _Field:
         """The member of a row that is no column."""

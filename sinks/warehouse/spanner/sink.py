@@ -140,13 +140,15 @@ class SpannerSink(DatabaseSink):
 
     # ------------------------------------------------------------------ marks
 
-    def resolved(self, mark: Resolved, payload: bytes) -> None:
+    def resolved(self, event: Resolved, payload: bytes) -> None:
         self._tables.connect()
         ids = [self._tables.names(target).applied.id for target in self._opened.targets]
 
         def work(transaction: SpannerTransaction) -> None:
             there = list(transaction.read(FACTS, ("id",), [(each,) for each in ids]))
-            transaction.update(FACTS, ("id", "resolved"), [(row[0], str(mark.at)) for row in there])
+            transaction.update(
+                FACTS, ("id", "resolved"), [(row[0], str(event.at)) for row in there]
+            )
 
         if ids:
             with self._tables.errors():
