@@ -3,6 +3,7 @@ do, what hinders it, and a promotion."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,6 +216,39 @@ def test_a_role_that_may_not_prompt_the_primary(shared: Pair, database: Database
             assert standby.prompts(primary)
         assert not any("pg_log_standby_snapshot" in word for word in source.warnings())
     database.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_time_waits_for_what_the_standby_has_not_replayed(
+    shared: Pair, database: Database, tmp_path: Path
+) -> None:
+    """A standby that stands still has everything that it knows, and not what its primary has."""
+    database.execute("create table t (id int primary key)")
+    on_standby = Database(shared.standby, database.name)
+    state = State(tmp_path)
+    with shared.source(database.name) as source:
+        state.capture(source, "t")
+        with reading(state, source) as reader:
+            reader.catch_up()
+            on_standby.execute("select pg_wal_replay_pause()")
+            try:
+                until(
+                    lambda: (
+                        on_standby.execute("select pg_get_wal_replay_pause_state()")
+                        == [("paused",)]
+                    )
+                )
+                database.execute("insert into t values (1)")
+                done = time.time_ns()
+                time.sleep(3)  # nothing to wait for: the standby answers, and has nothing
+                assert state.frontier is not None
+                assert state.frontier.at.version <= done
+            finally:
+                on_standby.execute("select pg_wal_replay_resume()")
+            reader.wait(lambda: ids(state) == [1])
+            [change] = state.changes()
+            assert change.at.version <= done
+            reader.wait(lambda: state.frontier and state.frontier.at.version > done)
+        state.attach(source).release()
 
 
 def ids(state: State) -> list[int]:

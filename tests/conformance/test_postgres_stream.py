@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from functools import partial
@@ -853,6 +855,45 @@ def test_log_of_others_moves_the_frontier(postgres: Database, tmp_path: Path) ->
             writer.join()
         assert tail.frontier.position > before.position
     assert not tail.changes()
+
+
+def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
+    postgres: Database, tmp_path: Path
+) -> None:
+    """A walsender that gets no processor for a while answers what it was asked meanwhile before it
+    looks for newer log. Who takes the time of its answer states a time too late: that of a copy
+    which lacks a commit that its client had seen."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path, heartbeat=0.1) as tail:
+        tail.catch_up()
+        quiet = tail.frontier.at.wall + 500_000_000
+        tail.wait_for(lambda: tail.frontier.at.wall > quiet)
+        [(walsender,)] = postgres.execute("select pid from pg_stat_replication")
+        os.kill(walsender, signal.SIGSTOP)
+        try:
+            postgres.execute("insert into t values (1)")
+            done = time.time_ns()
+            time.sleep(0.5)  # nothing to wait for: several questions, and no answer
+        finally:
+            os.kill(walsender, signal.SIGCONT)
+        tail.wait_for(tail.changes)
+    [change] = tail.changes()
+    assert change.at.version <= done
+
+
+def test_time_passes_at_a_server_whose_log_ends_in_no_commit(
+    postgres: Database, tmp_path: Path
+) -> None:
+    """What an open transaction has written need not be on disk, and is not sent before it is."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail, postgres.connect(autocommit=False) as writer:
+        tail.catch_up()
+        writer.execute("insert into t values (1)")
+        [(now,)] = writer.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
+        tail.wait_for(lambda: tail.frontier.at.wall > now * 1e9)
+        assert not tail.changes()
 
 
 def test_commit_is_out_at_once(postgres: Database, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +17,9 @@ from tests.nemesis.tables import ODD, TABLES
 from tests.nemesis.trouble import Trouble
 from tests.nemesis.workload import SCHEMA, Writer
 from tests.services.postgres import Database
+
+#: Longer than the seconds between two questions of the capture where the server stands.
+QUIET = 1.3
 
 
 class PostgresOrigin(Origin):
@@ -32,11 +38,26 @@ class PostgresOrigin(Origin):
 
     def troubles(self) -> list[Trouble]:
         """What befalls this server beside a restart."""
-        return [(0.4, self.promote)]
+        return [(0.4, self.promote), (0.7, self.hold_stream)]
 
     def end_streams(self) -> str:
         self.db.execute("select pg_terminate_backend(pid) from pg_stat_replication")
         return "the walsender is terminated"
+
+    def hold_stream(self) -> str:
+        """The walsender of a quiet server gets no processor while tables are truncated, and then
+        answers what it was asked meanwhile before it looks at them."""
+        time.sleep(QUIET)  # nothing to wait for: that nothing comes is what the capture shall see
+        sending = "select pid from pg_stat_replication"
+        until(lambda: self.db.execute(sending), "a walsender")
+        [(process,), *_] = self.db.execute(sending)
+        os.kill(process, signal.SIGSTOP)
+        try:
+            told = [self.author.truncate() for _ in range(3)]
+            time.sleep(QUIET)  # nothing to wait for: nobody answers
+        finally:
+            os.kill(process, signal.SIGCONT)
+        return f"the walsender is held up: {', '.join(told)}"
 
     def stop(self, *, hard: bool) -> None:
         self.db.server.kill() if hard else self.db.server.stop()

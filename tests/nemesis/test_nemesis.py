@@ -24,10 +24,15 @@ from tests.services.postgres import Database
 pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.postgres]
 
 
+def origin(run: Run) -> PostgresOrigin:
+    """The server that a run over PostgreSQL reads."""
+    assert isinstance(run.origin, PostgresOrigin)
+    return run.origin
+
+
 def source(run: Run) -> Database:
     """The database that a run over PostgreSQL reads."""
-    assert isinstance(run.origin, PostgresOrigin)
-    return run.origin.db
+    return origin(run).db
 
 
 @pytest.mark.kafka
@@ -94,6 +99,7 @@ def test_what_spark_and_readers_keep_is_what_the_source_was(
     )
     # One after the other, as a MERGE takes seconds: each has to meet some.
     troubles = [run.kill_node, run.kill_working_jvm, run.kill_capture, run.end_streams]
+    troubles.append(origin(run).hold_stream)
     troubles += [trouble for end in run.ends for _, trouble in end.troubles(run.meanwhile)]
     for trouble in run.chance.sample(troubles, k=len(troubles)):
         run.go_wrong(SECONDS / 10, run.writer.doings())

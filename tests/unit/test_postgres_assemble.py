@@ -15,7 +15,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.sources.postgres.assemble import SAMPLES, STANDS_STILL_NS, Assembler
+from changefeed.sources.postgres.assemble import SAMPLES, Assembler
 from changefeed.sources.postgres.continuity import ServerHistory, Witness
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.lsn import position_of
@@ -68,9 +68,9 @@ def hear(assembler: Assembler, *messages: bytes) -> list[Flush]:
     return list(take(assembler, inbox, inbox.cut()))
 
 
-def keepalive(assembler: Assembler, lsn: int, sent_ns: int = 0) -> int:
+def keepalive(assembler: Assembler, lsn: int) -> int:
     """The position after a keepalive."""
-    assembler.keepalive(Keepalive(lsn, sent_ns, False))
+    assembler.keepalive(Keepalive(lsn, False))
     return assembler.position
 
 
@@ -129,25 +129,12 @@ def test_the_server_moves_the_position_between_transactions_alone(make: Make) ->
     assert keepalive(assembler, 900) == 700
 
 
-def test_time_passes_while_the_server_stands_still(make: Make) -> None:
-    assembler = make()
-    for lsn, sent_ns, last in (
-        (600, 10**9, START.at),
-        (600, 10**9 + STANDS_STILL_NS - 1, START.at),
-        (600, 10**9 + STANDS_STILL_NS, Timestamp(10**9 + STANDS_STILL_NS)),
-        (700, 2 * 10**9, Timestamp(10**9 + STANDS_STILL_NS)),
-        (700, 2 * 10**9 + STANDS_STILL_NS, Timestamp(2 * 10**9 + STANDS_STILL_NS)),
-    ):
-        keepalive(assembler, lsn, sent_ns)
-        assert assembler.last == last
-
-
 def test_time_does_not_go_back(make: Make) -> None:
     """Not by the version either, which is a row's number at targets."""
     assembler = make()
-    assembler.caught_up(START.at.version)
+    assembler.sample(600, START.at.version)
     assert assembler.last == START.at
-    assembler.caught_up(START.at.version + 1)
+    assembler.sample(600, START.at.version + 1)
     assert assembler.last == Timestamp(START.at.version + 1)
 
 
@@ -166,11 +153,25 @@ def test_a_sample_of_the_logs_end_counts_once_everything_up_to_it_is_read(make: 
     assert assembler.last == Timestamp(3 * 10**9)
 
 
-def test_not_more_samples_are_kept_than_are_of_use(make: Make) -> None:
+def test_a_sample_beyond_the_end_that_is_sent_holds_up_no_other(make: Make) -> None:
+    """The server sends what is on disk: the very end of its log may not be for a while."""
+    assembler = make()
+    assembler.sample(900, 2 * 10**9)
+    assembler.sample(800, 10**9)
+    keepalive(assembler, 800)
+    assert assembler.last == Timestamp(10**9)
+    keepalive(assembler, 900)
+    assert assembler.last == Timestamp(2 * 10**9)
+
+
+def test_of_too_many_samples_the_oldest_are_kept(make: Make) -> None:
+    """However far behind a stream is, the next one that it comes to is among them."""
     assembler = make()
     for n in range(3 * SAMPLES):
         assembler.sample(1000 + n, 10**9 + n)
-    assert len(assembler._samples) <= SAMPLES + 1
+    assert len(assembler._samples) == SAMPLES
+    keepalive(assembler, 1000 + SAMPLES - 2)
+    assert assembler.last == Timestamp(10**9 + SAMPLES - 2)
     keepalive(assembler, 1000 + 3 * SAMPLES - 1)
     assert assembler.last == Timestamp(10**9 + 3 * SAMPLES - 1)
 

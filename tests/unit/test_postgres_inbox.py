@@ -359,7 +359,7 @@ def test_small_messages_have_what_was_sent() -> None:
     assert pgoutput.read_abort(*only(stream_abort(8, 9))) == (8, 9)
     for reply in (False, True):
         assert pgoutput.read_keepalive(*only(keepalive(70, NOW, reply))) == (
-            pgoutput.Keepalive(70, NOW * 1000, reply)
+            pgoutput.Keepalive(70, reply)
         )
     assert pgoutput.read_truncate(*only(truncate([T, T])), streamed=False) == [7, 7]
     assert pgoutput.read_truncate(*only(truncate([T], xid=3)), streamed=True) == [7]

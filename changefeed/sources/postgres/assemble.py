@@ -61,10 +61,8 @@ from changefeed.sources.postgres.visibility import Visibility
 #: Below this many rows of a table in a block the decoder of single rows is cheaper. Measured:
 #: five columns break even at 45 rows, fifteen with old rows at 60.
 SMALL = 50
-#: Two keepalives this far apart at the same place: the server waits for new log.
-STANDS_STILL_NS = 200_000_000
 #: Samples of the server's log end that are kept until they are reached.
-SAMPLES = 8
+SAMPLES = 16
 
 
 class LookupAnswer(Protocol):
@@ -162,7 +160,6 @@ class Assembler:
         self._events: list[Event] = []
         self._commits = _Commits()
         self._batches = LogBatches()
-        self._standing = (0, 0)
         self._samples: list[tuple[int, int]] = []
 
     @property
@@ -195,10 +192,10 @@ class Assembler:
         """The newest timestamp given out."""
         return self._last
 
-    def caught_up(self, sent_ns: int) -> None:
-        """The server had nothing more to send at that time: nothing at or below it follows."""
-        if sent_ns > self._last.version:
-            self._last = Timestamp(sent_ns)
+    def _pass_time(self, at_ns: int) -> None:
+        """Everything that was committed at that time was read: nothing at or below it follows."""
+        if at_ns > self._last.version:
+            self._last = Timestamp(at_ns)
 
     # ------------------------------------------------------------------- transactions
 
@@ -250,32 +247,30 @@ class Assembler:
     def keepalive(self, message: pgoutput.Keepalive) -> None:
         """The server has read its log up to here and has sent all it found for us.
 
-        The time of the message counts only where the server stands still: one deep in a
-        backlog sends keepalives too (also unasked, whenever it looks for newer log), and its
-        clock is then far ahead of the commits to come.
+        When it sent the message says nothing: it answers before it looks for newer log, and while
+        it decodes a large transaction, however long that takes. What committed meanwhile is to
+        come.
         """
         if self.open is not None or message.lsn < self._start:
             return
         self._pass_start()
-        lsn, since = self._standing
-        if message.lsn != lsn:
-            self._standing = (message.lsn, message.sent_ns)
-        elif message.sent_ns - since >= STANDS_STILL_NS:
-            self.caught_up(message.sent_ns)
         self._reach(message.lsn)
 
     def sample(self, lsn: int, at_ns: int) -> None:
-        """The server's log ended at ``lsn`` when its clock showed ``at_ns``: once everything
-        up to there is read, nothing at or below that time follows."""
-        self._samples = [*self._samples[-SAMPLES:], (lsn, at_ns)]
+        """Whatever had committed when the server's clock showed ``at_ns`` lies before ``lsn``: once
+        everything up to there is read, nothing at or below that time follows."""
+        # Of too many the newest makes room: time passes in larger steps, but it passes.
+        self._samples = [*self._samples[: SAMPLES - 1], (lsn, at_ns)]
         self._reach(self._position)
 
     def _reach(self, lsn: int) -> None:
         if self._upto is not None:
             lsn = min(lsn, self._upto)
         self._position = max(self._position, lsn)
-        while self._samples and self._samples[0][0] <= self._position:
-            self.caught_up(self._samples.pop(0)[1])
+        for place, at_ns in self._samples:
+            if place <= self._position:
+                self._pass_time(at_ns)
+        self._samples = [sample for sample in self._samples if sample[0] > self._position]
 
     @property
     def position(self) -> int:

@@ -298,10 +298,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """The server's log has been read up to ``lsn``; it was ``sent_ns`` there."""
+    """The server's log has been read up to ``lsn``."""
 
     lsn: int
-    sent_ns: int
     reply: bool
 
 
@@ -371,8 +370,8 @@ def read_commit(data: bytearray, tag: int, *, streamed: bool = False) -> Commit:
 
 def read_keepalive(data: bytearray, tag: int) -> Keepalive:
     """Primary keepalive; :meth:`Inbox.scan` has seen that it is long enough."""
-    lsn, time, reply = _KEEPALIVE.unpack_from(data, tag + 1)
-    return Keepalive(lsn, _micros(time) * 1000, bool(reply))
+    lsn, _, reply = _KEEPALIVE.unpack_from(data, tag + 1)
+    return Keepalive(lsn, bool(reply))
 
 
 def read_xid(data: bytearray, tag: int) -> int:

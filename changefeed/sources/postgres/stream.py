@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
@@ -223,8 +224,7 @@ class ReplicationStream:
                     LateSession(self._primary) as timekeeper,
                 ):
                     self._reporter = reporter
-                    apart = self._primary != self._uri
-                    log_end = _LogEnd(timekeeper if apart else session)
+                    log_end = _LogEnd(session, timekeeper)
                     idle_changes = IdleChanges(
                         session, self._publication, self._relations, self._clock
                     )
@@ -463,10 +463,10 @@ class ReplicationStream:
             if now >= last_beat + self._beat(now):
                 last_beat = now
                 if assembler.idle and assembler.settled:
-                    if assembler.last == beaten.at and assembler.frontier != beaten:
-                        # The server reads on through log that is not ours: its keepalives
-                        # do not tell whether it is behind, so the server is asked.
-                        assembler.sample(*log_end.read())
+                    if assembler.last == beaten.at:
+                        # No commit told what time it is, and a keepalive cannot.
+                        for lsn, at_ns in log_end.read():
+                            assembler.sample(lsn, at_ns)
                     # Before the frontier is told: who waits for it takes the shapes for read, too.
                     # A publication that is not ours may leave columns out.
                     ours = self._upto is None
@@ -526,22 +526,46 @@ class ReplicationStream:
 
 
 class _LogEnd:
-    """Reads where the server's log ends now."""
+    """Reads where the server's log ends now, and how late it is."""
 
-    # The clock first: what commits behind the position then committed after that time.
-    _SQL = f"select (extract(epoch from clock_timestamp()) * 1000000)::int8, {LOG_END}"
+    # The clock first: what commits behind the positions then committed after that time. A commit
+    # with synchronous_commit = off is on disk three times wal_writer_delay later.
+    _SQL = f"""
+        select pg_is_in_recovery(),
+               (extract(epoch from clock_timestamp()) * 1000000)::int8,
+               {LOG_END},
+               case when not pg_is_in_recovery() then pg_current_wal_flush_lsn() end::text,
+               (extract(epoch from current_setting('wal_writer_delay')::interval) * 3000000)::int8
+    """
 
-    def __init__(self, session: LateSession) -> None:
+    def __init__(self, session: LateSession, primary: LateSession) -> None:
+        """``primary`` is asked while the server of ``session`` is a standby: what that has not
+        replayed may have committed."""
         self._session = session
+        self._primary = primary
 
-    def read(self) -> tuple[int, int]:
-        """The LSN, and the server's time in nanoseconds just before."""
-        session = self._session.get()
+    def read(self) -> list[tuple[int, int]]:
+        """Pairs of an LSN and a time in nanoseconds: what had committed then lies before it.
+
+        The first is exact, but the server may not send up to there for a while: what ends its log
+        may be no commit, and is on disk only with the next one; the end may also be the begin of a
+        page that is empty. The second lags, and is on disk.
+        """
+        recovering, micros, end, flushed, delay = self._ask(self._session)
+        if recovering:
+            _, micros, end, flushed, delay = self._ask(self._primary)
+        samples = [(parse_lsn(end), micros * 1000)]
+        if flushed is not None:
+            samples.append((parse_lsn(flushed), (micros - delay) * 1000))
+        return samples
+
+    def _ask(self, session: LateSession) -> tuple[Any, ...]:
+        connection = session.get()
         with source_errors("ask for the current position"):
-            row = session.execute(self._SQL).fetchone()
+            row = connection.execute(self._SQL).fetchone()
         if row is None:
             raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
-        return parse_lsn(row[1]), row[0] * 1000
+        return row
 
 
 class _Reporter:
