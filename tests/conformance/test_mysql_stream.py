@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,11 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Frontier
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql import MySQLSource
+from changefeed.sources.mysql.coordinates import file_end, of_file
 from changefeed.sources.mysql.gtid import parse
+from changefeed.sources.mysql.position import FilePosition
 from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogStream
+from changefeed.sources.mysql.stream import BinlogStream, SqlSession
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
 
@@ -37,10 +41,18 @@ class Watched:
         """In one session."""
         self.server.run(*statements, database=self.database)
 
-    def stream(self, server_id: int = 4711, start: str | None = None) -> BinlogStream:
+    def stream(
+        self,
+        server_id: int = 4711,
+        start: str | None = None,
+        *,
+        sessions: Callable[[], SqlSession] | None = None,
+        mode: str = "gtid",
+    ) -> BinlogStream:
         flavor, start = self.server.flavor, self.start if start is None else start
+        known = parse(flavor, start) if mode == "gtid" else FilePosition.parse(start)
         request = StreamRequest(
-            start=Frontier(Timestamp.ZERO, parse(flavor, start).position, 0, start),
+            start=Frontier(Timestamp.ZERO, known.position, 0, start),
             identity="",
             memo=lambda: {"tables": [[self.database, "t"]]},
             intern=lambda schema: schema,
@@ -50,10 +62,10 @@ class Watched:
             folder=self.folder / "kept",
         )
         return BinlogStream(
-            lambda: connect(self.source.address),
+            sessions or (lambda: connect(self.source.address)),
             source="shop",
             flavor=flavor,
-            mode="gtid",
+            mode=mode,
             server_id=server_id,
             request=request,
             describe=lambda name: self.source.describe(name.schema, name.name),
@@ -88,6 +100,43 @@ def watched(binlog_server: BinlogServer, tmp_path: Path) -> Iterator[Watched]:
         source = MySQLSource("shop", binlog_server.uri(name))
         yield Watched(binlog_server, name, tmp_path, source, start)
         source.close()
+
+
+class SlowAnswer:
+    """A session whose answers are under way while somebody commits a row."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._session = connect(watched.source.address)
+        #: When the first commit was known to be done, in nanoseconds.
+        self.done = 0
+        self.version, self.raw = self._session.version, self._session.raw
+        self.run, self.close = self._session.run, self._session.close
+
+    def rows(self, sql: str, doing: str = "ask the server") -> list[tuple[Any, ...]]:
+        answer = self._session.rows(sql, doing)
+        if not self.done:
+            self._watched.run("INSERT INTO t (id) VALUES (1)")
+            self.done = time.time_ns()
+            time.sleep(0.05)  # nothing to wait for: an answer takes its time
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("binlog_server", "mode"),
+    [("mariadb", "gtid"), ("mysql8", "gtid"), ("mysql8", "file")],
+    indirect=["binlog_server"],
+)
+def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
+    watched: Watched, mode: str
+) -> None:
+    """What the log lacked when it was asked for its end may have committed by the answer."""
+    started = connect(watched.source.address)
+    slow = SlowAnswer(watched)
+    sessions: list[SqlSession] = [slow, started]  # the second one asks for the end of the log
+    start = watched.start if mode == "gtid" else of_file(started, *file_end(started)).history
+    [change] = watched.changes(1, watched.stream(start=start, sessions=sessions.pop, mode=mode))
+    assert 0 < change.at.version <= slow.done
 
 
 @BOTH

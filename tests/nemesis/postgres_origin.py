@@ -53,7 +53,7 @@ class PostgresOrigin(Origin):
         [(process,), *_] = self.db.execute(sending)
         os.kill(process, signal.SIGSTOP)
         try:
-            told = [self.author.truncate() for _ in range(3)]
+            told = [self.author.truncate() for _ in range(2)]
             time.sleep(QUIET)  # nothing to wait for: nobody answers
         finally:
             os.kill(process, signal.SIGCONT)

@@ -12,7 +12,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe
 from changefeed.sources.mysql.address import Address
-from changefeed.sources.mysql.coordinates import file_end
+from changefeed.sources.mysql.coordinates import end_query, file_end
 from changefeed.sources.mysql.describe import ServerTable
 from changefeed.sources.mysql.session import MySQLSession, connect, quoted
 
@@ -221,11 +221,8 @@ def engine_problem(table: ServerTable) -> tuple[str, str] | None:
 
 def _filters(session: MySQLSession) -> tuple[frozenset[str], frozenset[str]]:
     """The databases that alone are in the binlog (empty: all), and those that are not."""
-    asks = "SHOW BINARY LOG STATUS"
-    if session.is_mariadb or session.version < (8, 2, 0):
-        asks = "SHOW MASTER STATUS"
     try:
-        rows = session.mappings(asks, "ask for the end of the binlog")
+        rows = session.mappings(end_query(session.version), "ask for the end of the binlog")
     except ChangefeedError as error:
         if error.code is Code.SOURCE_PERMISSION_MISSING:
             return frozenset(), frozenset()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
+from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
 from changefeed.sources.mysql.position import BinlogPosition, GtidPosition
 
 #: In the folder that lives as long as the change log.
@@ -169,8 +169,10 @@ class Continuity:
 class EndOfLog:
     """Compares where the server's log ends with where an idle stream stands."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, end_query: str) -> None:
+        """``end_query`` tells the present binlog file and its length."""
         self._ask = ask
+        self._end_query = end_query
         self._behind = 0
 
     def reached(self, read_upto: BinlogPosition) -> bool:
@@ -181,7 +183,7 @@ class EndOfLog:
                 does not send what it has.
         """
         if not isinstance(read_upto, GtidPosition):
-            return True  # a file that was read is followed by its own name
+            return self._file_has_no_more(read_upto)
         known = read_upto.gtids
         all_read = (
             self._has_no_more(known)
@@ -195,6 +197,11 @@ class EndOfLog:
                 "the MySQL server does not send the transactions that its binlog has",
             )
         return all_read
+
+    def _file_has_no_more(self, read_upto: BinlogPosition) -> bool:
+        """A file that was read is followed by its own name, so nothing else can go wrong."""
+        [(file, offset, *_)] = self._ask(self._end_query)
+        return file_position(str(file), int(offset)) <= read_upto.position
 
     def _has_no_more(self, known: GtidSet) -> bool:
         [(contained, read)] = self._ask(

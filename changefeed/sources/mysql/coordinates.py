@@ -61,8 +61,7 @@ def file_end(session: MySQLSession) -> tuple[str, int]:
     Raises:
         ChangefeedError: CF2003 the server writes no binlog, CF2004 the user may not ask.
     """
-    asks = "SHOW BINARY LOG STATUS" if _renamed(session) else "SHOW MASTER STATUS"
-    rows = session.mappings(asks, "ask for the end of the binlog")
+    rows = session.mappings(end_query(session.version), "ask for the end of the binlog")
     if not rows:
         raise ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
@@ -72,8 +71,11 @@ def file_end(session: MySQLSession) -> tuple[str, int]:
     return str(rows[0]["File"]), int(rows[0]["Position"])
 
 
-def _renamed(session: MySQLSession) -> bool:
-    return not session.is_mariadb and session.version >= (8, 2, 0)
+def end_query(version: tuple[int, ...]) -> str:
+    """The statement that tells the present binlog file and its length. MariaDB, whose versions
+    begin with 10, knows the old name too."""
+    renamed = (8, 2, 0) <= version < (10,)
+    return "SHOW BINARY LOG STATUS" if renamed else "SHOW MASTER STATUS"
 
 
 def has(session: MySQLSession, history: str) -> bool:

@@ -20,6 +20,7 @@ from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
+from changefeed.sources.mysql.coordinates import end_query
 from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
@@ -51,6 +52,11 @@ class SqlSession(Protocol):
     @property
     def raw(self) -> Any:
         """PyMySQL's connection."""
+        ...
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's."""
         ...
 
     def rows(self, sql: str, doing: str = ...) -> list[tuple[Any, ...]]:
@@ -169,7 +175,7 @@ class BinlogStream:
         except BaseException:
             session.close()
             raise
-        end = _EndSession(self._connect)
+        end = _EndSession(self._connect, end_query(session.version))
         try:
             yield from self._follow(connection, read_upto, shapes, skew, self._continuity, end)
         finally:
@@ -313,8 +319,10 @@ class BinlogStream:
                 next_beat, self._hasty = now + BEAT, False
                 assembler.acknowledged(self._acknowledged)
                 if assembler.idle:
+                    # First: what the log does not have when it is asked commits after that time.
+                    now_ns = self._clock.now().wall + skew
                     if assembler.heartbeats > 1 and end.reached(read_upto):
-                        assembler.caught_up(self._clock.now().wall + skew)
+                        assembler.caught_up(now_ns)
                     if assembler.frontier != told:
                         told = assembler.frontier
                         flushes = tuple(assembler.flush()) or (Flush((), told),)
@@ -331,10 +339,11 @@ class BinlogStream:
 class _EndSession:
     """Asks where the server's log ends, on a session of its own that begins when it is needed."""
 
-    def __init__(self, connect: Callable[[], SqlSession]) -> None:
+    def __init__(self, connect: Callable[[], SqlSession], query: str) -> None:
+        """``query`` tells the present binlog file and its length."""
         self._connect = connect
         self._session: SqlSession | None = None
-        self._end = EndOfLog(self._ask)
+        self._end = EndOfLog(self._ask, query)
 
     def reached(self, read_upto: BinlogPosition) -> bool:
         """See :meth:`EndOfLog.reached`."""
