@@ -3,6 +3,7 @@
 Each partition is judged in the order a consumer reads it:
 
 * every committed version of a key comes, in order, and nothing that was never committed;
+* it has the timestamp of its commit: none before that was begun or after it was done;
 * ``before`` is the version that the key had;
 * the table rebuilt at every resolved timestamp is a state the database was in, never an
   earlier one than last time;
@@ -129,6 +130,8 @@ class Judge:
             if same and known[place].cause is not Cause.TRUNCATE:
                 self._skipped(key, known, place)
                 self._before(key, message, known, place)
+                if place == here + 1:  # else a scan may have brought it, which has its own time
+                    self._dated(key, message, known[place])
                 self._place[key] = place
                 return
         self._fail(f"{key} at {message.at}: {row} after {current} was never so: {known[here:]}")
@@ -139,6 +142,12 @@ class Judge:
         missing = [v for v in known[here + 1 : place] if v.cause is Cause.WRITE]
         if missing and not first and not self._gaps:
             self._fail(f"{key}: never delivered: {missing}, but then {known[place]}")
+
+    def _dated(self, key: str, message: Message, version: Version) -> None:
+        if version.cause is Cause.DDL or version.commit <= self._ledger.settled or self._gaps:
+            return
+        if message.at is not None and not self._ledger.dated(version.commit, message.at):
+            self._fail(f"{key} at {message.at} is of commit {version.commit}, which was not then")
 
     def _before(self, key: str, message: Message, known: list[Version], place: int) -> None:
         here = self._place.get(key, -1)

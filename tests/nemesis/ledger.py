@@ -42,12 +42,14 @@ class Cause(StrEnum):
 class Version:
     """One committed value of a row; None where there is no row.
 
-    ``truncate`` says by which TRUNCATE of the table (1 is the first) the row went.
+    ``truncate`` says by which TRUNCATE of the table (1 is the first) the row went, ``commit`` is
+    the number of the commit that made it.
     """
 
     row: Row | None
     cause: Cause
     truncate: int = 0
+    commit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Ledger:
     Attributes:
         columns: the present columns of each table, in order.
         truncations: numbers of the commits that truncated a table.
+        settled: number of the last commit that a scan may have delivered.
     """
 
     def __init__(self, tables: Iterable[Table]) -> None:
@@ -117,6 +120,7 @@ class Ledger:
         self.born_before: dict[str, set[str]] = defaultdict(set)
         self.columns: dict[str, tuple[str, ...]] = {}
         self.truncations: dict[str, set[int]] = defaultdict(set)
+        self.settled = 0
         self._truncates: dict[str, int] = defaultdict(int)
         self._earliest, self._latest = [0], [0]
         self._since: dict[str, list[int]] = {name: [0] for name in self.tables}
@@ -151,6 +155,7 @@ class Ledger:
 
     def scanned(self) -> None:
         """The initial scans are over: from here on every version must be delivered."""
+        self.settled = self.last
         for name, versions in self.versions.items():
             self.born_before[name] = set(versions)
 
@@ -170,6 +175,12 @@ class Ledger:
         surely = bisect_right(self._latest, at.version) - 1
         return range(surely, bisect_right(self._earliest, at.version))
 
+    def dated(self, number: int, at: Timestamp) -> bool:
+        """Whether ``at`` may be the timestamp of commit ``number``; of one of which the ledger does
+        not know when it was, any may."""
+        latest = self._latest[number]
+        return latest == 0 or self._earliest[number] <= at.version <= latest
+
     def state(self, name: str, number: int) -> Rows:
         """A table as it was after commit ``number``."""
         return self.states[name][bisect_right(self._since[name], number) - 1]
@@ -181,13 +192,13 @@ class Ledger:
         if cause is Cause.TRUNCATE:
             self._truncates[name] += 1
             for key in before:
-                self._version(name, key, Version(None, cause, self._truncates[name]))
+                self._version(name, key, Version(None, cause, self._truncates[name], self.last))
             before, cause = {}, Cause.WRITE
         for key in before.keys() - rows.keys():
-            self._version(name, key, Version(None, cause))
+            self._version(name, key, Version(None, cause, commit=self.last))
         for key, row in rows.items():
             if before.get(key) != row:
-                self._version(name, key, Version(row, cause))
+                self._version(name, key, Version(row, cause, commit=self.last))
         self.states[name].append(rows)
 
     def _version(self, name: str, key: str, version: Version) -> None:
