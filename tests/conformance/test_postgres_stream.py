@@ -885,15 +885,43 @@ def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
 def test_time_passes_at_a_server_whose_log_ends_in_no_commit(
     postgres: Database, tmp_path: Path
 ) -> None:
-    """What an open transaction has written need not be on disk, and is not sent before it is."""
-    postgres.execute("create table t (id int primary key)")
+    """What an open transaction has written need not be on disk, or is with half of a record, and is
+    not sent before it is."""
+    postgres.execute("create table t (id int primary key, a text)")
     prepare(postgres)
     with tailing(postgres, tmp_path) as tail, postgres.connect(autocommit=False) as writer:
         tail.catch_up()
-        writer.execute("insert into t values (1)")
-        [(now,)] = writer.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
-        tail.wait_for(lambda: tail.frontier.at.wall > now * 1e9)
+        for number in range(8):
+            rows = 37 * number
+            writer.execute(
+                "insert into t select %s + i, repeat('x', 500) from generate_series(0, %s) i",
+                [1000 * number, rows],
+            )
+            began = time.monotonic()
+            now = time.time_ns()
+            tail.wait_for(partial(_is_later_than, tail, now))
+            assert time.monotonic() - began < 10
         assert not tail.changes()
+
+
+def test_time_passes_at_an_idle_server_and_nothing_is_committed(
+    postgres: Database, tmp_path: Path
+) -> None:
+    """Also where its log ends at the begin of a page that has no record: a commit there would make
+    a server with archive_timeout begin segment after segment."""
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    transactions = "select pg_snapshot_xmax(pg_current_snapshot())"
+    with tailing(postgres, tmp_path) as tail:
+        tail.catch_up()
+        before = postgres.execute(transactions)
+        postgres.execute("select pg_switch_wal()")
+        tail.wait_for(partial(_is_later_than, tail, time.time_ns() + 1_500_000_000))
+        assert postgres.execute(transactions) == before
+
+
+def _is_later_than(tail: Tail, now: int) -> bool:
+    return tail.frontier.at.wall > now
 
 
 def test_commit_is_out_at_once(postgres: Database, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from changefeed.sources.postgres.logical_messages import FIRST_VERSION
 from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Names, Relations
+from changefeed.sources.postgres.server import current_position
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.visibility import Unseen, Visibility
@@ -66,6 +67,8 @@ GATHER_SECONDS = 0.015
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Between two looks at a slot that its last reader still holds, seconds.
 SLOT_LOOK_SECONDS = 0.01
+#: The log may end, with nothing to follow, so many bytes behind the last record: where pages begin.
+PAGE_HEADER = 40
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
 STATUS_SECONDS = 0.1
 
@@ -463,14 +466,17 @@ class ReplicationStream:
             if now >= last_beat + self._beat(now):
                 last_beat = now
                 if assembler.idle and assembler.settled:
+                    hasty = now < self._hasty_until
                     if assembler.last == beaten.at:
                         # No commit told what time it is, and a keepalive cannot.
-                        for lsn, at_ns in log_end.read():
+                        end = log_end.read()
+                        for lsn, at_ns in end.samples:
                             assembler.sample(lsn, at_ns)
+                        if assembler.frontier == beaten and not end.on_disk and not hasty:
+                            log_end.write()
                     # Before the frontier is told: who waits for it takes the shapes for read, too.
                     # A publication that is not ours may leave columns out.
                     ours = self._upto is None
-                    hasty = now < self._hasty_until
                     shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
                     changed = assembler.change_shapes(shapes)
                     if changed is not None:
@@ -525,6 +531,21 @@ class ReplicationStream:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where the server's log ended.
+
+    Attributes:
+        samples: pairs of an LSN and a time in nanoseconds: what had committed then lies before it.
+            The first is exact, but is not sent before it is on disk, or at all where a page begins
+            there. The second lags, and is on disk: perhaps up to the middle of a record.
+        on_disk: nothing stops the server from sending all of it.
+    """
+
+    samples: Sequence[tuple[int, int]]
+    on_disk: bool
+
+
 class _LogEnd:
     """Reads where the server's log ends now, and how late it is."""
 
@@ -543,29 +564,35 @@ class _LogEnd:
         replayed may have committed."""
         self._session = session
         self._primary = primary
+        self._writes = session
 
-    def read(self) -> list[tuple[int, int]]:
-        """Pairs of an LSN and a time in nanoseconds: what had committed then lies before it.
-
-        The first is exact, but the server may not send up to there for a while: what ends its log
-        may be no commit, and is on disk only with the next one; the end may also be the begin of a
-        page that is empty. The second lags, and is on disk.
-        """
-        recovering, micros, end, flushed, delay = self._ask(self._session)
+    def read(self) -> _End:
+        """Ask the server that commits are made at."""
+        self._writes = self._session
+        recovering, micros, end, flushed, delay = self._ask()
         if recovering:
-            _, micros, end, flushed, delay = self._ask(self._primary)
-        samples = [(parse_lsn(end), micros * 1000)]
-        if flushed is not None:
-            samples.append((parse_lsn(flushed), (micros - delay) * 1000))
-        return samples
+            self._writes = self._primary
+            _, micros, end, flushed, delay = self._ask()
+        exact = parse_lsn(end), micros * 1000
+        if flushed is None:
+            return _End((exact,), on_disk=True)
+        lagging = parse_lsn(flushed), (micros - delay) * 1000
+        return _End((exact, lagging), on_disk=exact[0] - lagging[0] <= PAGE_HEADER)
 
-    def _ask(self, session: LateSession) -> tuple[Any, ...]:
-        connection = session.get()
+    def _ask(self) -> tuple[Any, ...]:
+        session = self._writes.get()
         with source_errors("ask for the current position"):
-            row = connection.execute(self._SQL).fetchone()
+            row = session.execute(self._SQL).fetchone()
         if row is None:
             raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
         return row
+
+    def write(self) -> None:
+        """Bring to disk what an open transaction wrote last, by a commit of our own: the server by
+        itself may take half a minute."""
+        session = self._writes.get()
+        with source_errors("write the log up to the current position"):
+            current_position(session)
 
 
 class _Reporter:
