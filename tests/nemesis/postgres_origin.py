@@ -48,9 +48,14 @@ class PostgresOrigin(Origin):
         """The walsender of a quiet server gets no processor while tables are truncated, and then
         answers what it was asked meanwhile before it looks at them."""
         time.sleep(QUIET)  # nothing to wait for: that nothing comes is what the capture shall see
-        sending = "select pid from pg_stat_replication"
-        until(lambda: self.db.execute(sending), "a walsender")
-        [(process,), *_] = self.db.execute(sending)
+        found: list[int] = []
+
+        def sends() -> bool:
+            found[:] = [pid for (pid,) in self.db.execute("select pid from pg_stat_replication")]
+            return bool(found)
+
+        until(sends, "a walsender")
+        process = found[0]
         os.kill(process, signal.SIGSTOP)
         try:
             told = [self.author.truncate() for _ in range(2)]
