@@ -235,7 +235,7 @@ _VARYING = (
     (re.compile(r"\d{33}"), "<ts>"),
     (re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?"), "<time>"),
     (re.compile(r" +(?:[\d,]+ ms|< \d+ s) "), " <ms> "),
-    (re.compile("fetching MariaDB, 150 MB, this once"), "unpacking MariaDB"),
+    (re.compile(r"downloading MariaDB \(150 MB, only once\)"), "unpacking MariaDB"),
     (re.compile(r"\d+ rows in \d+ files"), "<n> rows in <m> files"),
     (re.compile(r"(?<=running \|) *[\d.]+m?s +\| +[\d,.]+ +(?=\|)"), " <lag> | <n> "),
     (re.compile(r"(?<=~)\d+ \| +[\d.]+ \wB"), "<n> | <size>"),
