@@ -12,7 +12,7 @@ from changefeed.core.shapes import Deletes
 from changefeed.encoding.json_tokens import Part, chosen, joined, json_token, separated, string
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.transactions import ORDERS, transaction_ids
-from changefeed.encoding.unsent import unsent_name
+from changefeed.encoding.unsent import UNSENT, marked_name, unsent_name
 
 
 class TokenRows:
@@ -56,12 +56,16 @@ class TokenRows:
             return ["null"]
         name = f"{side}{i}"
         if name not in self._tokens:
-            self._tokens[name] = json_token(
+            token = json_token(
                 self.plan.schema.columns[i],
                 self.column(name),
                 clean=name in self._clean,
                 null_as_object=self.plan.json_null_as_object,
             )
+            if side == "a" and marked_name(i) in self._batch.schema.names:
+                marked = self.column(marked_name(i))
+                token = [pc.if_else(marked, f'"{UNSENT}"', joined(token, self.count))]
+            self._tokens[name] = token
         return self._tokens[name]
 
     def member(self, side: str, i: int) -> list[Part]:

@@ -38,9 +38,16 @@ def unsent_name(i: int) -> str:
     return f"unsent{i}"
 
 
+def marked_name(i: int) -> str:
+    """The column of truth values that says in which rows column ``i`` is a placeholder, where its
+    values in the log have no room for one."""
+    return f"marked{i}"
+
+
 def settle_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset[str]]:
     """The rows with placeholders, and the columns (``a3``) that have some; where the plan omits
-    values, the rows with :func:`unsent_name` beside such columns.
+    values, the rows with :func:`unsent_name` beside such columns; where a number becomes a text of
+    JSON, with :func:`marked_name`.
 
     Raises:
         ChangefeedError: CF4001 the plan wants no message without a value; the message's key or
@@ -70,10 +77,18 @@ def settle_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozens
         if omits:
             table = table.append_column(unsent_name(i), mask)
             continue
+        if column.physical != "string" and _in_json(plan):
+            table = table.append_column(marked_name(i), mask)
+            continue
         marked = pc.if_else(mask, _placeholder(column, plan), table[name])
         table = table.set_column(table.schema.get_field_index(name), name, marked)
         touched.add(name)
     return table, frozenset(touched)
+
+
+def _in_json(plan: MessagePlan) -> bool:
+    """A value of any type may be a text in the messages."""
+    return TRAITS[plan.format].text and plan.envelope is not Envelope.DEBEZIUM
 
 
 def refuse_unsent(table: pa.Table, plan: MessagePlan) -> None:
@@ -97,8 +112,8 @@ def not_sent(schema: TableSchema, column: Column, why: str) -> ChangefeedError:
     return ChangefeedError(
         Code.VALUE_NOT_ENCODABLE,
         f"a value of column {column.name} of {table} was not sent, and {why}",
-        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source sends "
-        "every value.",
+        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source "
+        "(MySQL: binlog_row_image = FULL) sends every value; row_images = 'store' has it.",
     )
 
 

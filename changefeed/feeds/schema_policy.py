@@ -146,7 +146,7 @@ def difference(event: SchemaChange) -> str:
         whole = event.new.before_image is BeforeImage.FULL
         parts.append(f"old rows hold {'every column' if whole else 'only the key'} now")
     if event.old == event.new and event.rewritten:
-        return "a table that was made or renamed has its name, in the same shape"
+        return "a table that was made or renamed has its name, or the log lacks values of its rows"
     return "; ".join(sorted(parts)) or "old rows or key changed"
 
 

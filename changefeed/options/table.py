@@ -190,7 +190,7 @@ UNSENT_VALUES = option(
     Choice(Unsent),
     Unsent.MARK,
     group="Message",
-    summary="What a message has instead of a large value that an update did not touch and that "
+    summary="What a message has instead of a value that an update did not touch and that "
     "the source did not send: mark is a placeholder, omit leaves the member out, fail "
     "stops the table.",
     example="unsent_values = 'omit'",
@@ -201,7 +201,7 @@ ROW_IMAGES = option(
     Choice(RowImages),
     RowImages.LOG,
     group="Message",
-    summary="Where the row before a change comes from, and a large value that an update did not "
+    summary="Where the row before a change comes from, and a value that an update did not "
     "touch: with log from the source's log, with store from a copy of each table's rows that is "
     "kept beside the change log.",
     example="row_images = 'store'",

@@ -74,7 +74,7 @@ def check_row_images(source: Source, options: Options) -> list[ChangefeedError]:
     return [
         ChangefeedError(
             Code.NOT_SUPPORTED,
-            "row_images = 'store' is for tables of PostgreSQL",
+            "row_images = 'store' is for tables of PostgreSQL, MySQL and MariaDB",
             detail=f"the changes of {source.name} are not completed from row images",
             hint="leave the option out; the source's own log has whole old rows where it is set "
             "to log them.",

@@ -244,9 +244,10 @@ class _Changes:
                     Code.VALUE_NOT_ENCODABLE,
                     f"the query reads {', '.join(sorted(unsent))} of {table}, and a change came "
                     "without that value",
-                    detail="PostgreSQL leaves out large values that a change did not touch",
-                    hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the "
-                    "source, then ALTER CHANGEFEED .. RESCAN the table.",
+                    detail="the source leaves out values that a change did not touch",
+                    hint="make it send them (PostgreSQL: ALTER TABLE "
+                    f"{table.schema}.{table.name} REPLICA IDENTITY FULL; MySQL: binlog_row_image = "
+                    "FULL), or SET row_images = 'store'; then RESCAN the table.",
                 )
 
     # -- the result -------------------------------------------------------------------------

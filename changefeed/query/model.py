@@ -174,6 +174,7 @@ def no_images(compiled: CompiledQuery) -> ChangefeedError:
         Code.SOURCE_NOT_SET_UP,
         "cdc_prev needs the old values of all columns, and table "
         f"{table.schema}.{table.name} logs only its key",
-        hint=f"ALTER TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL; at the source, or "
+        hint="make the source log whole old rows (PostgreSQL: ALTER TABLE "
+        f"{table.schema}.{table.name} REPLICA IDENTITY FULL; MySQL: binlog_row_image = FULL), or "
         "row_images = 'store'. A feed that stopped goes on with ALTER CHANGEFEED .. RESCAN.",
     )

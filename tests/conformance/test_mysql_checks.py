@@ -47,7 +47,6 @@ def test_few_rights_are_enough(binlog_server: BinlogServer, database: str) -> No
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("binlog_row_image", "MINIMAL"),
         ("binlog_row_metadata", "MINIMAL"),
         ("binlog_format", "STATEMENT"),
     ],

@@ -140,18 +140,6 @@ def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
 
 
 @BOTH
-def test_parts_of_rows_are_refused_with_the_statement_that_changes_it(watched: Watched) -> None:
-    watched.run(
-        "INSERT INTO t (id, v) VALUES (1, 'a')",
-        "SET SESSION binlog_row_image = 'MINIMAL'",
-        "UPDATE t SET v = 'b' WHERE id = 1",
-    )
-    error = watched.refusal()
-    assert error.code == "CF2003"
-    assert "binlog_row_image = 'FULL'" in str(error.hint)
-
-
-@BOTH
 def test_statements_in_place_of_rows_are_refused(watched: Watched) -> None:
     watched.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO t (id) VALUES (1)")
     error = watched.refusal()

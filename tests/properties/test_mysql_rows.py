@@ -21,6 +21,8 @@ from changefeed.sources.mysql.decode import (
     INSERT,
     OPERATIONS,
     UPDATE,
+    PartialImages,
+    PartialRows,
     RowEvents,
     decode,
     find_rows,
@@ -136,6 +138,115 @@ def test_rows_are_what_their_images_say(case: tuple[TableSchema, list[Statement]
             assert column.to_pylist() == [(new or old or ())[i] for *_, old, new in expected]
 
 
+@dataclass(frozen=True)
+class PartialCase:
+    """Events of one operation, of which the log has some columns of the rows."""
+
+    schema: TableSchema
+    operation: int
+    events: tuple[tuple[tuple[Image, Image], ...], ...]
+    partial: PartialRows
+
+
+@st.composite
+def partial_cases(draw: st.DrawFn) -> PartialCase:
+    count = draw(st.integers(2, 18))
+    key = draw(st.sampled_from([(0,), (count - 1,), (0, count - 1)]))
+    some = st.sets(st.integers(0, count - 1))
+    before = draw(some) | {*key}
+    operation = draw(st.sampled_from([INSERT, UPDATE, DELETE]))
+    image = st.tuples(*[VALUES] * count)
+    size = draw(st.sampled_from([1, 3, 12]))
+    pair = st.tuples(image, image)
+    events = [
+        tuple(draw(st.lists(pair, min_size=1, max_size=3))) for _ in range(draw(st.just(size)))
+    ]
+    after = draw(some) | ({*key} if operation == INSERT else {0})
+    images = PartialImages(
+        () if operation == INSERT else tuple(sorted(before)),
+        () if operation == DELETE else tuple(sorted(after)),
+    )
+    defaults = {place: 7 for place in draw(some) - after} if operation == INSERT else {}
+    schema = schema_of(count, key, BeforeImage.KEY)
+    return PartialCase(schema, operation, tuple(events), PartialRows(images, defaults))
+
+
+def meant_by_parts(case: PartialCase) -> list[tuple[int, int, list[int | None], Image, set[int]]]:
+    """Number of the event, operation, row after, key, and the columns that are not known."""
+    images, count = case.partial.images, len(case.schema.columns)
+    rows: list[tuple[int, int, list[int | None], Image, set[int]]] = []
+    for number, pairs in enumerate(case.events):
+        for old, new in pairs:
+            known: dict[int, int | None] = {**case.partial.defaults}
+            known |= {i: old[i] for i in images.before}
+            known |= {i: new[i] for i in images.after}
+            row = [known.get(i) for i in range(count)]
+            unknown = {i for i in range(count) if i not in known}
+            key = tuple(known[i] for i in case.schema.key)
+            was = tuple(old[i] for i in case.schema.key)
+            if case.operation == INSERT:
+                rows.append((number, CREATED, row, key, unknown))
+            elif case.operation == DELETE:
+                rows.append((number, DELETED, [None] * count, was, set()))
+            elif key == was:
+                rows.append((number, UPDATED, row, key, unknown))
+            else:
+                rows.append((number, DELETED, [None] * count, was, set()))
+                rows.append((number, CREATED, row, key, unknown))
+    return rows
+
+
+@settings(deadline=None)
+@given(partial_cases())
+def test_rows_of_which_the_log_has_some_columns(case: PartialCase) -> None:
+    """One by one and by columns: an update's other columns are those of the row before, where the
+    log has them; what it does not have is named, and never made up."""
+    images = case.partial.images
+    data, starts, ends = bytearray(b"before"), [], []
+    for pairs in case.events:
+        starts.append(len(data))
+        for old, new in pairs:
+            for image, places in ((old, images.before), (new, images.after)):
+                if places:
+                    data += written(tuple(image[i] for i in places))
+        ends.append(len(data))
+    data += bytes(PADDING)
+    events = RowEvents(
+        np.arange(len(starts)) * 10,
+        np.full(len(starts), case.operation, np.int64),
+        np.array(starts, np.int64),
+        np.array(ends, np.int64),
+    )
+    expected = meant_by_parts(case)
+    for small in (0, 10**9):
+        found = decode(
+            data, events, shape_of(len(case.schema.columns)), case.schema, cast(Any, None),
+            partial=case.partial, small=small,
+        )  # fmt: skip
+        assert list(found.message) == [10 * number for number, *_ in expected]
+        assert list(found.op) == [op for _, op, *_ in expected]
+        for i, column in enumerate(found.after):
+            assert column.to_pylist() == [row[i] for _, _, row, *_ in expected]
+            unsent = found.unchanged.get(i, np.zeros(len(expected), np.bool_))
+            assert list(unsent) == [i in unknown for *_, unknown in expected]
+        for place, column in enumerate(found.key):
+            assert column.to_pylist() == [key[place] for *_, key, _ in expected]
+
+
+@pytest.mark.parametrize("small", [0, 10**9])
+def test_an_update_in_parts_whose_rows_do_not_pair_is_an_error(small: int) -> None:
+    schema = schema_of(2, (0,), BeforeImage.KEY)
+    one = written((1,))
+    partial = PartialRows(PartialImages((0,), (1,)))
+    for count in (1, 20):
+        data = bytearray((one * 3) * count + bytes(PADDING))
+        starts = np.arange(count) * 3 * len(one)
+        events = RowEvents(np.arange(count), np.full(count, UPDATE), starts, starts + 3 * len(one))
+        with pytest.raises(ChangefeedError, match="second row image") as caught:
+            decode(data, events, shape_of(2), schema, cast(Any, None), partial=partial, small=small)
+        assert caught.value.code.number == "CF2105"
+
+
 @pytest.mark.parametrize("small", [0, 10**9])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 17])
 def test_each_column_has_a_bit_that_says_whether_it_is_null(count: int, small: int) -> None:
@@ -187,13 +298,20 @@ def test_where_the_rows_of_an_event_begin(kind: int, count: int, usual: bool) ->
     place = (data, len(b"before"), len(data))
     heads: dict[int, bytes] = {}
     for _ in range(2):
-        operation, start = find_rows(cast(Any, place), kind, shape_of(count), heads)
-        assert (operation, data[start:]) == (OPERATIONS[kind], b"rows")
+        operation, start, images = find_rows(cast(Any, place), kind, shape_of(count), heads)
+        assert (operation, data[start:], images) == (OPERATIONS[kind], b"rows", None)
     missing = bytearray(data)
     missing[-5] &= ~(1 << (count - 1) % 8)
-    with pytest.raises(ChangefeedError) as caught:
-        find_rows(cast(Any, (bytes(missing), *place[1:])), kind, shape_of(count), {})
-    assert caught.value.code.number == "CF2003", "the last image has not all columns"
+    _, start, images = find_rows(cast(Any, (bytes(missing), *place[1:])), kind, shape_of(count), {})
+    every, fewer = tuple(range(count)), tuple(range(count - 1))
+    assert (bytes(missing[start:]), images) == (
+        b"rows",
+        {
+            INSERT: PartialImages((), fewer),
+            UPDATE: PartialImages(every, fewer),
+            DELETE: PartialImages(fewer, ()),
+        }[OPERATIONS[kind]],
+    ), "the last image has not all columns"
     with pytest.raises(ChangefeedError) as caught:
         find_rows(cast(Any, (data, place[1], len(data) - 5)), kind, shape_of(count), {})
     assert caught.value.code.number == "CF2105", "the event ends before its rows begin"

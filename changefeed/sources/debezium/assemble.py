@@ -49,6 +49,7 @@ from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.rows import CREATED, DELETED, DecodedRows
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
+from changefeed.sources.decoded.unsent import missing_column
 
 #: Bytes of rows of one transaction that are kept in memory at most.
 BATCH_BYTES = 16 << 20
@@ -471,7 +472,9 @@ class Assembler:
                     of=of,
                     number=piece.number + self._seq + 1,
                     ordinal=ordinal,
-                    missing=_missing(piece.schema, {c: w[cut] for c, w in unsent.items()}, len(of)),
+                    missing=missing_column(
+                        piece.schema, {c: w[cut] for c, w in unsent.items()}, len(of)
+                    ),
                 )
                 events.append((int(piece.number[0]), batch))
         self._seq += int(bounds[-1])
@@ -563,16 +566,3 @@ def _cuts(number: Numbers, events: list[int]) -> list[slice]:
     places = {int(np.searchsorted(number, event)) for event in events}
     bounds = [0, *sorted(place for place in places if 0 < place < len(number)), len(number)]
     return [slice(a, b) for a, b in pairwise(bounds)]
-
-
-def _missing(
-    schema: TableSchema, unsent: Mapping[int, npt.NDArray[np.bool_]], count: int
-) -> pa.Array | None:
-    """The names of columns whose value Debezium did not send, as JSON; None: it sent all."""
-    if not unsent:
-        return None
-    found: list[str | None] = []
-    for row in range(count):
-        names = [schema.columns[c].name for c, where in sorted(unsent.items()) if where[row]]
-        found.append(json.dumps(names) if names else None)
-    return pa.array(found, pa.string())

@@ -56,6 +56,7 @@ class ReplayedRows:
 @dataclass(frozen=True, slots=True)
 class _File:
     path: Path
+    written: TableSchema
     schema: TableSchema
     group: int
 
@@ -68,6 +69,7 @@ class StoredTransaction:
         self.folder = folder
         self.rows = 0
         self._files = 0
+        self._adopted: dict[TableName, TableSchema] = {}
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -88,6 +90,16 @@ class StoredTransaction:
                 raise no_room(error) from error
             self._files += 1
         self.rows += rows
+
+    def adopt(self, schema: TableSchema) -> None:
+        """Let the rows of a table have this version of it, whose images before have the same
+        columns as those that are stored, or fewer."""
+        self._adopted[schema.table] = schema
+
+    def schemas(self) -> list[TableSchema]:
+        """The versions of the tables of which there are rows."""
+        found = {(file.schema.table, file.schema.version): file.schema for file in self._listed()}
+        return list(found.values())
 
     def make_durable(self) -> None:
         """Everything is on disk when this returns."""
@@ -126,7 +138,8 @@ class StoredTransaction:
             schema = TableSchema.from_json(
                 metadata[_SCHEMA].decode(), version=int(metadata[_VERSION])
             )
-            files.append(_File(path, schema, groups.setdefault(schema.table, len(groups))))
+            group = groups.setdefault(schema.table, len(groups))
+            files.append(_File(path, schema, self._adopted.get(schema.table, schema), group))
         return files
 
     def _collapsed(
@@ -155,7 +168,9 @@ def _batch(part: StoredRows) -> pa.RecordBatch:
     names = ["number", "op"]
     names += [f"a{i}" for i in range(len(schema.columns))]
     names += [f"b{i}" for i in schema.before_ordinals]
+    names += [f"u{i}" for i in rows.unchanged]
     arrays = [pa.array(part.number), pa.array(rows.op), *rows.after, *rows.before]
+    arrays += [pa.array(unsent) for unsent in rows.unchanged.values()]
     batch = pa.RecordBatch.from_arrays(arrays, names)
     told = {_SCHEMA: schema.to_json().encode(), _VERSION: str(schema.version).encode()}
     return batch.replace_schema_metadata(told)
@@ -164,16 +179,22 @@ def _batch(part: StoredRows) -> pa.RecordBatch:
 def _read(file: _File) -> StoredRows:
     with pa.memory_map(str(file.path)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
-    schema = file.schema
+    schema, written = file.schema, file.written.before_ordinals
     width = len(schema.columns)
     columns = batch.columns
-    after, before = columns[2 : 2 + width], columns[2 + width :]
+    behind = 2 + width + len(written)
+    after, before = columns[2 : 2 + width], columns[2 + width : behind]
+    unchanged = {
+        int(name[1:]): unsent.to_numpy(zero_copy_only=False)
+        for name, unsent in zip(batch.schema.names[behind:], columns[behind:], strict=True)
+    }
     op: Operations = columns[1].to_numpy(zero_copy_only=False)
     deleted = pa.array(op == DELETED)
-    of_before = dict(zip(schema.before_ordinals, before, strict=True))
+    of_before = dict(zip(written, before, strict=True))
+    before = [of_before[i] for i in schema.before_ordinals]
     key = [pc.if_else(deleted, of_before[i], after[i]) for i in schema.key]
     number: Numbers = columns[0].to_numpy(zero_copy_only=False)
-    rows = DecodedRows(np.arange(len(op)), op, list(after), list(before), key)
+    rows = DecodedRows(np.arange(len(op)), op, list(after), list(before), key, unchanged)
     return StoredRows(schema, rows, number)
 
 

@@ -52,9 +52,7 @@ def collapse(schema: TableSchema, rows: DecodedRows, transaction: Places) -> Col
 
     Rows of a table without a key never supersede each other: equal rows are two rows.
     """
-    codes = None
-    if not schema.keyless and _any_twice(transaction):
-        codes = _codes(rows.key, transaction)
+    codes = None if schema.keyless else same_key_codes(rows.key, transaction)
     if codes is None:
         return CollapsedRows(rows.op, None, rows.before)
     positions = np.arange(len(rows))
@@ -86,8 +84,10 @@ def _any_twice(transaction: Places) -> bool:
     return bool((transaction[1:] == transaction[:-1]).any())
 
 
-def _codes(key: list[pa.Array], transaction: Places) -> Codes | None:
+def same_key_codes(key: list[pa.Array], transaction: Places) -> Codes | None:
     """Numbers that are equal for rows of one key in one transaction; None when all differ."""
+    if not _any_twice(transaction):
+        return None
     columns = [_sortable(column) for column in key]
     if len(columns) == 1 and _all_differ(np.sort(columns[0])):
         return None  # the usual case, and a plain sort is several times cheaper than an order

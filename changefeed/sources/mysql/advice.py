@@ -33,6 +33,7 @@ def warnings(session: MySQLSession, database: str, watches: Sequence[Watch]) -> 
     found = [tables[place] for place in dict.fromkeys(named) if place in tables]
     return [
         *_server(session),
+        *_images(session),
         *_locks(session, found),
         *_keys(found),
         *_zero_dates(session, found),
@@ -69,6 +70,23 @@ def _server(session: MySQLSession) -> Iterator[str]:
         yield (
             "the server is read-only and does not write the changes it replicates to its own "
             "binlog (log_replica_updates): a feed would see none of them"
+        )
+
+
+def _images(session: MySQLSession) -> Iterator[str]:
+    image = describe.row_image(session)
+    if image not in describe.KEY_IMAGES:
+        return
+    left = "columns that it did not set" if image == "MINIMAL" else "large columns"
+    yield (
+        f"binlog_row_image is '{image}': an update comes without the {left}; tables keep the "
+        "values that they have, messages show that a value was not sent (unsent_values), and "
+        "row_images = 'store' has every value"
+    )
+    if session.is_mariadb and image == "MINIMAL":
+        yield (
+            "MariaDB writes a REPLACE that finds its row as an update without the columns that it "
+            "set to their defaults: targets keep the old values, as its own replicas do"
         )
 
 

@@ -13,8 +13,10 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
-from changefeed.sources.mysql import checks, coordinates
+from changefeed.sources.mysql import checks, coordinates, describe
 from changefeed.sources.mysql.address import Address
+from changefeed.sources.mysql.ddl import Named
+from changefeed.sources.mysql.defaults import LeftOut, read_left_out
 from changefeed.sources.mysql.session import Sessions, connect
 from changefeed.sources.mysql.stream import BinlogStream
 
@@ -42,8 +44,9 @@ class MySQLAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`.
 
     The memo: ``server_id`` of the reader, ``flavor``, ``mode`` (``gtid`` or ``file``), ``start``
-    and its ``history``, ``tables``: pairs of database and name, and ``begin``: where a new log
-    begins when that is not the present end.
+    and its ``history``, ``tables``: pairs of database and name, ``begin``: where a new log begins
+    when that is not the present end, and ``left_out``: what INSERTs leave out, of tables that
+    joined while the binlog did not have whole rows.
     """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
@@ -99,7 +102,22 @@ class MySQLAttachment(Attachment):
         # One that is not there may have another name, or be dropped: the binlog tells.
         refused = {t for t, problem in problems.items() if problem.code is not Code.NAME_UNKNOWN}
         self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in refused]
+        self._note_left_out()
         return CaptureResult(problems=problems)
+
+    def _note_left_out(self) -> None:
+        """Keep what an INSERT leaves out (:mod:`.defaults`) of each table that joins, before a feed
+        begins with it: an INSERT that a feed delivers comes behind that."""
+        tables = [(str(database), str(name)) for database, name in self._memo["tables"]]
+        known = {(told[0], told[1]): told for told in self._memo.get("left_out", ())}
+        kept = [known[named] for named in tables if named in known]
+        fresh = [named for named in tables if named not in known]
+        with self._source.sessions.session() as session:
+            if fresh and describe.row_image(session) != "FULL":
+                found = read_left_out(session, fresh, str(self._memo["mode"]))
+                kept += [[*named, told.told()] for named, told in sorted(found.items())]
+        if kept or "left_out" in self._memo:
+            self._memo["left_out"] = kept
 
     def start(self) -> tuple[Position, str]:
         """See :class:`changefeed.sources.base.Attachment`."""
@@ -123,6 +141,8 @@ class MySQLAttachment(Attachment):
             server_id=int(self._memo["server_id"]),
             request=request,
             describe=self._describe,
+            left_out=self._left_out,
+            end=self._end,
         )
 
     def _demand_same_mode(self, present: str) -> None:
@@ -172,6 +192,14 @@ class MySQLAttachment(Attachment):
 
     def _describe(self, table: TableName) -> TableSchema | None:
         return self._source.describe_tables([table]).get(table)
+
+    def _left_out(self, named: Named) -> LeftOut | None:
+        with self._source.sessions.session() as session:
+            return read_left_out(session, [named], str(self._memo["mode"])).get(named)
+
+    def _end(self) -> Position:
+        with self._source.sessions.session() as session:
+            return coordinates.present(session, str(self._memo["mode"])).position
 
     def release(self) -> None:
         """See :class:`changefeed.sources.base.Attachment`. Nothing of ours is at the server."""

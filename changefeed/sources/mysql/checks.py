@@ -22,7 +22,6 @@ OLDEST = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
 #: Setting -> what it must be, and why.
 _SETTINGS = {
     "binlog_format": ("ROW", "the binlog must hold rows"),
-    "binlog_row_image": ("FULL", "old and new rows must be whole"),
     "binlog_row_metadata": ("FULL", "the binlog must name the columns of its rows"),
 }
 #: MySQL: lets the binlog have parts of JSON values.
@@ -184,6 +183,7 @@ def _problems(
         return
     if (reason := engine_problem(table)) is not None:
         yield ChangefeedError(Code.SOURCE_NOT_SET_UP, reason[0], hint=reason[1], span=watch.span)
+    yield from image_problems(session, table, watch)
     do, ignore = filtered
     if (do and table.database not in do) or table.database in ignore:
         yield ChangefeedError(
@@ -204,6 +204,30 @@ def _problems(
             Code.SOURCE_PERMISSION_MISSING,
             f"user {account(session)} may not read table {table.full_name}",
             hint=f"GRANT SELECT ON `{table.database}`.`{table.name}` TO {account(session)};",
+            span=watch.span,
+        )
+
+
+def image_problems(
+    session: MySQLSession, table: ServerTable, watch: Watch
+) -> Iterator[ChangefeedError]:
+    """What the feed needs of rows and the binlog does not have (``binlog_row_image``)."""
+    full = f"{set_variable(session, 'binlog_row_image', 'FULL')} -- open sessions keep the old"
+    full += " value until they reconnect"
+    if watch.diff and not table.logs_whole_rows:
+        yield ChangefeedError(
+            Code.SOURCE_NOT_SET_UP,
+            "the old values of all columns are needed (diff, changed), and binlog_row_image is "
+            f"{table.row_image!r}: the binlog has only a part of old rows of {table.full_name}",
+            hint=f"{full}; or WITH row_images = 'store'",
+            span=watch.span,
+        )
+    if table.lacks_computed:
+        yield ChangefeedError(
+            Code.SOURCE_NOT_SET_UP,
+            f"binlog_row_image is {table.row_image!r}, with which MariaDB does not write the "
+            f"VIRTUAL column {table.lacks_computed[0]} of table {table.full_name} to its binlog",
+            hint=full,
             span=watch.span,
         )
 

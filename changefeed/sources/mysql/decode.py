@@ -5,22 +5,22 @@ Two ways, for many rows and for few; the result is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, EventType, misfit
 from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
-from changefeed.sources.mysql.walk import PADDING, Block, Mask, Offsets, cells, walk
+from changefeed.sources.mysql.walk import PADDING, Block, Mask, Offsets, cells, walk, walk_in_turn
 from changefeed.sources.mysql.wire import EventBytes
 
 #: Below so many bytes of rows the decoder of single values is cheaper.
@@ -57,15 +57,26 @@ def _usual_head(kind: int, shape: TableShape) -> bytes:
     return extra + bytes([count]) + bitmap * (2 if OPERATIONS[kind] == UPDATE else 1)
 
 
+@dataclass(frozen=True, slots=True)
+class PartialImages:
+    """Which columns the images of a row event have, where it is not all of them
+    (``binlog_row_image`` is ``MINIMAL`` or ``NOBLOB``).
+
+    Attributes:
+        before: positions of the columns of the row before; none where there is no such image.
+        after: the same of the row after.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
 def find_rows(
     raw: EventBytes, kind: int, shape: TableShape, heads: dict[int, bytes]
-) -> tuple[int, int]:
-    """The operation of a row event, and where its rows begin.
+) -> tuple[int, int, PartialImages | None]:
+    """The operation of a row event, where its rows begin, and which columns they have (None: all).
 
     ``heads`` remembers, for one table, how the event of a kind usually begins.
-
-    Raises:
-        ChangefeedError: CF2003 the row images are not whole.
     """
     data, start, end = raw
     start += HEADER_SIZE + 8  # the table's number and flags
@@ -73,7 +84,7 @@ def find_rows(
     if head is None:
         head = heads[kind] = _usual_head(kind, shape)
     if head and start + len(head) <= end and data[start : start + len(head)] == head:
-        return OPERATIONS[kind], start + len(head)
+        return OPERATIONS[kind], start + len(head), None
     cursor = ByteReader(data, start, end)
     if kind not in _FIRST_VERSION:
         cursor.take(cursor.number(2) - 2)
@@ -81,16 +92,32 @@ def find_rows(
     if count != len(shape.columns):
         raise misfit("rows with another number of columns than their table")
     operation = OPERATIONS[kind]
-    for _ in range(2 if operation == UPDATE else 1):
-        present = int.from_bytes(cursor.take((count + 7) // 8), "little")
-        if present & ((1 << count) - 1) != (1 << count) - 1:
-            raise ChangefeedError(
-                Code.SOURCE_NOT_SET_UP,
-                f"the binlog has only parts of the rows of {shape.database}.{shape.table}",
-                hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
-                " setting until they end. Then RESCAN the feeds of this source.",
-            )
-    return operation, cursor.offset
+    found = [_present(cursor, count) for _ in range(2 if operation == UPDATE else 1)]
+    if all(len(columns) == count for columns in found):
+        return operation, cursor.offset, None
+    before = () if operation == INSERT else found[0]
+    after = () if operation == DELETE else found[-1]
+    return operation, cursor.offset, PartialImages(before, after)
+
+
+def _present(cursor: ByteReader, count: int) -> tuple[int, ...]:
+    """Positions of the columns that an image has."""
+    bitmap = int.from_bytes(cursor.take((count + 7) // 8), "little")
+    return tuple(column for column in range(count) if bitmap >> column & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRows:
+    """How to read rows of which the binlog has only some columns.
+
+    Attributes:
+        images: the columns that it has.
+        defaults: for columns that an INSERT left out, by position, the value of the log that the
+            server gave them.
+    """
+
+    images: PartialImages
+    defaults: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +137,20 @@ def decode(
     schema: TableSchema,
     charsets: Charsets,
     *,
+    partial: PartialRows | None = None,
     small: int = SMALL_BYTES,
 ) -> DecodedRows:
     """Decode the events; ``data`` ends with :data:`~changefeed.sources.mysql.walk.PADDING`.
 
+    ``partial``: which columns the rows have, if not all; the events then have one operation.
+
     Raises:
         ChangefeedError: CF2105 bytes that are no rows of the table.
     """
-    if int((events.ends - events.starts).sum()) < small:
+    few = int((events.ends - events.starts).sum()) < small
+    if partial is not None:
+        return _decode_partial(data, events, shape, schema, charsets, partial, few=few)
+    if few:
         return decode_few(data, events, shape, schema, charsets)
     return decode_many(data, events, shape, schema, charsets)
 
@@ -161,6 +194,113 @@ def decode_few(
         rows += found
         of += [number] * len(found)
     return _rows(arrays(rows, schema), np.array(of, np.intp), events, schema)
+
+
+def _decode_partial(
+    data: bytearray,
+    events: RowEvents,
+    shape: TableShape,
+    schema: TableSchema,
+    charsets: Charsets,
+    partial: PartialRows,
+    *,
+    few: bool,
+) -> DecodedRows:
+    """Rows with only some columns: each image is one of a table of these columns. A column that the
+    row after lacks has the value of the row before, where that one has it.
+    """
+    images, count = partial.images, len(schema.columns)
+    parts = [
+        (
+            replace(shape, columns=_some(shape.columns, at), key=()),
+            replace(schema, columns=_some(schema.columns, at), key=()),
+        )
+        for at in (images.before, images.after)
+        if at
+    ]
+    event, found = (_few_in_turn if few else _many_in_turn)(data, events, parts, charsets)
+    before = dict(zip(images.before, found[0], strict=True)) if images.before else {}
+    after = dict(zip(images.after, found[-1], strict=True)) if images.after else {}
+    if before and after:
+        wanted = [
+            _alternating(before.get(i), after.get(i, before.get(i)), column, len(event))
+            for i, column in enumerate(schema.columns)
+        ]
+        event = np.repeat(event, 2)
+    else:
+        wanted = [
+            before.get(i, after.get(i, _constant(partial.defaults.get(i), column, len(event))))
+            for i, column in enumerate(schema.columns)
+        ]
+    rows = _rows(wanted, event, events, schema)
+    known = {*images.before, *images.after, *partial.defaults}
+    unsent = [i for i in range(count) if i not in known] if images.after else []
+    there = rows.op != DELETED
+    return replace(rows, unchanged={i: there for i in unsent})
+
+
+def _some(items: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(items[place] for place in places)
+
+
+def _constant(value: Any, column: Column, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, column.arrow), count)
+
+
+def _alternating(
+    first: pa.Array | None, second: pa.Array | None, column: Column, count: int
+) -> pa.Array:
+    """The values of a column in the images before and after, in turn; null where it is missing."""
+    nothing = pa.nulls(count, column.arrow)
+    both = pa.concat_arrays(
+        [nothing if first is None else first, nothing if second is None else second]
+    )
+    return both.take(pa.array(np.arange(2 * count).reshape(2, count).T.reshape(-1)))
+
+
+#: The images of a table's columns, or of some of them, as they are in the binlog and in the log.
+ImageShape = tuple[TableShape, TableSchema]
+
+
+def _many_in_turn(
+    data: bytearray, events: RowEvents, parts: Sequence[ImageShape], charsets: Charsets
+) -> tuple[Offsets, list[list[pa.Array]]]:
+    """By columns: of each turn the event, and of each part the columns."""
+    block, layouts = Block(data), [layout_of(shape) for shape, _ in parts]
+    walked = walk_in_turn(block, events.starts, events.ends, layouts)
+    found = [
+        [
+            decode_column(block, some, told, column, charsets)
+            for some, told, column in zip(
+                cells(block, images, layout), shape.columns, schema.columns, strict=True
+            )
+        ]
+        for images, layout, (shape, schema) in zip(walked, layouts, parts, strict=True)
+    ]
+    return walked[0].event, found
+
+
+def _few_in_turn(
+    data: bytearray, events: RowEvents, parts: Sequence[ImageShape], charsets: Charsets
+) -> tuple[Offsets, list[list[pa.Array]]]:
+    """Value by value: the same."""
+    readers = [RowReader(shape, schema, charsets) for shape, schema in parts]
+    limit = len(data) - PADDING
+    found: list[list[Row]] = [[] for _ in parts]
+    of: list[int] = []
+    bounds = zip(events.starts.tolist(), events.ends.tolist(), strict=True)
+    for number, (place, end) in enumerate(bounds):
+        if end > limit:
+            raise misfit("rows behind the end")
+        while place < end:
+            for reader, rows in zip(readers, found, strict=True):
+                if place >= end:
+                    raise misfit("an update without its second row image")
+                row, place = reader.row(data, place, end)
+                rows.append(row)
+            of.append(number)
+    columns = [arrays(rows, schema) for rows, (_, schema) in zip(found, parts, strict=True)]
+    return np.array(of, np.intp), columns
 
 
 def _rows(

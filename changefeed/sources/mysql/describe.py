@@ -17,6 +17,9 @@ from changefeed.sources.mysql.types import ColumnInfo, column_of
 #: Databases of the server itself.
 SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 
+#: Settings of ``binlog_row_image`` with which the binlog has only the key of rows before a change,
+#: or all but large columns.
+KEY_IMAGES = frozenset({"MINIMAL", "NOBLOB"})
 #: Storage engines with transactions and consistent snapshots.
 TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
 
@@ -33,6 +36,9 @@ class ServerTable:
         key_is_primary: the key is the PRIMARY KEY.
         rows, bytes: by the server's statistics.
         partitioned: it has partitions.
+        computed: names of columns that are computed when they are read (VIRTUAL).
+        row_image: what the server's binlog has of rows: ``FULL``, ``MINIMAL``, ``NOBLOB``, and
+            MariaDB's ``FULL_NODUP``, which has whole rows before a change.
     """
 
     database: str
@@ -45,6 +51,20 @@ class ServerTable:
     rows: int = 0
     bytes: int = 0
     partitioned: bool = False
+    computed: tuple[str, ...] = ()
+    row_image: str = "FULL"
+
+    @property
+    def logs_whole_rows(self) -> bool:
+        """The binlog has all columns of rows before a change. Without a key it always does."""
+        return self.row_image not in KEY_IMAGES or not self.key
+
+    @property
+    def lacks_computed(self) -> tuple[str, ...]:
+        """Columns that the binlog of MariaDB has not at all: it leaves out computed ones."""
+        if self.row_image in ("MINIMAL", "FULL_NODUP"):
+            return self.computed
+        return ()
 
     @property
     def full_name(self) -> str:
@@ -59,7 +79,7 @@ class ServerTable:
             table=TableName(source, self.database, self.name),
             columns=tuple(map(column_of, self.columns)),
             key=tuple(range(len(places))) if keyless else tuple(places[n] for n in self.key),
-            before_image=BeforeImage.FULL,
+            before_image=BeforeImage.FULL if self.logs_whole_rows else BeforeImage.KEY,
             keyless=keyless,
         )
 
@@ -79,7 +99,8 @@ def read_tables(
         f" FROM information_schema.TABLES {where}",
         doing,
     )
-    columns = _columns(session, where, doing)
+    columns, computed = _columns(session, where, doing)
+    image = row_image(session)
     keys = _keys(session, where, doing)
     return {
         (database, name): ServerTable(
@@ -93,26 +114,37 @@ def read_tables(
             rows=int(rows),
             bytes=int(size),
             partitioned="partitioned" in options.lower(),
+            computed=tuple(computed.get((database, name), ())) if session.is_mariadb else (),
+            row_image=image,
         )
         for database, name, kind, engine, rows, size, options in heads
     }
 
 
+def row_image(session: MySQLSession) -> str:
+    """The server's setting ``binlog_row_image``, in capitals."""
+    return session.variables("binlog_row_image").get("binlog_row_image", "FULL").upper()
+
+
 def _columns(
     session: MySQLSession, where: str, doing: str
-) -> Mapping[tuple[str, str], list[ColumnInfo]]:
+) -> tuple[Mapping[tuple[str, str], list[ColumnInfo]], Mapping[tuple[str, str], list[str]]]:
+    """The columns of each table, and the names of those that are VIRTUAL."""
     rows = session.rows(
-        "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE"
+        "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, EXTRA"
         f" FROM information_schema.COLUMNS {where}"
         " ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION",
         doing,
     )
     json = _json_columns(session, where, doing) if session.is_mariadb else frozenset()
     found: dict[tuple[str, str], list[ColumnInfo]] = defaultdict(list)
-    for database, table, name, kind, nullable in rows:
+    computed: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for database, table, name, kind, nullable, extra in rows:
         is_json = (database, table, name) in json
         found[database, table].append(ColumnInfo(name, kind, nullable == "YES", is_json))
-    return found
+        if "VIRTUAL" in str(extra).upper():
+            computed[database, table].append(name)
+    return found, computed
 
 
 def _json_columns(session: MySQLSession, where: str, doing: str) -> frozenset[tuple[str, str, str]]:
@@ -276,7 +308,7 @@ def table_list(session: MySQLSession, source: str, database: str) -> list[TableI
         TableInfo(
             name=TableName(source, *table),
             key=tables[table].key,
-            identity="full",
+            identity="full" if tables[table].logs_whole_rows else tables[table].row_image.lower(),
             rows_estimate=tables[table].rows,
             bytes=tables[table].bytes,
             kind="partitioned table" if tables[table].partitioned else "table",
@@ -289,5 +321,5 @@ def table_list(session: MySQLSession, source: str, database: str) -> list[TableI
 
 def _note(table: ServerTable) -> str:
     if table.engine in TRANSACTIONAL:
-        return ""
+        return "SET GLOBAL binlog_row_image = 'FULL';" if table.lacks_computed else ""
     return f"ALTER TABLE `{table.database}`.`{table.name}` ENGINE = InnoDB;"

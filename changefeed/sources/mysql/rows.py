@@ -47,11 +47,16 @@ class RowReader:
         """
         rows, offset = [], start
         while offset < end:
-            row, offset = self._row(data, offset, end)
+            row, offset = self.row(data, offset, end)
             rows.append(row)
         return rows
 
-    def _row(self, data: bytes | bytearray, offset: int, end: int) -> tuple[Row, int]:
+    def row(self, data: bytes | bytearray, offset: int, end: int) -> tuple[Row, int]:
+        """One image, and where it ends.
+
+        Raises:
+            ChangefeedError: CF2105 it ends behind its event.
+        """
         bitmap = data[offset : offset + (len(self._widths) + 7) // 8]
         nulls = int.from_bytes(bitmap, "little")
         offset += len(bitmap)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.sources.base import as_sent
 from changefeed.sources.mysql.statements import first_word
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
 from changefeed.sources.mysql.types import ColumnInfo, column_of
@@ -49,7 +50,18 @@ class Shapes:
         describe: Describe,
         intern: Intern,
         latest: Describe,
+        logged: Intern = as_sent,
     ) -> None:
+        """
+        Args:
+            source: the name that table names begin with.
+            charsets: what the server's collation numbers stand for.
+            describe: the server's present description of a table.
+            intern: gives a schema its version number.
+            latest: the last shape that all feeds of a table know.
+            logged: the shape in which rows go into the log, given the one that they are sent in.
+        """
+        self._logged = logged
         self.charsets = charsets
         self._source = source
         self._describe = describe
@@ -65,6 +77,28 @@ class Shapes:
     def altered(self, name: TableName, statement: str) -> None:
         """Remember a definition of a table until its next row: it says what the map does not."""
         self._statements.setdefault(name, []).append(statement)
+
+    def adopt(self, schema: TableSchema) -> None:
+        """Rows of the table have this shape from here on."""
+        self._known[schema.table] = schema
+
+    def lowered(self, schema: TableSchema) -> TableSchema:
+        """The shape of rows of which the binlog has only the key before a change."""
+        return self._intern(replace(schema, before_image=BeforeImage.KEY, version=0))
+
+    def raised(self, schema: TableSchema, shape: TableShape) -> TableSchema | None:
+        """The shape with whole rows before, if the server's catalog describes the table so."""
+        described = self._describe(schema.table)
+        if described is None or described.before_image is not BeforeImage.FULL:
+            return None
+        if not self.fits(shape, described):
+            return None
+        return self._intern(replace(schema, before_image=BeforeImage.FULL, version=0))
+
+    def completed(self, schema: TableSchema) -> bool:
+        """The rows before are completed on their way into the log, whatever the binlog has."""
+        sent = replace(schema, before_image=BeforeImage.KEY)
+        return self._logged(sent).before_image is BeforeImage.FULL
 
     def seen(self, name: TableName) -> TableSchema | None:
         """The shape that the stream, or a feed, has seen; None where nobody has."""
@@ -137,13 +171,16 @@ class Shapes:
             )
         known = self.seen(name)
         if known is not None and self.fits(shape, known):
-            self._known[name] = known
-            return known, None
+            new = known
+            if self._logged(known).before_image is not known.before_image:
+                new = self._intern(replace(self._logged(known), version=0))
+            self._known[name] = new
+            return new, None if new is known else ShapeChange(known, new, rewritten=False)
         described = self._describe(name)
         if described is not None and self.fits(shape, described):
-            new = self._intern(described)
+            new = self._intern(self._logged(described))
         else:
-            new = self._intern(self._made(shape, known or like or described))
+            new = self._intern(self._logged(self._made(shape, known or like or described)))
         self._known[name] = new
         told = self._statements.pop(name, [])
         if known is None or known.fingerprint() == new.fingerprint():

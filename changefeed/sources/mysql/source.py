@@ -26,6 +26,7 @@ class MySQLSource(Source):
 
     #: A consistent snapshot of MySQL belongs to its session.
     parts_travel = False
+    takes_row_images = True
     rename_delay_ns = GRACE_NS
 
     def __init__(self, name: str, uri: str) -> None:

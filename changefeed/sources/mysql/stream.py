@@ -21,7 +21,9 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
 from changefeed.sources.mysql.coordinates import end_query
+from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.decode import SMALL_BYTES
+from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import FilePosition, GtidPosition
@@ -85,6 +87,8 @@ class BinlogStream:
         server_id: int,
         request: StreamRequest,
         describe: Callable[[TableName], TableSchema | None],
+        left_out: Ask = nothing,
+        end: Callable[[], Position] = str,
         batch_bytes: int = BATCH_BYTES,
         small: int = SMALL_BYTES,
         clock: Clock = SYSTEM_CLOCK,
@@ -97,7 +101,14 @@ class BinlogStream:
             mode: ``gtid`` or ``file``: how positions are written.
             server_id: as which replica we appear; no other reader may have it.
             describe: the server's present description of a table.
+            left_out: what an INSERT into a table leaves out, by the server's catalog.
+            end: where the server's log ends now.
         """
+        self._left_out = left_out
+        self._end = end
+        #: Of the memo: what was read of tables when they joined.
+        self._joined: dict[Named, LeftOut] = {}
+        self._joined_told: object = None
         self._connect = connect
         self._source = source
         self._flavor = flavor
@@ -228,6 +239,7 @@ class BinlogStream:
             self._describe,
             self._request.intern,
             self._request.latest,
+            self._request.logged,
         )
 
     def _begin(
@@ -278,6 +290,9 @@ class BinlogStream:
             batch_bytes=self._batch_bytes,
             small=self._small,
             met=continuity.met,
+            end=self._end,
+            joined=lambda named: self._joined.get(named),
+            left_out=self._left_out,
         )
         inbox = Inbox()
         told = start
@@ -332,7 +347,11 @@ class BinlogStream:
                 connection.wait(min(LOOK, max(0.0, next_beat - self._clock.monotonic())))
 
     def _tables(self) -> frozenset[tuple[str, str]]:
-        listed = self._request.memo().get("tables", ())
+        memo = self._request.memo()
+        listed, told = memo.get("tables", ()), memo.get("left_out", ())
+        if told != self._joined_told:
+            self._joined_told = told
+            self._joined = {(d, t): LeftOut.of(left_out) for d, t, left_out in told}
         return frozenset((str(database), str(name)) for database, name in listed)
 
 

@@ -14,12 +14,13 @@ crash between receiving and making durable changes nothing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -29,18 +30,31 @@ from changefeed.core.events import (
     Event,
     Flush,
     Frontier,
+    Position,
     SchemaChange,
     Truncate,
 )
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.rows import CREATED, DecodedRows
+from changefeed.sources.decoded.spans import Mask
 from changefeed.sources.decoded.statement_text import shown
-from changefeed.sources.decoded.stored import StoredTransaction
-from changefeed.sources.decoded.superseded import collapse
+from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
+from changefeed.sources.decoded.superseded import CollapsedRows, collapse
+from changefeed.sources.decoded.unsent import fill_from_transaction, missing_column
 from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.ddl import DefinedTables
-from changefeed.sources.mysql.decode import OPERATIONS, SMALL_BYTES, find_rows
+from changefeed.sources.mysql.decode import (
+    DELETE,
+    INSERT,
+    OPERATIONS,
+    SMALL_BYTES,
+    PartialImages,
+    PartialRows,
+    find_rows,
+)
+from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import GtidPosition
@@ -49,6 +63,7 @@ from changefeed.sources.mysql.renames import Renames
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.short_transactions import ShortTransaction, find_short
 from changefeed.sources.mysql.tablemap import (
+    TableShape,
     read_table_id,
     read_table_map,
     read_table_name,
@@ -56,6 +71,8 @@ from changefeed.sources.mysql.tablemap import (
 from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
 from changefeed.sources.mysql.wire import EventBytes, Packet, event_of
 
+#: Rows before a change count as whole again when the binlog had no part of one for so long.
+CALM_SECONDS = 10
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
 
@@ -123,6 +140,9 @@ class Assembler:
         batch_bytes: int = BATCH_BYTES,
         small: int = SMALL_BYTES,
         met: Met | None = None,
+        end: Callable[[], Position] = str,
+        joined: Ask = nothing,
+        left_out: Ask = nothing,
     ) -> None:
         """
         Args:
@@ -133,7 +153,16 @@ class Assembler:
             folder: one that outlives us, for prepared transactions.
             small: see :func:`changefeed.sources.mysql.decode.decode`.
             met: takes note of each transaction with a GTID.
+            end: where the server's log ends now.
+            joined: see :class:`changefeed.sources.mysql.defaults.Defaults`.
+            left_out: the same, ``read``.
         """
+        self._end = end
+        self._defaults = Defaults(folder, start.position, joined=joined, read=left_out)
+        #: Tables of which the binlog had parts of rows: until when whole ones do not count.
+        self._partial_until: dict[TableName, int] = {}
+        #: Tables that are to be read again: up to where that has all rows.
+        self._read_again: dict[TableName, Position] = {}
         self._met = met
         #: Watched tables that were dropped and not made again.
         self._dropped: set[tuple[str, str]] = set()
@@ -214,6 +243,7 @@ class Assembler:
             ChangefeedError: CF3004 a file cannot be written.
         """
         self._renames.save()
+        self._defaults.save()
 
     def acknowledged(self, position: str) -> None:
         """Everything up to there is durable: decided XA transactions are not needed again."""
@@ -256,14 +286,18 @@ class Assembler:
                 break
             if data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 6] != content[:6]:
                 break
+            table, first, operation = known[1], len(waiting), 0
+            if table is not None:
+                operation, start, images = find_rows(
+                    found.rows, found.kind, table.shape, table.heads
+                )
+                if images is not None or _may_be_raised(table, operation):
+                    break
             commit_us = self._begin_short(self._read_upto.gtids, found)
             if commit_us is None:
                 break
-            table, first = known[1], len(waiting)
-            if table is not None:
-                operation, start = find_rows(found.rows, found.kind, table.shape, table.heads)
-                if end > start:
-                    waiting.add(table, operation, data, start, end)
+            if table is not None and end > start:
+                waiting.add(table, operation, data, start, end)
             self._end_short(found, commit_us, first)
             at += 4 if mariadb else 5
         return at
@@ -633,13 +667,87 @@ class Assembler:
         if table is None or opened.skip:
             return None
         data, _, end = raw
-        operation, start = find_rows(raw, header.kind, table.shape, table.heads)
+        operation, start, images = find_rows(raw, header.kind, table.shape, table.heads)
+        if images is not None or _may_be_raised(table, operation):
+            table = self._with_images(table, operation, images, header.seconds, opened)
         if header.kind in _COMPRESSED:
             data = binlog.maria_unpacked(bytes(data[start:end]))
             start, end = 0, len(data)
-        if end > start:
+        if images is not None and not (images.before or images.after):
+            # Rows without a single column: the binlog does not even say how many.
+            opened.changes.append(ShapeChange(table.schema, table.schema, rewritten=True))
+        elif end > start:
             self._waiting.add(table, operation, data, start, end)
         return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
+
+    def _with_images(
+        self,
+        table: WatchedTable,
+        operation: int,
+        images: PartialImages | None,
+        seconds: int,
+        opened: _OpenTransaction,
+    ) -> WatchedTable:
+        """The table of an event whose rows have only these columns (None: all). What the binlog has
+        of rows before a change is told where it becomes less, and once it is more again."""
+        shape, schema = table.shape, table.schema
+        if operation != INSERT and not self._shapes.completed(schema):
+            before = len(shape.columns) if images is None else len(images.before)
+            if before == len(shape.columns):
+                table = self._raised(table, seconds, opened)
+            else:
+                self._partial_until[schema.table] = seconds + CALM_SECONDS
+                if schema.before_image is BeforeImage.FULL:
+                    table = self._adopted(table, self._shapes.lowered(schema), opened)
+        if images is None:
+            return table
+        if operation != INSERT and not set(schema.key) <= {*images.before}:
+            raise _parts_only(shape, "and not the key of the row before")
+        named = (shape.database, shape.table)
+        if operation != DELETE and self._mariadb:
+            told = self._defaults.latest(named)
+            names = {shape.columns[place].name for place in images.after}
+            if told is not None and not names.issuperset(told.computed):
+                raise _parts_only(shape, f"and not the VIRTUAL column {told.computed[0]}")
+        left_out = (
+            self._defaults.at(named, self._read_upto.position) if operation == INSERT else None
+        )
+        version = left_out.upto if left_out is not None else ""
+        known = table.parts.get((operation, images, version))
+        if known is None:
+            defaults = {} if left_out is None else left_out.by_place(schema.columns)
+            partial = PartialRows(images, defaults)
+            known = replace(table, partial=partial, parts={})
+            table.parts[operation, images, version] = known
+        return known
+
+    def _raised(self, table: WatchedTable, seconds: int, opened: _OpenTransaction) -> WatchedTable:
+        """The table with whole rows before, where that is how the server writes them now."""
+        schema = table.schema
+        if schema.before_image is BeforeImage.FULL or opened.stored is not None:
+            return table
+        if seconds < self._partial_until.get(schema.table, 0):
+            return table
+        self._partial_until[schema.table] = seconds + CALM_SECONDS
+        raised = self._shapes.raised(schema, table.shape)
+        return table if raised is None else self._adopted(table, raised, opened)
+
+    def _adopted(
+        self, table: WatchedTable, schema: TableSchema, opened: _OpenTransaction
+    ) -> WatchedTable:
+        """Let the rows of the open transaction, and those to come, have this version of a table."""
+        opened.changes.append(ShapeChange(table.schema, schema, rewritten=False))
+        self._shapes.adopt(schema)
+        self._waiting.adopt(schema, opened.first)
+        if opened.stored is not None:
+            opened.stored.adopt(schema)
+        made = table.with_schema(schema)
+        for number, (content, known) in self._maps.items():
+            if known is table:
+                self._maps[number] = (content, made)
+            elif known is not None and known.schema.table == schema.table:
+                self._maps[number] = (content, known.with_schema(schema))
+        return made
 
     def _partial(self, header: Header, raw: EventBytes) -> None:
         known = self._maps.get(read_table_id(*raw))
@@ -666,9 +774,13 @@ class Assembler:
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
         parts, count, _ = self._waiting.decoded(self._shapes.charsets, self._small)
+        kept = []
         for part in parts:
-            part.number[:] += opened.stored.rows
-        opened.stored.append(parts, count)
+            number = part.number + opened.stored.rows
+            one = np.zeros(len(number), np.intp)
+            rows = fill_from_transaction(part.schema, part.rows, one)
+            kept.append(StoredRows(part.schema, rows, number))
+        opened.stored.append(kept, count)
         self._waiting, opened.first = PendingEvents(), 0
 
     def _commit(self, seconds: int) -> Flushes:
@@ -732,6 +844,9 @@ class Assembler:
         self._announce(opened.changes, opened.ddl, commit)
         if opened.defined:
             for found, gone in opened.defined:
+                if found.kind != "TRUNCATE":
+                    named = self._tables.intersection(self._tables_of(found))
+                    self._defaults.defined(named, commit.position)
                 self._renames.defined(
                     found, gone, self._tables, commit.position, commit.commit_us * 1000
                 )
@@ -766,15 +881,18 @@ class Assembler:
             self._store(opened)
         self._decode_finished()
         yield from self._flushed(self.frontier)
+        self._adopt_stored(opened, stored)
         commit = self._finish(seconds, touched=True)
         if commit is None:
             return
         ended, self._commits = self._commits, []
         self._ended(opened, commit)
         base = self._seq + 1
+        partial = _PartialTables(self._shapes)
         for replayed in stored.replay():
             yield from self._flushed(None)
             for part in replayed:
+                partial.add(part.schema, part.rows.unchanged, part.marked, together=False)
                 batch = self._batches.make(
                     part.schema,
                     part.rows.after,
@@ -783,15 +901,28 @@ class Assembler:
                     of=np.zeros(len(part.number), np.intp),
                     number=base + part.number,
                     ordinal=part.number,
+                    missing=_missing(part.schema, part.rows),
                 )
                 self._events.append(batch)
         self._seq += stored.rows
+        self._read_tables_again(partial, commit)
         self._commits = ended
         if discard:
             stored.discard()
         else:
             self._decided.append((self._read_upto.position, stored))
         yield from self._flushed(self.frontier)
+
+    def _adopt_stored(self, opened: _OpenTransaction, stored: StoredTransaction) -> None:
+        """Rows that were stored before the binlog had less, or more, of rows before a change."""
+        for schema in stored.schemas():
+            seen = self._shapes.seen(schema.table)
+            if seen is None or seen.before_image is schema.before_image:
+                continue
+            if seen.before_image is BeforeImage.FULL and not self._shapes.completed(seen):
+                seen = self._shapes.lowered(seen)
+                self._adopted(WatchedTable(_NO_SHAPE, schema), seen, opened)
+            stored.adopt(seen)
 
     # -------------------------------------------------------------------------- XA
 
@@ -866,23 +997,97 @@ class Assembler:
         commits = [commit for _, commit in finished]
         parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
         first_rows = starts[firsts]
+        partial = _PartialTables(self._shapes)
         for part in parts:
             of = np.searchsorted(firsts, part.rows.message, "right") - 1
             marked = collapse(part.schema, part.rows, of)
+            rows = fill_from_transaction(part.schema, part.rows, of)
+            partial.add(part.schema, rows.unchanged, marked, together=True)
             self._events.append(
                 self._batches.make(
                     part.schema,
-                    part.rows.after,
+                    rows.after,
                     marked,
                     commits,
                     of=of,
                     number=part.number + self._seq + 1,
                     ordinal=part.number - first_rows[of],
+                    missing=_missing(part.schema, rows),
                 )
             )
         self._seq += count
+        self._read_tables_again(partial, commits[-1])
+
+    def _read_tables_again(self, partial: _PartialTables, commit: _Commit) -> None:
+        """Let tables be read again of which the binlog does not have a row: it is not to be found
+        in the row before either. A scan that begins from now on has it, whatever came meanwhile."""
+        for schema in partial.lacking:
+            if commit.position > self._read_again.get(schema.table, ""):
+                self._read_again[schema.table] = max(self._end(), commit.position)
+                self._seq += 1
+                self._events.append(SchemaChange(schema, schema, commit.at, self._seq, True))
 
 
+class _PartialTables:
+    """Tables with rows that have values which neither the binlog nor an older row tells."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._found: dict[TableName, TableSchema] = {}
+        #: Tables of a transaction that was stored: with unsent values, with keys written twice.
+        self._unsent: dict[TableName, TableSchema] = {}
+        self._twice: set[TableName] = set()
+
+    def add(
+        self,
+        schema: TableSchema,
+        unsent: Mapping[int, Mask],
+        marked: CollapsedRows,
+        *,
+        together: bool,
+    ) -> None:
+        """Rows of a table, all of their transactions ``together`` or a part of one."""
+        stays = marked.stays
+        if not together and stays is not None and not stays.all():
+            self._twice.add(schema.table)
+        lacks = np.zeros(len(marked.op), np.bool_)
+        for where in unsent.values():
+            lacks |= where
+        if not lacks.any() or self._shapes.completed(schema):
+            return
+        if not together:
+            self._unsent[schema.table] = schema
+        made = lacks & (marked.op == CREATED)
+        if (made if stays is None else made & stays).any():
+            self._found[schema.table] = schema
+
+    @property
+    def lacking(self) -> list[TableSchema]:
+        """The tables: a row was made with such values, or the last of several changes of a key
+        has some that an earlier one may have told."""
+        twice = {name: s for name, s in self._unsent.items() if name in self._twice}
+        return list({**self._found, **twice}.values())
+
+
+def _may_be_raised(table: WatchedTable, operation: int) -> bool:
+    """Whole rows may tell that a table's rows before a change are whole again."""
+    return table.schema.before_image is BeforeImage.KEY and operation != INSERT
+
+
+def _missing(schema: TableSchema, rows: DecodedRows) -> pa.Array | None:
+    return missing_column(schema, rows.unchanged, len(rows)) if rows.unchanged else None
+
+
+def _parts_only(shape: TableShape, why: str) -> ChangefeedError:
+    return ChangefeedError(
+        Code.SOURCE_NOT_SET_UP,
+        f"the binlog has only parts of the rows of {shape.database}.{shape.table}, {why}",
+        hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
+        " setting until they end. Then RESCAN the feeds of this source.",
+    )
+
+
+_NO_SHAPE = TableShape("", "", ())
 _SKIPPED: tuple[bytes, None] = (b"skipped", None)
 _HEARTBEATS = frozenset({int(EventType.HEARTBEAT), int(EventType.HEARTBEAT_V2)})
 _COMPRESSED = frozenset(int(kind) for kind in EventType if "COMPRESSED" in kind.name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +13,39 @@ from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Places
 from changefeed.sources.decoded.stored import StoredRows
 from changefeed.sources.mysql.binlog import misfit
-from changefeed.sources.mysql.decode import SMALL_BYTES, RowEvents, decode
+from changefeed.sources.mysql.decode import (
+    SMALL_BYTES,
+    PartialImages,
+    PartialRows,
+    RowEvents,
+    decode,
+)
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
 from changefeed.sources.mysql.walk import PADDING
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedTable:
-    """A table that is watched, in the shape of one table map."""
+    """A table that is watched, in the shape of one table map.
+
+    Attributes:
+        shape: how the binlog has its rows.
+        schema: how the log has them.
+        heads: see :func:`changefeed.sources.mysql.decode.find_rows`.
+        partial: which columns the rows have; None: all.
+        parts: this table with rows that have only some columns: by operation, columns, and which
+            defaults fill them.
+    """
 
     shape: TableShape
     schema: TableSchema
     heads: dict[int, bytes] = field(default_factory=dict)
+    partial: PartialRows | None = None
+    parts: dict[tuple[int, PartialImages, str], WatchedTable] = field(default_factory=dict)
+
+    def with_schema(self, schema: TableSchema) -> WatchedTable:
+        """The same rows in another version of the table."""
+        return replace(self, schema=schema, parts={})
 
 
 class PendingEvents:
@@ -67,6 +89,19 @@ class PendingEvents:
             del column[first:]
         return tail
 
+    def adopt(self, schema: TableSchema, first: int) -> None:
+        """Let the rows of a table, from the event ``first`` on, have this version of it."""
+        taken: dict[int, int] = {}
+        for i in range(first, len(self)):
+            table = self.tables[self.table[i]]
+            if table.schema.table != schema.table or table.schema is schema:
+                continue
+            if self.table[i] not in taken:
+                taken[self.table[i]] = len(self.tables)
+                # It is known by its number alone: no event to come is of it.
+                self.tables.append(table.with_schema(schema))
+            self.table[i] = taken[self.table[i]]
+
     def decoded(
         self, charsets: Charsets, small: int = SMALL_BYTES
     ) -> tuple[list[StoredRows], int, Places]:
@@ -84,7 +119,7 @@ class PendingEvents:
             events = RowEvents(at, operation[at], starts[at], ends[at])
             rows = decode(
                 self.data, events, described.shape, described.schema, charsets,
-                small=small,
+                partial=described.partial, small=small,
             )  # fmt: skip
             width[:-1] += np.bincount(rows.message, minlength=len(starts))
             decoded.append((described.schema, rows))
@@ -103,29 +138,37 @@ def _together(parts: list[StoredRows]) -> list[StoredRows]:
     names = [part.schema.table for part in parts]
     if len(set(names)) == len(names):
         return parts
-    found: dict[TableName, StoredRows] = {}
+    found: dict[TableName, list[StoredRows]] = {}
     for part in parts:
-        known = found.get(part.schema.table)
-        found[part.schema.table] = part if known is None else _merged(known, part)
-    return list(found.values())
+        found.setdefault(part.schema.table, []).append(part)
+    return [some[0] if len(some) == 1 else _merged(some) for some in found.values()]
 
 
-def _merged(one: StoredRows, other: StoredRows) -> StoredRows:
-    if one.schema is not other.schema:
+def _merged(parts: list[StoredRows]) -> StoredRows:
+    schema = parts[0].schema
+    if any(part.schema is not schema for part in parts):
         raise misfit("a table that changes its shape within a transaction")
-    number = np.concatenate([one.number, other.number])
+    number = np.concatenate([part.number for part in parts])
     order = np.argsort(number, kind="stable")
     at = pa.array(order)
+    all_rows = [part.rows for part in parts]
 
-    def column(a: pa.Array, b: pa.Array) -> pa.Array:
-        return pa.concat_arrays([a, b]).take(at)
+    def columns(of: Callable[[DecodedRows], list[pa.Array]]) -> list[pa.Array]:
+        pieces = zip(*(of(rows) for rows in all_rows), strict=True)
+        return [pa.concat_arrays(list(some)).take(at) for some in pieces]
 
-    a, b = one.rows, other.rows
-    rows = DecodedRows(
-        np.concatenate([a.message, b.message])[order],
-        np.concatenate([a.op, b.op])[order],
-        [column(x, y) for x, y in zip(a.after, b.after, strict=True)],
-        [column(x, y) for x, y in zip(a.before, b.before, strict=True)],
-        [column(x, y) for x, y in zip(a.key, b.key, strict=True)],
+    unsent = sorted({column for rows in all_rows for column in rows.unchanged})
+    merged = DecodedRows(
+        np.concatenate([rows.message for rows in all_rows])[order],
+        np.concatenate([rows.op for rows in all_rows])[order],
+        columns(lambda rows: rows.after),
+        columns(lambda rows: rows.before),
+        columns(lambda rows: rows.key),
+        {
+            column: np.concatenate(
+                [rows.unchanged.get(column, np.zeros(len(rows), np.bool_)) for rows in all_rows]
+            )[order]
+            for column in unsent
+        },
     )
-    return StoredRows(other.schema, rows, number[order])
+    return StoredRows(schema, merged, number[order])

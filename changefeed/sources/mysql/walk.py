@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from changefeed.core.errors import ChangefeedError
 from changefeed.sources.mysql.binlog import misfit
 from changefeed.sources.mysql.layout import FieldLayout, Layout
 
@@ -57,7 +58,6 @@ class Images:
         event: for each image, which event it is in.
         rows: where each begins, with its bitmap of nulls.
         anchors: for each group of the layout, where its first column begins.
-        ends: where each image ends.
     """
 
     event: Offsets
@@ -74,51 +74,97 @@ def walk(block: Block, starts: Offsets, ends: Offsets, layout: Layout) -> Images
     Raises:
         ChangefeedError: CF2105 the rows do not fill their events.
     """
+    return walk_in_turn(block, starts, ends, [layout])[0]
+
+
+def walk_in_turn(
+    block: Block, starts: Offsets, ends: Offsets, layouts: Sequence[Layout]
+) -> list[Images]:
+    """The same where the images of each event have these layouts in turn: the images of each
+    layout.
+
+    Raises:
+        ChangefeedError: CF2105 the rows do not fill their events, or the last turn is not whole.
+    """
     if len(starts) and int(ends.max()) > len(block.data) - PADDING:
         raise misfit("rows behind the end")
+    if not all(layout.columns for layout in layouts):
+        raise misfit("rows without columns")
+    walks = [_Walk(block, layout) for layout in layouts]
     try:
-        return _Walk(block, starts, ends, layout).run()
+        _walk(walks, starts, ends)
     except IndexError:
         raise misfit("a value ends behind its event") from None
+    return [one.ordered() for one in walks]
+
+
+def _walk(walks: Sequence[_Walk], starts: Offsets, ends: Offsets) -> None:
+    event = np.flatnonzero(starts < ends)
+    place, end = starts[event], ends[event]
+    while len(event) >= FEW:
+        for turn, one in enumerate(walks):
+            if turn and (place >= end).any():
+                raise _unpaired()
+            place = one.step(event, place)
+        if (place > end).any():
+            raise misfit("a row ends behind its event")
+        left = place < end
+        if not left.all():
+            event, place, end = event[left], place[left], end[left]
+    turns = [(one.single.append, one.layout.null_bytes, one.layout.groups) for one in walks]
+    data, number_of = walks[0].block.raw, int.from_bytes
+    for number, first, last in zip(event.tolist(), place.tolist(), end.tolist(), strict=True):
+        at = first
+        while at < last:
+            # All images of one event, in plain Python.
+            for keep, null_bytes, groups in turns:
+                if at >= last:
+                    raise _unpaired()
+                found = [number, at]
+                nulls = number_of(data[at : at + null_bytes], "little")
+                at += null_bytes
+                for group in groups:
+                    found.append(at)
+                    for field in group:
+                        if nulls >> field.ordinal & 1:
+                            continue
+                        if field.width >= 0:
+                            at += field.width
+                        else:
+                            size = -field.width
+                            at += size + number_of(data[at : at + size], "little")
+                keep(found)
+            if at > last:
+                raise misfit("a row ends behind its event")
+
+
+def _unpaired() -> ChangefeedError:
+    return misfit("an update without its second row image")
 
 
 class _Walk:
-    def __init__(self, block: Block, starts: Offsets, ends: Offsets, layout: Layout) -> None:
+    """The images of one layout."""
+
+    def __init__(self, block: Block, layout: Layout) -> None:
         self.block, self.layout = block, layout
-        self.starts, self.ends = starts, ends
         self.events: list[Offsets] = []
         self.found: list[list[Offsets]] = []
         #: Of what is walked row by row, flat: event, then row and anchors.
         self.single: list[list[int]] = []
 
-    def run(self) -> Images:
-        event = np.flatnonzero(self.starts < self.ends)
-        offset, end = self.starts[event], self.ends[event]
-        while len(event) >= FEW:
-            anchors = self._step(offset)
-            self.events.append(event)
-            self.found.append([offset, *anchors[:-1]])
-            offset = anchors[-1]
-            left = offset < end
-            if (offset > end).any():
-                raise misfit("a row ends behind its event")
-            if not left.all():
-                event, offset, end = event[left], offset[left], end[left]
-        for number, first, last in zip(event.tolist(), offset.tolist(), end.tolist(), strict=True):
-            self._one(number, first, last)
-        return self._ordered()
-
-    def _step(self, offset: Offsets) -> list[Offsets]:
-        """The anchors of one image in each event, and its end."""
-        nulls = [self.block.data[offset + byte] for byte in range(self.layout.null_bytes)]
-        at = offset + self.layout.null_bytes
+    def step(self, event: Offsets, place: Offsets) -> Offsets:
+        """One image in each event; where the images end."""
+        nulls = [self.block.data[place + byte] for byte in range(self.layout.null_bytes)]
+        at = place + self.layout.null_bytes
         anchors = []
         for group in self.layout.groups:
             anchors.append(at)
             at = at + _fixed(group, nulls)
             if group and group[-1].variable:
                 at = at + self._variable(group[-1], at, nulls)
-        return [*anchors, at]
+        self.events.append(event)
+        self.found.append([place, *anchors])
+        return at
 
     def _variable(self, field: FieldLayout, at: Offsets, nulls: list[Bytes]) -> Offsets:
         length = self.block.number(at, -field.width) - field.width
@@ -127,29 +173,7 @@ class _Walk:
             length[missing.astype(np.bool_)] = 0
         return length
 
-    def _one(self, event: int, offset: int, end: int) -> None:
-        """All images of one event, in plain Python."""
-        data, layout = self.block.raw, self.layout
-        while offset < end:
-            found = [event, offset]
-            nulls = int.from_bytes(data[offset : offset + layout.null_bytes], "little")
-            at = offset + layout.null_bytes
-            for group in layout.groups:
-                found.append(at)
-                for field in group:
-                    if nulls >> field.ordinal & 1:
-                        continue
-                    if field.width >= 0:
-                        at += field.width
-                    else:
-                        size = -field.width
-                        at += size + int.from_bytes(data[at : at + size], "little")
-            if at > end:
-                raise misfit("a row ends behind its event")
-            self.single.append(found)
-            offset = at
-
-    def _ordered(self) -> Images:
+    def ordered(self) -> Images:
         """Together, event after event."""
         width = 1 + len(self.layout.groups)
         single = np.array(self.single, np.intp).reshape(-1, width + 1)

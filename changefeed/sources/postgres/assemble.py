@@ -13,7 +13,6 @@ What comes in which order is read by :mod:`.inbox_pass`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,6 +39,7 @@ from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, collapse
+from changefeed.sources.decoded.unsent import missing_column
 from changefeed.sources.postgres import ddl_events, pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import Redelivery, ServerHistory, Witness
@@ -467,11 +467,7 @@ class Assembler:
             if self._visibility is not None:
                 self._visibility.wait({transaction.xid for transaction in transactions})
             left = look_up(schema, rows, writers, self._lookup)
-        names: list[list[str]] = [[] for _ in range(len(rows))]
-        for ordinal in sorted(left):
-            for place in np.flatnonzero(left[ordinal]).tolist():
-                names[place].append(schema.columns[ordinal].name)
-        return pa.array([json.dumps(some) if some else None for some in names], pa.string())
+        return missing_column(schema, left, len(rows))
 
     def truncate(
         self, oids: Sequence[int], transaction: OpenTransaction, shapes: Shapes | None = None
