@@ -38,8 +38,8 @@ class LeftOut:
     """What the columns of a table have where an INSERT leaves them out: what is not named is NULL.
 
     Attributes:
-        since: the catalog was read after everything up to this place was committed.
-        upto: and before anything behind this place was.
+        since: the catalog was read after everything up to this position was committed.
+        upto: and before anything behind this position was.
         constants: by column, the default as a value of the log.
         unknown: columns of which it is not known.
         computed: columns that are computed when they are read (VIRTUAL).
@@ -66,11 +66,11 @@ class LeftOut:
         """As a memo or a file has it."""
         return asdict(self)
 
-    def by_place(self, columns: Sequence[Column]) -> dict[int, Any]:
+    def by_ordinal(self, columns: Sequence[Column]) -> dict[int, Any]:
         """The known values, by position."""
         return {
-            place: self.constants.get(column.name)
-            for place, column in enumerate(columns)
+            ordinal: self.constants.get(column.name)
+            for ordinal, column in enumerate(columns)
             if column.name not in self.unknown
         }
 
@@ -278,8 +278,8 @@ def _constants(
         f"{column.sql} + 0e0" if target.logical == "float32" else str(column.sql)
         for column, target in zip(asked, targets, strict=True)
     )
-    place = f"{quoted(named[0])}.{quoted(named[1])}"
-    sql = f"SELECT {listed} FROM (SELECT 1 AS one) AS o LEFT JOIN {place} AS x ON FALSE"
+    name = f"{quoted(named[0])}.{quoted(named[1])}"
+    sql = f"SELECT {listed} FROM (SELECT 1 AS one) AS o LEFT JOIN {name} AS x ON FALSE"
     with session.explained("read the defaults of columns"):
         try:
             blocks = list(read_rows(session.packets(sql, len(asked)), len(asked)))

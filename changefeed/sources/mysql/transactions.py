@@ -706,7 +706,7 @@ class Assembler:
         named = (shape.database, shape.table)
         if operation != DELETE and self._mariadb:
             told = self._defaults.latest(named)
-            names = {shape.columns[place].name for place in images.after}
+            names = {shape.columns[i].name for i in images.after}
             if told is not None and not names.issuperset(told.computed):
                 raise _parts_only(shape, f"and not the VIRTUAL column {told.computed[0]}")
         left_out = (
@@ -715,7 +715,7 @@ class Assembler:
         version = left_out.upto if left_out is not None else ""
         known = table.parts.get((operation, images, version))
         if known is None:
-            defaults = {} if left_out is None else left_out.by_place(schema.columns)
+            defaults = {} if left_out is None else left_out.by_ordinal(schema.columns)
             partial = PartialRows(images, defaults)
             known = replace(table, partial=partial, parts={})
             table.parts[operation, images, version] = known
