@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,6 +31,12 @@ _FLAGS = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Djava.net.preferIPv4Stack=true",
+)
+#: What was shipped to an executor is 440 MB in a folder of its own, and stays by default for a week
+#: after its application has ended.
+_TIDY = tuple(
+    f"-Dspark.worker.cleanup.{name}={value}"
+    for name, value in (("enabled", "true"), ("interval", "20"), ("appDataTtl", "20"))
 )
 
 
@@ -61,6 +67,8 @@ class SparkCluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "768m",
+            # Else there is a copy for all executors of an application, which outlives a killed one.
+            "spark.files.useFetchCache": "false",
         }
 
     @property
@@ -92,9 +100,11 @@ class SparkCluster:
         """Start one more worker."""
         number = len(self._workers)
         work = self.folder / f"worker{number}"
-        work.mkdir(exist_ok=True)
-        if self._account is not None:
-            self._account.own(work)
+        scratch = self.folder / f"scratch{number}"
+        for folder in (work, scratch):
+            folder.mkdir(exist_ok=True)
+            if self._account is not None:
+                self._account.own(folder)
         arguments = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
         arguments += ["--webui-port", "0", "--work-dir", str(work), self.master]
         self._workers.append(
@@ -103,6 +113,8 @@ class SparkCluster:
                 arguments,
                 self._log(f"worker{number}"),
                 self._account,
+                flags=_TIDY,
+                SPARK_LOCAL_DIRS=str(scratch),
             )
         )
 
@@ -141,11 +153,18 @@ class SparkCluster:
         self.kill_master()
 
     def _spawn(
-        self, name: str, arguments: list[str], log: Path, account: Account | None = None
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        account: Account | None = None,
+        *,
+        flags: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[bytes]:
         jars = spark_jars()
         java = str(find_java().executable)
-        command = [java, "-cp", f"{jars}/*", *_FLAGS, name, *arguments]
+        command = [java, "-cp", f"{jars}/*", *_FLAGS, *flags, name, *arguments]
         environment = {
             "PATH": f"{self._python(account)}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
@@ -153,6 +172,7 @@ class SparkCluster:
             "SPARK_HOME": str(jars.parent),
             "SPARK_SCALA_VERSION": "2.13",
             "SPARK_LOCAL_IP": "127.0.0.1",
+            **variables,
         }
         return spawn(command, log_file=log, environment=environment, account=account)
 
