@@ -132,6 +132,11 @@ class Capabilities:
         """Whether the sink takes typed rows, not messages."""
         return self.accepts is Accepts.ROWS
 
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether a message takes the place of the row that the target has, with all its values."""
+        return self.owns_targets and not self.takes_rows
+
 
 class Durability(StrEnum):
     """How durable committed rows are. Only DURABLE advances a feed's progress."""

@@ -330,7 +330,7 @@ class _Alteration:
                 )
             else:
                 fresh.append(place)
-        self._check_source(fresh, diff=options.needs_logged_before)
+        self._check_source(fresh, options, sink)
         if self.problems:
             return
         start: Position | None = None
@@ -365,8 +365,10 @@ class _Alteration:
             problem.span = to_span(spans.get(table))
             self.problems.append(problem)
 
-    def _check_source(self, fresh: Sequence[ResolvedTarget], *, diff: bool) -> None:
-        watches = watches_of(fresh, diff=diff)
+    def _check_source(
+        self, fresh: Sequence[ResolvedTarget], options: Options, sink: ResolvedSink
+    ) -> None:
+        watches = watches_of(fresh, options, sink)
         self.problems += attachment(self.around.catalog, self.source).check(watches)
 
     def _drop(self, target: nodes.FeedTarget) -> None:

@@ -228,7 +228,7 @@ class Planner:
         diff = bool(options and options.needs_logged_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
-        self.problems += held.check(watches_of(found, diff=diff))
+        self.problems += held.check(watches_of(found, options, sink))
         if options is not None:
             self.problems += lookup_problems(self.statement.query, options)
         if self.statement.query is not None:

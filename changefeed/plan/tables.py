@@ -43,10 +43,17 @@ def find_tables(
     return [*found, *messages], [*problems, *missing, *others]
 
 
-def watches_of(found: Sequence[ResolvedTarget], *, diff: bool) -> list[Watch]:
+def watches_of(
+    found: Sequence[ResolvedTarget], options: Options | None, sink: ResolvedSink | None
+) -> list[Watch]:
     """The tables as the source is to check them."""
+    diff = whole = False
+    if options is not None:
+        diff = options.needs_logged_before
+        replaces = sink is not None and sink.capabilities.replaces_rows
+        whole = replaces and not options.stores_images
     return [
-        Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span))
+        Watch(f.schema.table.name, f.schema.table.schema, diff, to_span(f.target.span), whole)
         for f in found
         if not f.messages
     ]

@@ -52,6 +52,7 @@ class Watch:
         name: as written.
         schema: as written; None: the source's own search rule applies.
         diff: the feed needs before images of all columns.
+        whole: a message replaces the row at the target, so it needs the values of all columns.
         span: the place in the statement, for errors.
     """
 
@@ -59,6 +60,7 @@ class Watch:
     schema: str | None = None
     diff: bool = False
     span: Span | None = None
+    whole: bool = False
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}" if self.schema else self.name

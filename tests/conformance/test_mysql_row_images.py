@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from changefeed.api import Interpreter, Session
+from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange
 from changefeed.core.schema import BeforeImage
@@ -320,6 +322,32 @@ def test_diff_is_refused_with_the_statement(minimal: MySQLHarness) -> None:
     listed = {info.name.name: info.identity for info in minimal.source().tables()}
     assert listed == {"t": "minimal", "w": "full"}
     assert any("binlog_row_image is 'MINIMAL'" in text for text in minimal.source().warnings())
+
+
+def test_rows_that_messages_replace_are_refused_with_the_statement(
+    minimal: MySQLHarness, binlog_server: BinlogServer, tmp_path: Path
+) -> None:
+    """A document of Elasticsearch would have placeholders where a table keeps its values."""
+    minimal.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))")
+    [table] = minimal.source().tables()
+    uri = binlog_server.uri(table.name.schema)
+    with closing(Catalog.open(str(tmp_path))) as catalog:
+        interpreter, session = Interpreter(catalog), Session(client="test")
+        interpreter.execute(f"CREATE EXTERNAL CONNECTION shop AS '{uri}'", session)
+        create = "CREATE CHANGEFEED FOR TABLE shop.t INTO '{}'{}"
+
+        def problems(sink: str, more: str = "") -> str:
+            try:
+                interpreter.execute(create.format(sink, more), session)
+            except ChangefeedError as error:
+                return f"{error}\n{error.hint}"
+            return ""
+
+        server = "elasticsearch://127.0.0.1:1"  # it does not answer, which is a problem, too
+        assert "each message replaces a row at the target" in problems(server)
+        assert "replaces a row" not in problems(server, " WITH row_images = 'store'")
+        assert problems("null://") == ""
+        assert problems(f"duckdb://{tmp_path}/shop.duckdb") == ""
 
 
 def test_a_virtual_column_that_mariadb_leaves_out(

@@ -222,6 +222,14 @@ def image_problems(
             hint=f"{full}; or WITH row_images = 'store'",
             span=watch.span,
         )
+    elif watch.whole and not table.logs_whole_rows:
+        yield ChangefeedError(
+            Code.SOURCE_NOT_SET_UP,
+            f"each message replaces a row at the target, and binlog_row_image is "
+            f"{table.row_image!r}: the binlog has only a part of new rows of {table.full_name}",
+            hint=f"{full}; or WITH row_images = 'store'",
+            span=watch.span,
+        )
     if table.lacks_computed:
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
