@@ -11,7 +11,6 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.encoding.plan import QueryShape
-from changefeed.query.written import OP, TIME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,6 +136,8 @@ class CompiledQuery:
     @cached_property
     def of_change(self) -> frozenset[str]:
         """What a batch has to tell of the change itself: its operation, its time."""
+        from changefeed.query.written import OP, TIME  # a listing does without Arrow
+
         read = f"{self.sql} {self.row_sql}".lower()
         return frozenset(name for name in (OP, TIME) if name in read)
 

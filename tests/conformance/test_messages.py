@@ -255,12 +255,18 @@ def test_unsent_values_in_formats_with_types(logical: str, place: int) -> None:
         assert value.endswith(bytes([len(data)]) + data)
 
 
-def test_an_unsent_value_without_a_placeholder_is_an_error() -> None:
+def test_an_unsent_number_is_a_text_of_json_and_an_error_where_it_has_no_placeholder() -> None:
     schema = table([column("k", "int4"), column("n", "int8")])
-    rows = [change("u", [1, None], {"0": 1}, missing='["n"]')]
-    with pytest.raises(ChangefeedError, match=r"column n of .* was not sent") as caught:
-        encode_messages(log_table(schema, rows), MessagePlan(schema, "t"))
-    assert "REPLICA IDENTITY FULL" in caught.value.hint
+    plan = MessagePlan(schema, "t")
+    made = encode_messages(
+        log_table(schema, [change("u", [1, None], {"0": 1}, missing='["n"]')]), plan
+    )
+    assert json.loads(made["value"][0].as_py())["after"] == {"k": 1, "n": UNSENT}
+    for refusing, missing in ((plan, "k"), (replace(plan, envelope=Envelope.DEBEZIUM), "n")):
+        rows = [change("u", [1, None], {"0": 1}, missing=f'["{missing}"]')]
+        with pytest.raises(ChangefeedError, match=rf"column {missing} .*was not sent") as caught:
+            encode_messages(log_table(schema, rows), refusing)
+        assert "REPLICA IDENTITY FULL" in caught.value.hint
 
 
 def test_no_rows() -> None:
