@@ -9,21 +9,20 @@ changed the table between the two.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from changefeed.core.durable import replace_durably
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import Column
 from changefeed.sources.mysql import coordinates
 from changefeed.sources.mysql.ddl import Named
+from changefeed.sources.mysql.kept import read_kept, write_kept
 from changefeed.sources.mysql.result import ServerError, read_rows
 from changefeed.sources.mysql.session import MySQLSession, literal, quoted
 from changefeed.sources.mysql.types import ColumnInfo, column_of
@@ -84,6 +83,13 @@ def nothing(named: Named) -> LeftOut | None:
     return None
 
 
+def _defaults_of(kept: Iterable[Any]) -> list[tuple[Named, Position, LeftOut | None]]:
+    return [
+        ((database, table), str(defined), None if told is None else LeftOut.of(told))
+        for database, table, defined, told in kept
+    ]
+
+
 class Defaults:
     """The defaults of the tables of one stream. What they say outlives the stream."""
 
@@ -107,24 +113,11 @@ class Defaults:
         #: Tables that the server did not have when it was asked.
         self._absent: set[Named] = set()
         self._changed = False
-        for named, defined, told in self._load():
+        for named, defined, known in read_kept(self._path, "defaults of columns", _defaults_of):
             if defined <= start:
                 self._defined[named] = defined
-            if told is not None:
-                self._known[named] = LeftOut.of(told)
-
-    def _load(self) -> Iterator[tuple[Named, Position, Mapping[str, Any] | None]]:
-        try:
-            content = self._path.read_text()
-        except FileNotFoundError:
-            return
-        try:
-            for database, table, defined, told in json.loads(content):
-                yield (database, table), str(defined), told
-        except (ValueError, TypeError, KeyError) as error:
-            raise ChangefeedError(
-                Code.LOG_DAMAGED, f"{self._path} has no defaults of columns that can be read"
-            ) from error
+            if known is not None:
+                self._known[named] = known
 
     def save(self) -> None:
         """Make what is known durable, before a flush that relies on it is out.
@@ -138,13 +131,7 @@ class Defaults:
         for named in sorted({*self._known, *self._defined}):
             known = self._known.get(named)
             kept.append([*named, self._defined.get(named, ""), known and known.told()])
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_durably(self._path, json.dumps(kept))
-        except OSError as error:
-            raise ChangefeedError(
-                Code.LOG_NOT_WRITABLE, f"cannot write {self._path}: {error.strerror}"
-            ) from error
+        write_kept(self._path, kept)
         self._changed = False
 
     def defined(self, tables: Collection[Named], position: Position) -> None:

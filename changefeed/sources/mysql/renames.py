@@ -9,15 +9,14 @@ name, or once the log is some seconds further without one.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from changefeed.core.durable import replace_durably
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.sources.mysql.ddl import DefinedTables, Named
+from changefeed.sources.mysql.kept import read_kept, write_kept
 
 #: So long the old name may be taken again before a rename without rows is told, ns of the log.
 GRACE_NS = 5_000_000_000
@@ -49,6 +48,13 @@ class Rename:
     due: bool = False
 
 
+def _renames_of(kept: Iterable[Any]) -> list[Rename]:
+    return [
+        Rename((old[0], old[1]), (new[0], new[1]), position, int(wall), told)
+        for old, new, position, wall, told in kept
+    ]
+
+
 class Renames:
     """The renames of one stream. What they say outlives the stream, because the names that feeds
     want follow only when the feeds have come so far."""
@@ -65,24 +71,11 @@ class Renames:
         self._path = folder / _FILE
         self._all: list[Rename] = []
         self._changed = False
-        for rename in self._load():
+        for rename in read_kept(self._path, "renames of tables", _renames_of):
             if rename.position <= start:
                 if rename.told > start:
                     rename.told = ""
                 self._all.append(rename)
-
-    def _load(self) -> Iterator[Rename]:
-        try:
-            content = self._path.read_text()
-        except FileNotFoundError:
-            return
-        try:
-            for old, new, position, wall, told in json.loads(content):
-                yield Rename((old[0], old[1]), (new[0], new[1]), position, int(wall), told)
-        except (ValueError, TypeError, IndexError) as error:
-            raise ChangefeedError(
-                Code.LOG_DAMAGED, f"{self._path} has no renames of tables that can be read"
-            ) from error
 
     def save(self) -> None:
         """Make what is known durable, before a flush that relies on it is out.
@@ -93,13 +86,7 @@ class Renames:
         if not self._changed:
             return
         kept = [[r.old, r.new, r.position, r.wall, r.told] for r in self._all]
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            replace_durably(self._path, json.dumps(kept))
-        except OSError as error:
-            raise ChangefeedError(
-                Code.LOG_NOT_WRITABLE, f"cannot write {self._path}: {error.strerror}"
-            ) from error
+        write_kept(self._path, kept)
         self._changed = False
 
     def watched(self, wanted: Tables) -> Tables:

@@ -14,13 +14,12 @@ crash between receiving and making durable changes nothing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -36,12 +35,10 @@ from changefeed.core.events import (
 )
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.decoded.log_batches import LogBatches
-from changefeed.sources.decoded.rows import CREATED, DecodedRows
-from changefeed.sources.decoded.spans import Mask
 from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
-from changefeed.sources.decoded.superseded import CollapsedRows, collapse
-from changefeed.sources.decoded.unsent import fill_from_transaction, missing_column
+from changefeed.sources.decoded.superseded import collapse
+from changefeed.sources.decoded.unsent import fill_from_transaction
 from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.ddl import DefinedTables
@@ -56,6 +53,13 @@ from changefeed.sources.mysql.decode import (
 )
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
+from changefeed.sources.mysql.partial_tables import (
+    CALM_SECONDS,
+    PartialTables,
+    may_be_raised,
+    missing_names,
+    parts_only,
+)
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
@@ -71,8 +75,6 @@ from changefeed.sources.mysql.tablemap import (
 from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
 from changefeed.sources.mysql.wire import EventBytes, Packet, event_of
 
-#: Rows before a change count as whole again when the binlog had no part of one for so long.
-CALM_SECONDS = 10
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
 
@@ -291,7 +293,7 @@ class Assembler:
                 operation, start, images = find_rows(
                     found.rows, found.kind, table.shape, table.heads
                 )
-                if images is not None or _may_be_raised(table, operation):
+                if images is not None or may_be_raised(table, operation):
                     break
             commit_us = self._begin_short(self._read_upto.gtids, found)
             if commit_us is None:
@@ -668,7 +670,7 @@ class Assembler:
             return None
         data, _, end = raw
         operation, start, images = find_rows(raw, header.kind, table.shape, table.heads)
-        if images is not None or _may_be_raised(table, operation):
+        if images is not None or may_be_raised(table, operation):
             table = self._with_images(table, operation, images, header.seconds, opened)
         if header.kind in _COMPRESSED:
             data = binlog.maria_unpacked(bytes(data[start:end]))
@@ -702,13 +704,13 @@ class Assembler:
         if images is None:
             return table
         if operation != INSERT and not set(schema.key) <= {*images.before}:
-            raise _parts_only(shape, "and not the key of the row before")
+            raise parts_only(shape, "and not the key of the row before")
         named = (shape.database, shape.table)
         if operation != DELETE and self._mariadb:
             told = self._defaults.latest(named)
             names = {shape.columns[i].name for i in images.after}
             if told is not None and not names.issuperset(told.computed):
-                raise _parts_only(shape, f"and not the VIRTUAL column {told.computed[0]}")
+                raise parts_only(shape, f"and not the VIRTUAL column {told.computed[0]}")
         left_out = (
             self._defaults.at(named, self._read_upto.position) if operation == INSERT else None
         )
@@ -888,7 +890,7 @@ class Assembler:
         ended, self._commits = self._commits, []
         self._ended(opened, commit)
         base = self._seq + 1
-        partial = _PartialTables(self._shapes)
+        partial = PartialTables(self._shapes)
         for replayed in stored.replay():
             yield from self._flushed(None)
             for part in replayed:
@@ -901,7 +903,7 @@ class Assembler:
                     of=np.zeros(len(part.number), np.intp),
                     number=base + part.number,
                     ordinal=part.number,
-                    missing=_missing(part.schema, part.rows),
+                    missing=missing_names(part.schema, part.rows),
                 )
                 self._events.append(batch)
         self._seq += stored.rows
@@ -997,7 +999,7 @@ class Assembler:
         commits = [commit for _, commit in finished]
         parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
         first_rows = starts[firsts]
-        partial = _PartialTables(self._shapes)
+        partial = PartialTables(self._shapes)
         for part in parts:
             of = np.searchsorted(firsts, part.rows.message, "right") - 1
             marked = collapse(part.schema, part.rows, of)
@@ -1012,13 +1014,13 @@ class Assembler:
                     of=of,
                     number=part.number + self._seq + 1,
                     ordinal=part.number - first_rows[of],
-                    missing=_missing(part.schema, rows),
+                    missing=missing_names(part.schema, rows),
                 )
             )
         self._seq += count
         self._read_tables_again(partial, commits[-1])
 
-    def _read_tables_again(self, partial: _PartialTables, commit: _Commit) -> None:
+    def _read_tables_again(self, partial: PartialTables, commit: _Commit) -> None:
         """Let tables be read again of which the binlog does not have a row: it is not to be found
         in the row before either. A scan that begins from now on has it, whatever came meanwhile."""
         for schema in partial.lacking:
@@ -1026,65 +1028,6 @@ class Assembler:
                 self._read_again[schema.table] = max(self._end(), commit.position)
                 self._seq += 1
                 self._events.append(SchemaChange(schema, schema, commit.at, self._seq, True))
-
-
-class _PartialTables:
-    """Tables with rows that have values which neither the binlog nor an older row tells."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        self._found: dict[TableName, TableSchema] = {}
-        #: Tables of a transaction that was stored: with unsent values, with keys written twice.
-        self._unsent: dict[TableName, TableSchema] = {}
-        self._twice: set[TableName] = set()
-
-    def add(
-        self,
-        schema: TableSchema,
-        unsent: Mapping[int, Mask],
-        marked: CollapsedRows,
-        *,
-        together: bool,
-    ) -> None:
-        """Rows of a table, all of their transactions ``together`` or a part of one."""
-        stays = marked.stays
-        if not together and stays is not None and not stays.all():
-            self._twice.add(schema.table)
-        lacks = np.zeros(len(marked.op), np.bool_)
-        for where in unsent.values():
-            lacks |= where
-        if not lacks.any() or self._shapes.completed(schema):
-            return
-        if not together:
-            self._unsent[schema.table] = schema
-        made = lacks & (marked.op == CREATED)
-        if (made if stays is None else made & stays).any():
-            self._found[schema.table] = schema
-
-    @property
-    def lacking(self) -> list[TableSchema]:
-        """The tables: a row was made with such values, or the last of several changes of a key
-        has some that an earlier one may have told."""
-        twice = {name: s for name, s in self._unsent.items() if name in self._twice}
-        return list({**self._found, **twice}.values())
-
-
-def _may_be_raised(table: WatchedTable, operation: int) -> bool:
-    """Whole rows may tell that a table's rows before a change are whole again."""
-    return table.schema.before_image is BeforeImage.KEY and operation != INSERT
-
-
-def _missing(schema: TableSchema, rows: DecodedRows) -> pa.Array | None:
-    return missing_column(schema, rows.unchanged, len(rows)) if rows.unchanged else None
-
-
-def _parts_only(shape: TableShape, why: str) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SOURCE_NOT_SET_UP,
-        f"the binlog has only parts of the rows of {shape.database}.{shape.table}, {why}",
-        hint="SET GLOBAL binlog_row_image = 'FULL'; sessions that are open keep the old"
-        " setting until they end. Then RESCAN the feeds of this source.",
-    )
 
 
 _NO_SHAPE = TableShape("", "", ())
