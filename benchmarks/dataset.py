@@ -1,17 +1,24 @@
-"""A day's extract against the current dataset: ours, and DuckDB as the limit.
+"""A day's extract against the current dataset: ours, ``cdc.py``, and DuckDB as the limit.
+
+    python -m benchmarks.dataset --rows 1000000 --cdc FOLDER
 
 Each way runs in a process of its own, compares the same two days of CSV (5 UUIDs as the key and 10
 numbers a row; 20 % deleted, 40 % updated, 40 % unchanged, 20 % new) and writes the whole result
 as Parquet. CPU is that of the process and all its children, Spark's JVM and Python workers
-included, during the second day's comparison.
+included, during the second day's comparison, in a session that has run the first day's.
+
+FOLDER has ``cdc.py`` and ``functions.py`` of github.com/avensolutions/cdc-at-scale-using-spark; it
+runs as it is, on the PySpark and with the heap of ours. Without FOLDER it is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import functools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -19,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
+import yaml
 
 from benchmarks.measure import Meter
 from changefeed.dataset import Dataset, DatasetColumn
@@ -26,6 +34,7 @@ from changefeed.dataset.run import run_dataset
 from changefeed.spark.session import NodeSpark
 
 KEYS, VALUES = 5, 10
+HEAP = "4g"
 DAY1, DAY2 = "2019-06-18", "2019-06-19"
 Counts = dict[str, int]
 
@@ -61,13 +70,52 @@ def ours(folder: Path) -> dict[str, object]:
     dataset = Dataset(
         "bench", tuple(columns), folder / "current", folder / "history", folder / "versions"
     )
-    with NodeSpark(heap="4g") as spark:
+    with NodeSpark(heap=HEAP) as spark:
 
         def day(name: str, date: str) -> Counts:
             made = run_dataset(spark, dataset, str(folder / name), dt.date.fromisoformat(date))
             return dict(made.counts)
 
         return _measured(day)
+
+
+def article(folder: Path) -> dict[str, object]:
+    """``cdc.py``, with its own hash (MD5). Its text calls ``yaml.load`` as PyYAML 5 had it."""
+    program = Path(os.environ["CDC_PROGRAM"])
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {HEAP} pyspark-shell"
+    # Spark's Python workers import functions.py, too.
+    os.environ["PYTHONPATH"] = f"{program}:{os.getenv('PYTHONPATH', '')}"
+    sys.path.insert(0, str(program))
+    names = [(f"keycol{i}", "string", True) for i in range(1, KEYS + 1)]
+    names += [(f"nonkeycol{i}", "float", False) for i in range(1, VALUES + 1)]
+    history = folder / "cdc_history"
+    config = {
+        "name": "bench",
+        "delimiter": ",",
+        "extract_type": "full",
+        "columns": [
+            {"name": name, "type": kind, "key": key, "ignore": False} for name, kind, key in names
+        ],
+        "current_table_path": str(folder / "cdc_current"),
+        "temp_current_table_path": str(folder / "cdc_next"),
+        "history_table_path": str(history),
+    }
+    (folder / "cdc.yaml").write_text(json.dumps(config))
+    for name in ("cdc_current", "cdc_next", "cdc_history"):
+        (folder / name).mkdir()
+    yaml.load = functools.partial(yaml.load, Loader=yaml.SafeLoader)
+
+    def day(name: str, date: str) -> Counts:
+        sys.argv = ["cdc.py", str(folder / "cdc.yaml"), str(folder / name), date]
+        runpy.run_path(str(program / "cdc.py"))
+        if name == "day1":
+            return {}
+        written = [f"{folder}/cdc_next/*.parquet", f"{history}/{date}/*.parquet"]
+        query = "SELECT operation, count(DISTINCT keyhash) FROM read_parquet(?) GROUP BY 1"
+        rows = duckdb.execute(query, [written]).fetchall()
+        return {str(op): int(count) for op, count in rows}
+
+    return _measured(day)
 
 
 def limit(folder: Path) -> dict[str, object]:
@@ -111,6 +159,7 @@ def limit(folder: Path) -> dict[str, object]:
 
 WAYS: dict[str, Callable[[Path], dict[str, object]]] = {
     "ours": ours,
+    "cdc.py": article,
     "duckdb": limit,
 }
 
@@ -119,18 +168,22 @@ def main() -> None:
     """Run every way and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--cdc", type=Path, metavar="FOLDER", help="where cdc.py is")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
         print(json.dumps(WAYS[given.way](given.folder)))
         return
+    if given.cdc:
+        os.environ["CDC_PROGRAM"] = str(given.cdc.resolve())
+    ways = [way for way in WAYS if given.cdc or way != "cdc.py"]
     with tempfile.TemporaryDirectory(prefix="changefeed-dataset-") as name:
         folder = Path(name)
         make_days(folder, given.rows)
         fifth = given.rows // 5
         right = {"I": fifth, "U": 2 * fifth, "D": fifth, "N": given.rows - 3 * fifth}
-        for way in WAYS:
+        for way in ways:
             words = [sys.executable, "-m", "benchmarks.dataset", "--way", way, "--folder", name]
             done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
