@@ -2,24 +2,26 @@
 
     python -m benchmarks.engines backlog --rows 2000000 --rounds 3
     python -m benchmarks.engines scan --rows 5000000 --rounds 3
-    python -m benchmarks.engines slow --rows 2000 --cores 4
+    python -m benchmarks.engines slow --rows 20000 --cores 4
 
 *backlog*: two feeds into Kafka wait behind the same changes in the log and are resumed one after
 the other. *scan*: two feeds scan the same table into Kafka. *slow*: a webhook that takes 20 ms for
-each request of ten messages; with four cores there are four lanes, which wait at the same time.
+each request of ten messages, one request at a time (``parallel=1``; by itself the sink has four):
+with four cores there are four lanes, which wait at the same time.
 The first round warms the session, Python workers and caches of both, and is not printed. CPU is
-that of the node's process and its children: capture, JVM and Python workers.
+that of the node's process and its children: capture, JVM and Python workers (and the webhook).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 
 from benchmarks.measure import Meter
 from benchmarks.peers.debezium import Run, place
@@ -45,7 +47,13 @@ def slow(run: Run, ours: Here, count: int, rounds: int) -> None:
     with _webhook() as port:
         flush = f'{{"Flush": {{"Messages": {SLOW_MESSAGES}, "Frequency": "1s"}}}}'
         more = f", webhook_sink_config = '{flush}'"
-        _behind(run, ours, count, rounds, lambda _: (f"webhook-http://127.0.0.1:{port}/hook", more))
+        _behind(
+            run,
+            ours,
+            count,
+            rounds,
+            lambda _: (f"webhook-http://127.0.0.1:{port}/hook?parallel=1", more),
+        )
 
 
 def _behind(
@@ -102,31 +110,38 @@ def _timed(ours: Here, feed: str, statement: str, count: int, number: int) -> No
         print(f"round {number} {feed}: {count / seconds:,.0f} rows/s, {used:.1f} us of CPU a row")
 
 
-class _Slow(BaseHTTPRequestHandler):
-    """Takes its time."""
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read a request, wait, answer; until the client closes."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            await asyncio.sleep(SLOW_SECONDS)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+    writer.close()
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
-    def do_POST(self) -> None:
-        """Read, wait, answer."""
-        self.rfile.read(int(self.headers["Content-Length"]))
-        time.sleep(SLOW_SECONDS)
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+async def _serve(ports: Connection) -> None:
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    ports.send(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+
+def _serving(ports: Connection) -> None:
+    asyncio.run(_serve(ports))
 
 
 @contextmanager
 def _webhook() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    """A server in a process of its own, as it would take the node's time otherwise."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serving, args=(theirs,))
+    process.start()
+    yield ours.recv()
+    process.terminate()
+    process.join()
 
 
 MODES = {"backlog": backlog, "scan": scan, "slow": slow}
