@@ -72,7 +72,7 @@ def _behind(
         )
         existing = 0
         for number in range(rounds + 1):
-            ours.execute("PAUSE CHANGEFEED driver, spark")
+            ours.execute("PAUSE CHANGEFEED " + ", ".join(ENGINES))
             NARROW.change(connection, count, existing=existing, seed=0.1 + number / 100)
             existing += count
             ours.sync("log")

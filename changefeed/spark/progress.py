@@ -85,6 +85,8 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        # An empty datagram ends the wait for the next one.
+        self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join()
         self._socket.close()
 
