@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.schema import TableSchema
@@ -28,12 +30,15 @@ def scan(
     for part in snapshot.parts(schema, part_bytes, keys=keys):
         for batch in part.read():
             assert batch.schema.names == [f"a{i}" for i in range(len(schema.columns))]
-            columns = [values.to_pylist() for values in batch.columns]
-            found += [
-                dict(zip((c.name for c in schema.columns), row, strict=True))
-                for row in zip(*columns, strict=True)
-            ]
+            found += rows_of(batch, schema)
     return found
+
+
+def rows_of(batch: pa.RecordBatch, schema: TableSchema) -> list[dict[str, Any]]:
+    """The rows of a batch of a scan."""
+    columns = [values.to_pylist() for values in batch.columns]
+    names = [column.name for column in schema.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class Copy:
@@ -50,7 +55,7 @@ class Copy:
 
     def apply(self, state: State, after: Timestamp) -> None:
         """Apply the changes of the table above ``after``."""
-        changes = iter(state.changes(self._table.name))
+        changes = iter(state.logged(self._table.name))
         truncated = [
             event
             for event in state.events

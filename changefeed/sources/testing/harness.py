@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from changefeed.sources.base import Source
 
@@ -96,6 +96,11 @@ class SourceHarness(ABC):
     def hostile_names(self) -> Sequence[str]:
         """Names of tables and columns that fail in a source without correct quoting."""
         return ('O"Hara', "two words", "dot.ted", "per%cent", "Größe", "select", "a'b", "{x}", "\\")
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row of the source with the columns that the SQL of a case has; a source has others
+        if, for instance, its rows are documents."""
+        return row
 
     # -- for the cases ----------------------------------------------------------------
 

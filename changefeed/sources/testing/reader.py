@@ -7,8 +7,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -60,7 +61,7 @@ class SchemaVersions:
 class State:
     """What survives a restart: the memo, the schemas, and the change log.
 
-    ``deadline`` is how long its readers wait for the stream, in seconds.
+    ``deadline`` is how long its readers wait for the stream, in seconds. ``row`` is the harness's.
     """
 
     folder: Path
@@ -71,12 +72,13 @@ class State:
     frontier: Frontier | None = None
     deadline: float = 60.0
     clock: Clock = SYSTEM_CLOCK
+    row: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     @classmethod
     def of(cls, harness: SourceHarness, name: str = "", before: State | None = None) -> State:
         """A state in the harness's folder, or in its subfolder ``name``, with the attachment of a
         state ``before``."""
-        made = cls(harness.folder / name, deadline=harness.deadline)
+        made = cls(harness.folder / name, deadline=harness.deadline, row=harness.row)
         if before is not None:
             made.memo, made.identity, made.schemas = before.memo, before.identity, before.schemas
         return made
@@ -112,7 +114,19 @@ class State:
         return [event for flush in self.flushes for event in flush.events]
 
     def changes(self, table: str | None = None) -> list[Change]:
-        """The rows in the log by sequence number, of all tables or of one."""
+        """The changes in the log by sequence number, of all tables or of one, with the columns
+        that the SQL of a case has."""
+
+        def row(of: dict[str, Any] | None) -> dict[str, Any] | None:
+            return None if of is None else self.row(of)
+
+        return [
+            replace(change, before=row(change.before), after=row(change.after))
+            for change in self.logged(table)
+        ]
+
+    def logged(self, table: str | None = None) -> list[Change]:
+        """The changes with the columns of the source."""
         found = [
             change
             for event in self.events

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_form import problem
 from changefeed.sources.base import KeyRange, KeySet, Watch
-from changefeed.sources.testing.copy import Copy, at_or_below, batches, scan
+from changefeed.sources.testing.copy import Copy, at_or_below, batches, rows_of, scan
 from changefeed.sources.testing.harness import SourceHarness, Type
 from changefeed.sources.testing.reader import capturing
 
@@ -83,7 +83,7 @@ def a_scan_in_parts_is_the_table(harness: SourceHarness) -> None:
 
         def read(index: int) -> None:
             for batch in parts[index].read():
-                found.extend(batch.column(0).to_pylist())
+                found.extend(harness.row(row)["id"] for row in rows_of(batch, schema))
 
         threads = [threading.Thread(target=read, args=(index,)) for index in range(len(parts))]
         for thread in threads:
@@ -101,7 +101,7 @@ def a_snapshot_stands_still(harness: SourceHarness) -> None:
     schema = source.describe(None, "t")
     with source.snapshot([schema]) as snapshot:
         harness.execute("DELETE FROM t WHERE id < 10", "UPDATE t SET v = 'late'")
-        rows = scan(snapshot, schema)
+        rows = list(map(harness.row, scan(snapshot, schema)))
     assert sorted(row["id"] for row in rows) == list(range(50))
     assert all(row["v"] != "late" for row in rows)
 
@@ -212,7 +212,7 @@ def hostile_names_are_only_names(harness: SourceHarness) -> None:
             assert [change.after for change in state.changes(name)] == [wanted]
             schema = reader.source.describe(None, name)
             with reader.source.snapshot([schema]) as snapshot:
-                assert scan(snapshot, schema) == [wanted]
+                assert list(map(harness.row, scan(snapshot, schema))) == [wanted]
         watches = [Watch(name) for name in names]
         assert state.attach(reader.source).check(watches) == []
 
