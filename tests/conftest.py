@@ -242,12 +242,21 @@ def or_skip(make: Callable[[], Server]) -> Server:
 
 @pytest.fixture(scope="session")
 def debezium_jars() -> None:
-    """The jars of Debezium's connectors; where the registry does not serve one of them, the tests
-    that want them are skipped with its name."""
+    """The jars of Debezium's connectors for the databases of the tests; where the registry does not
+    serve one of them, the tests that want them are skipped with its name."""
+    _jars_of("debezium-mysql", "debezium-mariadb", "debezium-postgresql")
 
+
+@pytest.fixture(scope="session")
+def mongodb_jars() -> None:
+    """The jars of Debezium's connector for MongoDB."""
+    _jars_of("debezium-mongodb")
+
+
+def _jars_of(*connectors: str) -> None:
     def have() -> None:
         try:
-            packs.paths(["debezium", "debezium-mysql", "debezium-mariadb", "debezium-postgresql"])
+            packs.paths(["debezium", *connectors])
         except ChangefeedError as missing:
             if "module not found" not in missing.detail:
                 raise

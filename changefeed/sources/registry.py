@@ -22,6 +22,8 @@ SOURCES: dict[str, str] = {
     "debezium-postgresql": "changefeed.sources.debezium:DebeziumSource",
     "db2": "changefeed.sources.debezium:DebeziumSource",
     "mariadb": "changefeed.sources.mysql:MySQLSource",
+    "mongodb": "changefeed.sources.debezium:DebeziumSource",
+    "mongodb+srv": "changefeed.sources.debezium:DebeziumSource",
     "mysql": "changefeed.sources.mysql:MySQLSource",
     "oracle": "changefeed.sources.debezium:DebeziumSource",
     "postgresql": "changefeed.sources.postgres:PostgresSource",
@@ -30,7 +32,7 @@ SOURCES: dict[str, str] = {
 }
 
 #: Databases that Debezium reads and this program does not.
-NOT_READ = frozenset({"mongodb", "mongodb+srv", "spanner-source", "vitess"})
+NOT_READ = frozenset({"spanner-source", "vitess"})
 
 
 def schemes() -> tuple[str, ...]:

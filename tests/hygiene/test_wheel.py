@@ -25,6 +25,7 @@ DATA = {
     "changefeed/py.typed",
     "changefeed/sources/debezium/java/Compile.java",
     "changefeed/sources/debezium/java/Door.java",
+    "changefeed/sources/debezium/java/debezium-mongodb/Documents.java",
     "changefeed/spark/jars.lock",
     "grammar/py.typed",
     "shell/py.typed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from changefeed.sources.debezium.carriers import Carrier, carried, fits, log_val
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import escaped
 from changefeed.sources.debezium.connectors.binlog import MariaDB, position_of
+from changefeed.sources.debezium.connectors.mongodb import MongoDB, position_of_token
 from changefeed.sources.debezium.failures import Cause, failure
 from changefeed.sources.debezium.frames import TableShape, read_batch
 from changefeed.sources.debezium.ranges import in_range, range_problem
@@ -80,12 +82,54 @@ def test_every_connector_is_a_source_with_jars() -> None:
         assert source.attach("abc123", None).holds
 
 
-@pytest.mark.parametrize("scheme", ["mongodb", "vitess", "spanner-source"])
+@pytest.mark.parametrize("scheme", ["vitess", "spanner-source"])
 def test_what_is_not_read_is_told_as_such(scheme: str) -> None:
     with pytest.raises(ChangefeedError) as caught:
         open_source("erp", f"{scheme}://a:secret@db/erp")
     assert caught.value.code is Code.INVALID_URI
     assert caught.value.message == f"connection 'erp' cannot be a source: {scheme} is not read"
+
+
+def test_the_address_of_a_replica_set() -> None:
+    uri = "mongodb://ada:p%40ss@one,two:27018/shop?replicaSet=rs0&authSource=admin&heap=1g"
+    found = MongoDB.of(uri)
+    assert (found.address.database, found.address.heap) == ("shop", "1g")
+    assert found.login()["mongodb.connection.string"] == (
+        "mongodb://ada:p%40ss@one,two:27018/shop?replicaSet=rs0&authSource=admin"
+    )
+    assert found.login()["database.include.list"] == "shop"
+    assert MongoDB.of("mongodb://one/shop").login()["mongodb.connection.string"] == (
+        "mongodb://one/shop"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uri", "code"),
+    [
+        ("mongodb://one", "CF1201"),
+        ("mongodb:///shop", "CF1201"),
+        ("mongodb://one,/shop", "CF1201"),
+        ("mongodb://one/shop?replcaSet=rs0", "CF1202"),
+        ("mongodb://one/shop?readPreference=secondary", "CF1202"),
+        ("mongodb://one/shop?debezium.capture.mode=change_streams", "CF1207"),
+        ("mongodb://one/shop?debezium.mongodb.connection.string=x", "CF1207"),
+    ],
+)
+def test_an_address_of_mongodb_that_is_none(uri: str, code: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        MongoDB.of(uri)
+    assert caught.value.code.number == code
+
+
+def test_what_mongodb_calls_a_place_in_its_log() -> None:
+    digits = b"8265F0C0FE0000000A2B0229296E04\0"
+    for fields in (b"", b"\x02_typeBits\0\x02\0\0\0x\0"):
+        data = b"\x02_data\0" + struct.pack("<i", len(digits)) + digits
+        token = base64.b64encode(struct.pack("<i", 99) + data + fields + b"\0").decode()
+        assert position_of_token(token) == "1710276862.0000000010"
+    with pytest.raises(ChangefeedError) as caught:
+        position_of_token(base64.b64encode(b"nothing").decode())
+    assert caught.value.code is Code.UNEXPECTED_MESSAGE
 
 
 def test_names_are_no_patterns() -> None:
@@ -105,7 +149,12 @@ def test_names_are_no_patterns() -> None:
         ([Cause("x", "not valid. Unable to connect: Failed to resolve")], Code.SOURCE_UNREACHABLE),
         ([Cause("x", "ORA-01031: insufficient privileges")], Code.SOURCE_PERMISSION_MISSING),
         ([Cause("x", "is no longer available on the server")], Code.SOURCE_LOG_GONE),
+        ([Cause("x", "error 286 (ChangeStreamHistoryLost): 'Resume'")], Code.SOURCE_LOG_GONE),
+        ([Cause("x", "error 260 (InvalidResumeToken): 'Bad'")], Code.SOURCE_LOG_GONE),
+        ([Cause("x", "failed with error 13 (Unauthorized)")], Code.SOURCE_PERMISSION_MISSING),
         ([Cause("java.lang.NoClassDefFoundError", "a/b")], Code.SPARK_NOT_AVAILABLE),
+        ([Cause("x", "Failed looking up SRV record for 'x'.")], Code.SOURCE_UNREACHABLE),
+        ([Cause("x", "the 'com.sun.jndi.dns.DnsContextFactory' class")], Code.SPARK_NOT_AVAILABLE),
         ([Cause("x", "surprise")], Code.STREAM_BROKE),
         ([], Code.STREAM_BROKE),
     ],

@@ -42,8 +42,8 @@ def downloads(content: dict[str, bytes], calls: list[list[str]]) -> object:
 def test_lock_is_complete() -> None:
     assert set(packs.packs()) == {
         "delta", "iceberg", "hadoop-aws", "iceberg-aws", "postgresql-jdbc",
-        "debezium", "debezium-db2", "debezium-mariadb", "debezium-mysql", "debezium-oracle",
-        "debezium-postgresql", "debezium-sqlserver", "mariadb-server",
+        "debezium", "debezium-db2", "debezium-mariadb", "debezium-mongodb", "debezium-mysql",
+        "debezium-oracle", "debezium-postgresql", "debezium-sqlserver", "mariadb-server",
     }  # fmt: skip
     for pack in packs.packs().values():
         assert pack.jars

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.uri import split_uri
+from changefeed.core.uri import Parts, split_uri
 
 #: Every parameter of the URI and what it means, beside those of Debezium itself.
 PARAMETERS = {
@@ -58,7 +59,15 @@ OURS = (
     "signal",
     "incremental",
     "read.only",
+    "mongodb.connection",
+    "mongodb.user",
+    "mongodb.password",
+    "capture",
+    "cursor",
+    "internal",
 )
+#: Of those below one of :data:`OURS` the ones that may be given.
+OPEN = frozenset({"capture.mode.full.update.type", "cursor.oversize.handling.mode"})
 _HEAP = re.compile(r"[1-9]\d{0,5}[mgMG]")
 
 
@@ -108,9 +117,18 @@ def parse(uri: str, default_port: int) -> Address:
             f"the URI of a source {parts.scheme}:// names one host",
             hint=f"write it as {parts.scheme}://user:password@host:{default_port}/database",
         )
+    return address_of(parts, parts.parameters, default_port)
+
+
+def address_of(parts: Parts, parameters: Sequence[tuple[str, str]], default_port: int) -> Address:
+    """The address that the parts of a URI make, with these of its parameters.
+
+    Raises:
+        ChangefeedError: CF1202, CF1207.
+    """
     given: dict[str, str] = {}
     properties: dict[str, str] = {}
-    for written, value in parts.parameters:
+    for written, value in parameters:
         if written.startswith(DEBEZIUM):
             properties[_allowed(written.removeprefix(DEBEZIUM))] = value
             continue
@@ -145,7 +163,7 @@ def _unknown(scheme: str, written: str) -> ChangefeedError:
 
 def _allowed(name: str) -> str:
     for ours in OURS:
-        if name == ours or name.startswith(f"{ours}."):
+        if name not in OPEN and (name == ours or name.startswith(f"{ours}.")):
             raise ChangefeedError(
                 Code.INVALID_PARAMETER,
                 f"the property {name[:64]} of Debezium is set by changefeed and cannot be given",

@@ -11,7 +11,7 @@ from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
 from changefeed.sources.debezium.connectors.base import Connector
-from changefeed.sources.debezium.jdbc import JdbcSession, Sessions
+from changefeed.sources.debezium.sessions import CatalogSession, Sessions
 from changefeed.sources.debezium.stream import DoorStream
 
 
@@ -26,7 +26,7 @@ class Server(Protocol):
         """Which database this is."""
         ...
 
-    def described(self, session: JdbcSession, watch: Watch) -> TableSchema:
+    def described(self, session: CatalogSession, watch: Watch) -> TableSchema:
         """A table as it is now."""
         ...
 
@@ -63,7 +63,7 @@ class DoorAttachment(Attachment):
         """See :class:`changefeed.sources.base.Attachment`."""
         connector = self._source.connector
 
-        def find(session: JdbcSession) -> list[ChangefeedError]:
+        def find(session: CatalogSession) -> list[ChangefeedError]:
             return connector.server_problems(session)
 
         problems: list[ChangefeedError] = self._source.sessions.ask(find)
@@ -72,13 +72,13 @@ class DoorAttachment(Attachment):
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
         """See :class:`changefeed.sources.base.Attachment`."""
 
-        def find(session: JdbcSession) -> list[list[ChangefeedError]]:
+        def find(session: CatalogSession) -> list[list[ChangefeedError]]:
             return [self._problems(session, watch) for watch in watches]
 
         found: list[list[ChangefeedError]] = self._source.sessions.ask(find)
         return found
 
-    def _problems(self, session: JdbcSession, watch: Watch) -> list[ChangefeedError]:
+    def _problems(self, session: CatalogSession, watch: Watch) -> list[ChangefeedError]:
         try:
             table = self._source.described(session, watch)
         except ChangefeedError as error:
@@ -103,7 +103,7 @@ class DoorAttachment(Attachment):
         }
         good = [table for table in sorted(tables) if table not in problems]
 
-        def hold(session: JdbcSession) -> None:
+        def hold(session: CatalogSession) -> None:
             if resume and not connector.still_held(session, self._memo):
                 raise _nothing_held(self._source.name)
             connector.hold(session, self._memo, good)

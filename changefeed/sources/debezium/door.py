@@ -94,7 +94,7 @@ class Door:
             f"-Dlog4j2.configurationFile={logging.as_uri()}",
             *trust_flags(java, self._scratch),
             "-cp",
-            os.pathsep.join(map(str, [compiled(jars), *jars])),
+            os.pathsep.join(map(str, [compiled(jars, packs), *jars])),
             "changefeed.Door",
         ]
         return subprocess.Popen(
@@ -121,9 +121,16 @@ class Door:
             self._send(command)
             return self._answer()
 
-    def start(self, properties: Mapping[str, str], offset: Sequence[Any] | None) -> None:
-        """Start the engine at an offset: a partition and its offset."""
-        self._send({"do": "start", "properties": properties, "offset": offset})
+    def start(
+        self,
+        properties: Mapping[str, str],
+        offset: Sequence[Any] | None,
+        commit_fields: Sequence[str] = (),
+    ) -> None:
+        """Start the engine at an offset: a partition and its offset. ``commit_fields``: see
+        :class:`changefeed.sources.debezium.connectors.base.Connector`."""
+        command = {"do": "start", "properties": properties, "offset": offset}
+        self._send({**command, "commit_fields": list(commit_fields) or None})
 
     def acknowledge(self, frame: int) -> None:
         """Everything up to that frame is durable."""
@@ -258,13 +265,17 @@ def _of_spark(names: Sequence[str]) -> list[Path]:
     return found
 
 
-def compiled(jars: Sequence[Path]) -> Path:
-    """The folder with the classes of ``java/``, compiled once by the compiler that Spark brings.
+def compiled(jars: Sequence[Path], packs: Sequence[str] = ()) -> Path:
+    """The folder with the classes of ``java/`` and its folders of these packs, compiled once by the
+    compiler that Spark brings.
 
     Raises:
         ChangefeedError: CF4003 they cannot be compiled.
     """
-    sources = sorted(path for path in _SOURCES.glob("*.java") if path.name != "Compile.java")
+    folders = [_SOURCES, *(_SOURCES / pack for pack in packs)]
+    sources = sorted(
+        path for folder in folders for path in folder.glob("*.java") if path.name != "Compile.java"
+    )
     digest = hashlib.sha256()
     for path in [*sources, *jars]:
         digest.update(path.read_bytes() if path in sources else path.name.encode())

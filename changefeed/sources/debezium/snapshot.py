@@ -29,8 +29,8 @@ from changefeed.sources.debezium.carriers import fits, log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.door import Door
 from changefeed.sources.debezium.frames import Group, TableShape, read_batch
-from changefeed.sources.debezium.jdbc import Sessions
 from changefeed.sources.debezium.ranges import in_range
+from changefeed.sources.debezium.sessions import Sessions
 from changefeed.sources.debezium.stream import engine_properties
 from changefeed.sources.decoded.disk import no_room
 

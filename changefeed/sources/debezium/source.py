@@ -10,12 +10,11 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import KeyRange, Memo, Snapshot, Source, TableInfo, Watch
-from changefeed.sources.debezium import address
 from changefeed.sources.debezium.attachment import DoorAttachment
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import TableDescription
-from changefeed.sources.debezium.jdbc import JdbcSession, Sessions
 from changefeed.sources.debezium.ranges import range_problem
+from changefeed.sources.debezium.sessions import CatalogSession, Sessions
 from changefeed.sources.debezium.snapshot import DoorSnapshot
 
 
@@ -33,8 +32,8 @@ class DebeziumSource(Source):
         """
         self.name = name
         kind = CONNECTORS[uri.partition("://")[0].lower()]
-        self.connector = kind(address.parse(uri, kind.port))
-        self.sessions = Sessions(self.connector.address, kind.packs, self.connector.driver)
+        self.connector = kind.of(uri)
+        self.sessions = Sessions(kind.packs, self.connector.opening())
 
     def __repr__(self) -> str:
         return f"DebeziumSource({self.name!r})"
@@ -59,7 +58,7 @@ class DebeziumSource(Source):
     def tables(self) -> list[TableInfo]:
         """See :class:`changefeed.sources.base.Source`."""
 
-        def find(session: JdbcSession) -> list[TableInfo]:
+        def find(session: CatalogSession) -> list[TableInfo]:
             sizes = self.connector.sizes(session)
             found = []
             for schema, name in sorted(self.connector.tables(session)):
@@ -81,7 +80,7 @@ class DebeziumSource(Source):
         listed: list[TableInfo] = self.sessions.ask(find)
         return listed
 
-    def described(self, session: JdbcSession, watch: Watch) -> TableSchema:
+    def described(self, session: CatalogSession, watch: Watch) -> TableSchema:
         """A table as it is now.
 
         Raises:
@@ -111,7 +110,7 @@ class DebeziumSource(Source):
             keyless=not key,
         )
 
-    def _no_table(self, session: JdbcSession, schema: str, watch: Watch) -> ChangefeedError:
+    def _no_table(self, session: CatalogSession, schema: str, watch: Watch) -> ChangefeedError:
         known = self.connector.tables(session)
         near = difflib.get_close_matches(watch.name, [n for s, n in known if s == schema], n=1)
         hint = f'did you mean "{near[0]}"?' if near else ""
@@ -133,7 +132,7 @@ class DebeziumSource(Source):
     def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
         """See :class:`changefeed.sources.base.Source`."""
 
-        def find(session: JdbcSession) -> dict[TableName, TableSchema]:
+        def find(session: CatalogSession) -> dict[TableName, TableSchema]:
             found = {}
             for table in tables:
                 try:
@@ -149,7 +148,7 @@ class DebeziumSource(Source):
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         """See :class:`changefeed.sources.base.Source`."""
 
-        def find(session: JdbcSession) -> list[tuple[str, str]]:
+        def find(session: CatalogSession) -> list[tuple[str, str]]:
             return self.connector.tables(session)
 
         known: list[tuple[str, str]] = self.sessions.ask(find)

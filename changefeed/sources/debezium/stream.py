@@ -147,13 +147,14 @@ class DoorStream:
             **engine_properties(self._connector, self._request.folder),
             **self._connector.streaming(self._memo),
             "heartbeat.interval.ms": str(BEAT_MS),
-            "provide.transaction.metadata": "true",
+            "provide.transaction.metadata": "false" if self._connector.commit_fields else "true",
             # The definitions as they are now, where there is no history of them yet.
             "snapshot.mode": "no_data"
             if begun or not self._connector.keeps_history
             else "recovery",
         }
-        door.start(properties, json.loads(history) if history else None)
+        offset = json.loads(history) if history else None
+        door.start(properties, offset, self._connector.commit_fields)
 
     def _follow(self, door: Door) -> Iterator[Flush]:
         assembler = self._assembler

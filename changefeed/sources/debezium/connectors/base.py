@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.address import Address
+from changefeed.sources.debezium.address import Address, parse
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, JdbcSession
+from changefeed.sources.debezium.sessions import CatalogSession
 
 #: The name of the engine and the prefix of its topics: part of what it stores.
 PREFIX = "changefeed"
@@ -28,6 +28,15 @@ class TableDescription:
     image: BeforeImage = BeforeImage.FULL
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A JDBC driver: its class, and its URL with ``{host}``, ``{port}`` and ``{database}``."""
+
+    name: str
+    url: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
 class Connector(ABC):
     """One kind of database, read through one connector."""
 
@@ -36,6 +45,7 @@ class Connector(ABC):
     connector_class: str
     packs: tuple[str, ...]
     port: int
+    #: The driver by which the database is asked; see :meth:`opening`.
     driver: Driver
 
     #: A time of day may have more than 24 hours, and a sign.
@@ -49,11 +59,41 @@ class Connector(ABC):
     resumes_by_offset = True
     #: The end of a transaction is told by a later position in the log, too.
     ends_by_position = False
+    #: Fields of an offset by which the rows of one commit are told from those of another, where
+    #: Debezium does not mark the ends of all transactions.
+    commit_fields: tuple[str, ...] = ()
 
     def __init__(self, address: Address) -> None:
         self.address = address
 
     # -- settings --------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, uri: str) -> Self:
+        """The connector of a source's URI.
+
+        Raises:
+            ChangefeedError: CF1201, CF1202, CF1207 the URI cannot be read.
+        """
+        return cls(parse(uri, cls.port))
+
+    def opening(self) -> dict[str, Any]:
+        """What the JVM that asks the database is told to connect."""
+        address, driver = self.address, self.driver
+        return {
+            "client": "changefeed.Jdbc",
+            "driver": driver.name,
+            "url": driver.url.format(
+                host=address.host, port=address.port, database=address.database
+            ),
+            "properties": {
+                "user": address.user,
+                "password": address.password,
+                **driver.properties,
+                **address.driver_properties,
+            },
+            "timeout": address.connect_timeout,
+        }
 
     def login(self) -> dict[str, str]:
         """Debezium's properties that say where the database is and who logs in."""
@@ -73,7 +113,7 @@ class Connector(ABC):
         """Properties of the connector that reads tables once."""
         return {"snapshot.mode": "initial_only", "table.include.list": _regexes(tables)}
 
-    def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:  # noqa: B027
+    def scanned(self, session: CatalogSession, properties: Mapping[str, str]) -> None:  # noqa: B027
         """Remove what the connector that read tables once has left."""
 
     def table_of(self, source: Mapping[str, Any]) -> tuple[str, str]:
@@ -96,11 +136,11 @@ class Connector(ABC):
         """The position of a transaction, by its last row and the offset of its end."""
 
     @abstractmethod
-    def current(self, session: JdbcSession) -> Position:
+    def current(self, session: CatalogSession) -> Position:
         """See :meth:`changefeed.sources.base.Source.current_position`."""
 
     @abstractmethod
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         """Which database this is."""
 
     def transaction_id(self, source: Mapping[str, Any]) -> int:
@@ -118,20 +158,20 @@ class Connector(ABC):
 
     @abstractmethod
     def begin(
-        self, session: JdbcSession, memo: Mapping[str, Any]
+        self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         """Where a new log begins, after :meth:`hold`."""
 
     def hold(  # noqa: B027
-        self, session: JdbcSession, memo: Mapping[str, Any], tables: Sequence[TableName]
+        self, session: CatalogSession, memo: Mapping[str, Any], tables: Sequence[TableName]
     ) -> None:
         """Make the database send the tables, where it must be told. Idempotent."""
 
-    def still_held(self, session: JdbcSession, memo: Mapping[str, Any]) -> bool:
+    def still_held(self, session: CatalogSession, memo: Mapping[str, Any]) -> bool:
         """What makes the database keep its log is there."""
         return True
 
-    def release(self, session: JdbcSession, memo: Mapping[str, Any]) -> None:  # noqa: B027
+    def release(self, session: CatalogSession, memo: Mapping[str, Any]) -> None:  # noqa: B027
         """Remove what :meth:`hold` made. Idempotent."""
 
     def holds(self, memo: Mapping[str, Any]) -> str:
@@ -141,27 +181,27 @@ class Connector(ABC):
     # -- tables ----------------------------------------------------------------------
 
     @abstractmethod
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         """Schema and name of every table that could be watched."""
 
     @abstractmethod
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
         """A table as it is now; None when there is none."""
 
-    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: CatalogSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Estimates of rows and bytes by table, where the database has them."""
         return {}
 
     @abstractmethod
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         """The schema of names without one."""
 
-    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
+    def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
         """Why nothing can be captured from this server."""
         return []
 
     def table_problems(
-        self, session: JdbcSession, table: TableSchema, watch: Watch
+        self, session: CatalogSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         """Why a table that is there cannot be captured."""
         return []

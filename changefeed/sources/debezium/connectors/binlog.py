@@ -11,9 +11,9 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import Column, TableName
 from changefeed.sources.debezium.carriers import make_column
-from changefeed.sources.debezium.connectors.base import PREFIX, Connector, TableDescription
+from changefeed.sources.debezium.connectors.base import PREFIX, Connector, Driver, TableDescription
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, JdbcSession
+from changefeed.sources.debezium.sessions import CatalogSession
 
 _SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 #: DATA_TYPE -> neutral type, where Debezium's connector sends it so.
@@ -105,7 +105,7 @@ class _Binlog(Connector):
         # Where it begins, and the log ended before it: one byte more is inside of it.
         return position_of(source["file"], int(source["pos"]) + 1)
 
-    def _end(self, session: JdbcSession) -> tuple[str, int, str]:
+    def _end(self, session: CatalogSession) -> tuple[str, int, str]:
         """File, offset and GTIDs where the binlog ends now."""
         for sql in ("SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"):
             try:
@@ -123,12 +123,12 @@ class _Binlog(Connector):
             hint="set log_bin in the server's configuration, then restart it.",
         )
 
-    def current(self, session: JdbcSession) -> Position:
+    def current(self, session: CatalogSession) -> Position:
         file, offset, _ = self._end(session)
         return position_of(file, offset)
 
     def begin(
-        self, session: JdbcSession, memo: Mapping[str, Any]
+        self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         file, offset, gtids = self._end(session)
         told = {"file": file, "pos": offset}
@@ -136,10 +136,10 @@ class _Binlog(Connector):
             told["gtids"] = gtids.replace("\n", "")
         return position_of(file, offset), ({"server": PREFIX}, told)
 
-    def _gtids(self, session: JdbcSession, file: str, offset: int, executed: str) -> str:
+    def _gtids(self, session: CatalogSession, file: str, offset: int, executed: str) -> str:
         return executed
 
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         hidden = ", ".join(map(text, _SYSTEM))
         only = f" AND TABLE_SCHEMA = {text(self.address.database)}" if self.address.database else ""
         return session.names(
@@ -147,7 +147,7 @@ class _Binlog(Connector):
             f" WHERE TABLE_TYPE = 'BASE TABLE' AND TABLE_SCHEMA NOT IN ({hidden}){only}"
         )
 
-    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: CatalogSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(
             "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_ROWS, DATA_LENGTH"
             " FROM information_schema.TABLES"
@@ -155,7 +155,7 @@ class _Binlog(Connector):
         )
         return {(str(s), str(n)): (int(count or 0), int(size or 0)) for s, n, count, size in rows}
 
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
         where = f"TABLE_SCHEMA = {text(schema)} AND TABLE_NAME = {text(name)}"
         columns = session.rows(
             "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, NUMERIC_PRECISION,"
@@ -189,10 +189,10 @@ class _Binlog(Connector):
             return _UNSIGNED.get(data_type, _LOGICAL.get(data_type, "text"))
         return _LOGICAL.get(data_type, "text")
 
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         return self.address.database
 
-    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
+    def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
         wanted = {"log_bin": "ON", "binlog_format": "ROW", "binlog_row_image": "FULL"}
         rows = session.rows(
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN"
@@ -225,10 +225,10 @@ class MariaDB(_Binlog):
         {"permitMysqlScheme": "true", "allowPublicKeyRetrieval": "true"},
     )
 
-    def _gtids(self, session: JdbcSession, file: str, offset: int, executed: str) -> str:
+    def _gtids(self, session: CatalogSession, file: str, offset: int, executed: str) -> str:
         return session.value(f"SELECT BINLOG_GTID_POS({text(file)}, {offset})")
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         row = session.rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
         return str(row[0][1]) if row else str(self.address)
 
@@ -245,5 +245,5 @@ class MySQL(_Binlog):
         {"allowPublicKeyRetrieval": "true", "sslMode": "PREFERRED"},
     )
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         return session.value("SELECT @@global.server_uuid")

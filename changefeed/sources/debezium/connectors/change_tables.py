@@ -13,10 +13,10 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.connectors.base import PREFIX
+from changefeed.sources.debezium.connectors.base import PREFIX, Driver
 from changefeed.sources.debezium.connectors.described import DescribedByDriver
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
+from changefeed.sources.debezium.sessions import CatalogSession, text
 
 
 def position_of(lsn: str) -> Position:
@@ -35,7 +35,7 @@ class _ChangeTables(DescribedByDriver):
     def commit_position(self, source: Mapping[str, Any], offset: Mapping[str, Any]) -> Position:
         return position_of(str(source["commit_lsn"]))
 
-    def current(self, session: JdbcSession) -> Position:
+    def current(self, session: CatalogSession) -> Position:
         found = session.value(self.newest)
         if not found:
             raise self._no_job()
@@ -52,7 +52,7 @@ class _ChangeTables(DescribedByDriver):
     setup: str
 
     def begin(
-        self, session: JdbcSession, memo: Mapping[str, Any]
+        self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         position = self.current(session)
         offset = {"commit_lsn": position, "change_lsn": None, "event_serial_no": 0}
@@ -105,13 +105,13 @@ class SQLServer(_ChangeTables):
     def partition(self) -> dict[str, str]:
         return {**super().partition(), "database": self.address.database}
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         return session.value(
             "SELECT CONVERT(varchar(36), family_guid) FROM sys.database_recovery_status"
             " WHERE database_id = DB_ID()"
         )
 
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         return session.names(
             "SELECT s.name, t.name FROM sys.tables t JOIN sys.schemas s"
             " ON s.schema_id = t.schema_id WHERE t.is_ms_shipped = 0 AND s.name <> 'cdc'"
@@ -120,10 +120,10 @@ class SQLServer(_ChangeTables):
     def catalog(self) -> str | None:
         return self.address.database
 
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         return session.value("SELECT SCHEMA_NAME()")
 
-    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
+    def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
         enabled = session.value("SELECT is_cdc_enabled FROM sys.databases WHERE name = DB_NAME()")
         if enabled in ("1", "true"):
             return []
@@ -136,7 +136,7 @@ class SQLServer(_ChangeTables):
         ]
 
     def table_problems(
-        self, session: JdbcSession, table: TableSchema, watch: Watch
+        self, session: CatalogSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         tracked = session.value(
@@ -181,20 +181,20 @@ class Db2(_ChangeTables):
     def login(self) -> dict[str, str]:
         return {**super().login(), "database.dbname": self.address.database}
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         return session.value("SELECT CURRENT SERVER FROM SYSIBM.SYSDUMMY1") + f"@{self.address}"
 
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         return session.names(
             "SELECT RTRIM(TABSCHEMA), TABNAME FROM SYSCAT.TABLES WHERE TYPE = 'T'"
             " AND TABSCHEMA NOT LIKE 'SYS%' AND TABSCHEMA <> 'ASNCDC'"
         )
 
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         return session.value("SELECT RTRIM(CURRENT SCHEMA) FROM SYSIBM.SYSDUMMY1")
 
     def table_problems(
-        self, session: JdbcSession, table: TableSchema, watch: Watch
+        self, session: CatalogSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         if session.rows(

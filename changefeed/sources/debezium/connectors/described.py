@@ -8,7 +8,7 @@ from typing import Any
 from changefeed.core.schema import Column
 from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import Connector, TableDescription
-from changefeed.sources.debezium.jdbc import JdbcSession
+from changefeed.sources.debezium.sessions import CatalogSession
 
 #: java.sql.Types -> neutral type.
 _LOGICAL = {
@@ -44,7 +44,7 @@ class DescribedByDriver(Connector):
         """What the driver calls a catalog: the database, where one connection sees several."""
         return None
 
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
         told = session.columns(self.catalog(), schema, name)
         if not told["columns"]:
             return None

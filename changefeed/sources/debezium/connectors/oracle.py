@@ -10,10 +10,10 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.connectors.base import PREFIX
+from changefeed.sources.debezium.connectors.base import PREFIX, Driver
 from changefeed.sources.debezium.connectors.described import DescribedByDriver
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
+from changefeed.sources.debezium.sessions import CatalogSession, text
 
 #: The SCN in front of each part of what Debezium calls ``commit_scn``: one of every redo thread.
 _SCN = re.compile(r"(?:^|,)(\d+)")
@@ -60,14 +60,14 @@ class Oracle(DescribedByDriver):
         known = [int(n) for n in _SCN.findall(str(source.get("commit_scn") or ""))]
         return position_of(max(known)) if known else self.position(offset)
 
-    def current(self, session: JdbcSession) -> Position:
+    def current(self, session: CatalogSession) -> Position:
         return position_of(int(session.value("SELECT CURRENT_SCN FROM V$DATABASE")))
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         return session.value("SELECT DBID || '/' || RESETLOGS_CHANGE# FROM V$DATABASE")
 
     def begin(
-        self, session: JdbcSession, memo: Mapping[str, Any]
+        self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         scn = int(session.value("SELECT CURRENT_SCN FROM V$DATABASE"))
         # Transactions that are open began before: their first rows are in the log there.
@@ -75,16 +75,16 @@ class Oracle(DescribedByDriver):
         start = min(scn, int(oldest)) if oldest else scn
         return position_of(scn), ({"server": PREFIX}, {"scn": str(start), "commit_scn": str(scn)})
 
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         return session.names(
             "SELECT t.OWNER, t.TABLE_NAME FROM ALL_TABLES t JOIN ALL_USERS u"
             " ON u.USERNAME = t.OWNER WHERE u.ORACLE_MAINTAINED = 'N' AND t.TEMPORARY = 'N'"
         )
 
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         return session.value("SELECT SYS_CONTEXT('USERENV', 'CURRENT_SCHEMA') FROM DUAL")
 
-    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
+    def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
         [(mode, supplemental)] = session.rows(
             "SELECT LOG_MODE, SUPPLEMENTAL_LOG_DATA_MIN FROM V$DATABASE"
         )
@@ -108,7 +108,7 @@ class Oracle(DescribedByDriver):
         return found
 
     def table_problems(
-        self, session: JdbcSession, table: TableSchema, watch: Watch
+        self, session: CatalogSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         name = table.table
         if session.rows(

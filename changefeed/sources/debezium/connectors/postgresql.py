@@ -17,9 +17,9 @@ from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.carriers import make_column
-from changefeed.sources.debezium.connectors.base import Connector, TableDescription
+from changefeed.sources.debezium.connectors.base import Connector, Driver, TableDescription
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.jdbc import Driver, JdbcSession, text
+from changefeed.sources.debezium.sessions import CatalogSession, text
 
 _LOGICAL = {
     "bool": "bool",
@@ -95,7 +95,7 @@ class PostgreSQL(Connector):
             "publication.name": name,
         }
 
-    def scanned(self, session: JdbcSession, properties: Mapping[str, str]) -> None:
+    def scanned(self, session: CatalogSession, properties: Mapping[str, str]) -> None:
         _drop_slot(session, properties["slot.name"])
         session.rows(f"DROP PUBLICATION IF EXISTS {properties['publication.name']}")
 
@@ -112,13 +112,13 @@ class PostgreSQL(Connector):
     def transaction_id(self, source: Mapping[str, Any]) -> int:
         return int(source.get("txId") or 0)
 
-    def current(self, session: JdbcSession) -> Position:
+    def current(self, session: CatalogSession) -> Position:
         lsn = session.value("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         # What an idle stream is to reach: a message behind that position.
         session.rows("SELECT pg_logical_emit_message(false, 'changefeed', '')")
         return position_of(int(lsn))
 
-    def identity(self, session: JdbcSession) -> str:
+    def identity(self, session: CatalogSession) -> str:
         return session.value(
             "SELECT system_identifier || '/' || (SELECT oid FROM pg_database"
             " WHERE datname = current_database()) FROM pg_control_system()"
@@ -127,7 +127,7 @@ class PostgreSQL(Connector):
     # -- what is held ----------------------------------------------------------------
 
     def hold(
-        self, session: JdbcSession, memo: Mapping[str, Any], tables: Sequence[TableName]
+        self, session: CatalogSession, memo: Mapping[str, Any], tables: Sequence[TableName]
     ) -> None:
         name = str(memo["slot"])
         listed = ", ".join(f"{_quoted(t.schema)}.{_quoted(t.name)}" for t in tables)
@@ -139,23 +139,23 @@ class PostgreSQL(Connector):
             session.rows(f"SELECT pg_create_logical_replication_slot({text(name)}, 'pgoutput')")
 
     @staticmethod
-    def _slot(session: JdbcSession, name: str) -> list[list[str | None]]:
+    def _slot(session: CatalogSession, name: str) -> list[list[str | None]]:
         return session.rows(
             "SELECT confirmed_flush_lsn - '0/0'::pg_lsn, wal_status FROM pg_replication_slots"
             f" WHERE slot_name = {text(name)}"
         )
 
     def begin(
-        self, session: JdbcSession, memo: Mapping[str, Any]
+        self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         [(lsn, _)] = self._slot(session, str(memo["slot"]))
         return position_of(int(lsn or 0)), None
 
-    def still_held(self, session: JdbcSession, memo: Mapping[str, Any]) -> bool:
+    def still_held(self, session: CatalogSession, memo: Mapping[str, Any]) -> bool:
         found = self._slot(session, str(memo["slot"]))
         return bool(found) and found[0][1] != "lost"
 
-    def release(self, session: JdbcSession, memo: Mapping[str, Any]) -> None:
+    def release(self, session: CatalogSession, memo: Mapping[str, Any]) -> None:
         name = str(memo["slot"])
         _drop_slot(session, name)
         session.rows(f"DROP PUBLICATION IF EXISTS {name}")
@@ -165,14 +165,14 @@ class PostgreSQL(Connector):
 
     # -- tables ----------------------------------------------------------------------
 
-    def tables(self, session: JdbcSession) -> list[tuple[str, str]]:
+    def tables(self, session: CatalogSession) -> list[tuple[str, str]]:
         return session.names(
             "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relpersistence = 'p'"
             " AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"
         )
 
-    def sizes(self, session: JdbcSession) -> Mapping[tuple[str, str], tuple[int, int]]:
+    def sizes(self, session: CatalogSession) -> Mapping[tuple[str, str], tuple[int, int]]:
         rows = session.rows(
             "SELECT n.nspname, c.relname, GREATEST(c.reltuples, 0)::bigint,"
             " pg_relation_size(c.oid) FROM pg_class c JOIN pg_namespace n"
@@ -180,7 +180,7 @@ class PostgreSQL(Connector):
         )
         return {(str(s), str(n)): (int(count or 0), int(size or 0)) for s, n, count, size in rows}
 
-    def described(self, session: JdbcSession, schema: str, name: str) -> TableDescription | None:
+    def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
         where = f"n.nspname = {text(schema)} AND c.relname = {text(name)} AND c.relkind = 'r'"
         rows = session.rows(
             "SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.attnotnull,"
@@ -202,10 +202,10 @@ class PostgreSQL(Connector):
         image = BeforeImage.FULL if rows[0][6] == "f" else BeforeImage.KEY
         return TableDescription(tuple(map(_column, rows)), tuple(str(row[0]) for row in key), image)
 
-    def default_schema(self, session: JdbcSession) -> str:
+    def default_schema(self, session: CatalogSession) -> str:
         return session.value("SELECT current_schema()")
 
-    def server_problems(self, session: JdbcSession) -> list[ChangefeedError]:
+    def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
         if session.value("SHOW wal_level") == "logical":
             return []
         return [
@@ -217,7 +217,7 @@ class PostgreSQL(Connector):
         ]
 
     def table_problems(
-        self, session: JdbcSession, table: TableSchema, watch: Watch
+        self, session: CatalogSession, table: TableSchema, watch: Watch
     ) -> list[ChangefeedError]:
         if table.before_image is BeforeImage.FULL or not (table.keyless or watch.diff):
             return []
@@ -252,7 +252,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _drop_slot(session: JdbcSession, name: str) -> None:
+def _drop_slot(session: CatalogSession, name: str) -> None:
     """Remove a slot, whoever still reads it."""
     where = f"slot_name = {text(name)}"
     session.rows(

@@ -8,15 +8,9 @@ import java.io.DataInputStream;
 import java.io.EOFException;
 import java.io.IOException;
 import java.io.OutputStream;
-import java.sql.Connection;
-import java.sql.DatabaseMetaData;
-import java.sql.DriverManager;
-import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.sql.Statement;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -28,7 +22,7 @@ import org.apache.kafka.connect.data.Struct;
 import org.apache.kafka.connect.source.SourceRecord;
 
 /**
- * Debezium's engine, and questions to a database by JDBC, for a process that is not Java.
+ * Debezium's engine, and questions to a database, for a process that is not Java.
  *
  * <p>Commands come by standard input: the length as four bytes, then JSON. Frames go out by standard
  * output: one letter, the length as four bytes, then the content. A frame of changes holds columns
@@ -42,7 +36,7 @@ public class Door {
 
     private static OutputStream out;
     private static Engine engine;
-    private static Connection connection;
+    private static Client client;
 
     public static void main(String[] arguments) throws Exception {
         out = new java.io.FileOutputStream(java.io.FileDescriptor.out);
@@ -72,14 +66,11 @@ public class Door {
                 engine = new Engine(command);
                 engine.start();
             } else if ("open".equals(what)) {
-                open(command);
+                client = (Client) Class.forName((String) command.get("client")).newInstance();
+                client.open(command);
                 send('J', JSON.writeValueAsBytes("open"));
-            } else if ("query".equals(what)) {
-                send('J', JSON.writeValueAsBytes(query((String) command.get("sql"))));
-            } else if ("columns".equals(what)) {
-                send('J', JSON.writeValueAsBytes(columns(command)));
             } else {
-                throw new IllegalArgumentException("no command: " + what);
+                send('J', JSON.writeValueAsBytes(client.answer(command)));
             }
         } catch (Throwable failure) {
             boolean ofEngine = "start".equals(what) || "ack".equals(what);
@@ -117,89 +108,6 @@ public class Door {
         return chain;
     }
 
-    // ------------------------------------------------------------------------------ JDBC
-
-    private static void open(Map command) throws Exception {
-        if (connection != null) {
-            connection.close();
-        }
-        Class.forName((String) command.get("driver"));
-        Properties properties = new Properties();
-        properties.putAll((Map) command.get("properties"));
-        DriverManager.setLoginTimeout(((Number) command.get("timeout")).intValue());
-        connection = DriverManager.getConnection((String) command.get("url"), properties);
-        connection.setAutoCommit(true);
-    }
-
-    private static List query(String sql) throws SQLException {
-        Statement statement = connection.createStatement();
-        try {
-            return statement.execute(sql) ? rows(statement.getResultSet()) : new ArrayList();
-        } finally {
-            statement.close();
-        }
-    }
-
-    private static List rows(ResultSet found) throws SQLException {
-        int width = found.getMetaData().getColumnCount();
-        List rows = new ArrayList();
-        while (found.next()) {
-            List row = new ArrayList(width);
-            for (int i = 1; i <= width; i++) {
-                row.add(found.getString(i));
-            }
-            rows.add(row);
-        }
-        return rows;
-    }
-
-    private static Map columns(Map command) throws SQLException {
-        DatabaseMetaData about = connection.getMetaData();
-        String catalog = (String) command.get("catalog");
-        String schema = (String) command.get("schema");
-        String table = (String) command.get("table");
-        String escape = about.getSearchStringEscape();
-        ResultSet found = about.getColumns(
-            catalog, quoted(schema, escape), quoted(table, escape), "%");
-        List columns = new ArrayList();
-        while (found.next()) {
-            // In the order of the driver's columns: some can be read only once, and so.
-            String name = found.getString("TABLE_NAME");
-            Map column = new LinkedHashMap();
-            column.put("name", found.getString("COLUMN_NAME"));
-            column.put("type", Integer.valueOf(found.getInt("DATA_TYPE")));
-            column.put("type_name", found.getString("TYPE_NAME"));
-            column.put("size", Integer.valueOf(found.getInt("COLUMN_SIZE")));
-            int digits = found.getInt("DECIMAL_DIGITS");
-            column.put("digits", found.wasNull() ? null : Integer.valueOf(digits));
-            column.put("nullable", Boolean.valueOf(
-                found.getInt("NULLABLE") != DatabaseMetaData.columnNoNulls));
-            if (name.equals(table)) {
-                columns.add(column);
-            }
-        }
-        found.close();
-        Map key = new java.util.TreeMap();
-        found = about.getPrimaryKeys(catalog, schema, table);
-        while (found.next()) {
-            String name = found.getString("COLUMN_NAME");
-            key.put(Integer.valueOf(found.getInt("KEY_SEQ")), name);
-        }
-        found.close();
-        Map told = new HashMap();
-        told.put("columns", columns);
-        told.put("key", new ArrayList(key.values()));
-        return told;
-    }
-
-    private static String quoted(String name, String escape) {
-        if (name == null || escape == null || escape.isEmpty()) {
-            return name;
-        }
-        return name.replace(escape, escape + escape)
-            .replace("_", escape + "_").replace("%", escape + "%");
-    }
-
     // ---------------------------------------------------------------------------- engine
 
     /** One run of Debezium's engine. */
@@ -212,6 +120,11 @@ public class Door {
         private long frames;
         private volatile long acknowledged;
         private Struct newest;
+        /** What in an offset tells commits apart, where Debezium does not mark their ends; else null. */
+        private final List commitFields;
+        /** The commit of the last row, until its end was told: those fields, and its last record. */
+        private List open;
+        private SourceRecord openLast;
 
         Engine(Map command) {
             super("door-engine");
@@ -219,6 +132,7 @@ public class Door {
             Properties properties = new Properties();
             properties.putAll((Map) command.get("properties"));
             unavailable = properties.getProperty("unavailable.value.placeholder");
+            commitFields = (List) command.get("commit_fields");
             DoorOffsets.begin((List) command.get("offset"));
             engine = DebeziumEngine.create(Connect.class)
                 .using(properties)
@@ -303,6 +217,7 @@ public class Door {
                     if (table == null) {
                         table = described(schema, record.keySchema(), value.getStruct("source"));
                     }
+                    tellCommits(marks, i, record, true);
                     Struct source = (Struct) value.get(table.source);
                     String op = (String) value.get(table.operation);
                     Rows rows = (Rows) groups.get(table);
@@ -334,6 +249,7 @@ public class Door {
                     mark.put("id", value.getString("aggregate_type") + ": " + value.getString("type"));
                     marks.add(mark);
                 } else {
+                    tellCommits(marks, i, record, false);
                     marks.add(mark(i, "beat", record));
                 }
             }
@@ -364,6 +280,29 @@ public class Door {
             whole.align();
             whole.bytes(blob.data, 0, blob.size);
             send('B', whole.data, whole.size);
+        }
+
+        /** The marks of an end and a begin in front of a record that does not belong to the open commit. */
+        private void tellCommits(List marks, int at, SourceRecord record, boolean row) {
+            if (commitFields == null) {
+                return;
+            }
+            List commit = new ArrayList();
+            for (int i = 0; i < commitFields.size(); i++) {
+                commit.add(record.sourceOffset().get(commitFields.get(i)));
+            }
+            if (!commit.equals(open)) {
+                if (open != null) {
+                    Map mark = mark(at, "end", openLast);
+                    mark.put("source", plain(newest));
+                    marks.add(mark);
+                }
+                open = row ? commit : null;
+                if (row) {
+                    marks.add(mark(at, "begin", record));
+                }
+            }
+            openLast = record;
         }
 
         private static Struct part(Struct value, Field field) {

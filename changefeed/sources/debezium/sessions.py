@@ -1,32 +1,22 @@
-"""Questions to a database by its JDBC driver, in a JVM that is started when first needed."""
+"""Questions to a database by its driver, in a JVM that is started when first needed."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.debezium.address import Address
 from changefeed.sources.debezium.door import Door
 
 #: A JVM that nobody needed for so long is ended, seconds.
 IDLE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A JDBC driver: its class, and its URL with ``{host}``, ``{port}`` and ``{database}``."""
-
-    name: str
-    url: str
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-
-class JdbcSession:
-    """A connection; :meth:`rows` runs a statement."""
+class CatalogSession:
+    """A connection: :meth:`rows` runs a statement of SQL, :meth:`command` one of MongoDB."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -52,6 +42,16 @@ class JdbcSession:
         )
         return found
 
+    def command(self, database: str, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a command of a database that has no SQL."""
+        told = {"do": "command", "database": database, "command": json.dumps(command)}
+        found: dict[str, Any] = json.loads(self._door.ask(told))
+        return found
+
+    def resume_token(self) -> str:
+        """Where a change stream of MongoDB would begin now, as Debezium's offsets have it."""
+        return str(self._door.ask({"do": "watch"}))
+
 
 def text(value: str) -> str:
     """A text as SQL writes it."""
@@ -61,16 +61,16 @@ def text(value: str) -> str:
 class Sessions:
     """One JVM with one connection, for one user at a time. Thread-safe."""
 
-    def __init__(self, address: Address, packs: Sequence[str], driver: Driver) -> None:
-        self._address = address
+    def __init__(self, packs: Sequence[str], opening: Mapping[str, Any]) -> None:
+        """``opening``: what the JVM is told to connect."""
         self._packs = packs
-        self._driver = driver
+        self._opening = opening
         self._lock = threading.RLock()
         self._door: Door | None = None
         self._timer: threading.Timer | None = None
 
     @contextmanager
-    def session(self) -> Iterator[JdbcSession]:
+    def session(self) -> Iterator[CatalogSession]:
         """A session for the block.
 
         Raises:
@@ -81,13 +81,13 @@ class Sessions:
                 self._timer.cancel()
             door = self._open()
             try:
-                yield JdbcSession(door)
+                yield CatalogSession(door)
             finally:
                 self._timer = threading.Timer(IDLE_SECONDS, self.close)
                 self._timer.daemon = True
                 self._timer.start()
 
-    def ask(self, question: Callable[[JdbcSession], Any]) -> Any:
+    def ask(self, question: Callable[[CatalogSession], Any]) -> Any:
         """An answer; asked again by a new connection where the old one had broken."""
         with self._lock:
             fresh = self._door is None
@@ -104,25 +104,9 @@ class Sessions:
     def _open(self) -> Door:
         if self._door is not None and self._door.alive:
             return self._door
-        address, driver = self._address, self._driver
         door = Door(self._packs, heap="128m")
         try:
-            door.ask(
-                {
-                    "do": "open",
-                    "driver": driver.name,
-                    "url": driver.url.format(
-                        host=address.host, port=address.port, database=address.database
-                    ),
-                    "properties": {
-                        "user": address.user,
-                        "password": address.password,
-                        **driver.properties,
-                        **address.driver_properties,
-                    },
-                    "timeout": address.connect_timeout,
-                }
-            )
+            door.ask({"do": "open", **self._opening})
         except BaseException:
             door.close()
             raise
