@@ -58,6 +58,7 @@ class Listener:
         host: address the workers reach the driver at.
         clock: for how often it passes on.
         on_durable: called from that thread when the rows of a part are durable.
+        period: at most this often it passes on, seconds.
     """
 
     def __init__(
@@ -66,14 +67,16 @@ class Listener:
         host: str,
         clock: Clock = SYSTEM_CLOCK,
         on_durable: Callable[[], None] = lambda: None,
+        period: float = PERIOD,
     ) -> None:
         self._clock = clock
+        self._period = period
         self._on_durable = on_durable
         self._on_progress = on_progress
         self._parts: dict[int, tuple[int, int]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((host, 0))
-        self._socket.settimeout(PERIOD)
+        self._socket.settimeout(period)
         self._secret = secrets.token_bytes(16)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scan-progress", daemon=True)
@@ -95,7 +98,7 @@ class Listener:
         fresh = False
         while not self._closed.is_set():
             fresh = self._take() or fresh
-            if fresh and self._clock.monotonic() - told >= PERIOD:
+            if fresh and self._clock.monotonic() - told >= self._period:
                 told, fresh = self._clock.monotonic(), False
                 rows, sizes = zip(*self._parts.values(), strict=True)
                 self._on_progress(sum(rows), sum(sizes))

@@ -10,9 +10,8 @@ from changefeed.spark import progress
 
 
 @pytest.mark.timeout(60)
-def test_a_listener_ends_without_waiting_for_its_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PERIOD", 3600.0)
-    with progress.Listener(lambda rows, size: None, "127.0.0.1"):
+def test_a_listener_ends_without_waiting_for_its_period() -> None:
+    with progress.Listener(lambda rows, size: None, "127.0.0.1", period=3600.0):
         pass
 
 
