@@ -288,7 +288,7 @@ class FeedRunner:
             self._leaving.turn(self._feed)
             self._scanning.begin(self._feed)
             self._status.turn(self._feed)
-            moved = self._rounds.turn(self._feed)
+            moved = self._deliver()
             if moved or self._scanning.delivers:
                 # Before progress is saved: whoever waits for progress then finds the right
                 # status.
@@ -300,6 +300,16 @@ class FeedRunner:
                 self._status.works(self._feed)
             self._end_if_done()
             self._rounds.wait()
+
+    def _deliver(self) -> bool:
+        """Deliver what can be delivered now; returns whether rows were."""
+        try:
+            return self._rounds.turn(self._feed)
+        except TableError as failed:
+            if not self._scanning.skip_undeliverable(self._feed, failed):
+                raise
+            log.warning("feed %s: skipped before a rescan: %s", self.name, failed.error.message)
+            return False
 
     def _scanned(self) -> None:
         self._status.works(self._feed)

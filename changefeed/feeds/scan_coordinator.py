@@ -151,13 +151,33 @@ class ScanCoordinator:
         oldest = self._source_runtime.log.oldest
         if done is None or done >= oldest:
             return
+        self._skip(feed, table, f"are not in the change log, which begins at {oldest}")
+
+    def skip_undeliverable(self, feed: Feed, failed: TableError) -> bool:
+        """Skip changes of a table that cannot be delivered, where RESCAN allows it.
+
+        Without this a RESCAN, which first delivers the changes up to its scan, would fail at the
+        same change for ever. Returns False if the table is to fail.
+        """
+        table = feed.tables.get(failed.table)
+        if table is None or table.done_upto is None or not table.rescan_owed:
+            return False
+        codes = _UNDELIVERABLE if feed.query is None else _UNDELIVERABLE_TO_QUERY
+        if failed.error.code not in codes:
+            return False
+        # The running scan waits for these changes.
+        self.stop()
+        self._skip(feed, feed.tables[failed.table], f"cannot be delivered: {failed.error.message}")
+        return True
+
+    def _skip(self, feed: Feed, table: TableProgress, why: str) -> None:
         # What the changes said of other rows than those of a repair is lost, too.
         feed.update(table.table, done_upto=None, scan_at=None, repair=None)
         self._catalog.record_event(
             feed.job.id,
             "notice",
-            f"the changes between {done} and the rescan are not in the change log, which begins at "
-            f"{oldest}: a message sink gets no messages for rows that were deleted then",
+            f"the changes between {table.done_upto} and the rescan {why}; a message sink gets no "
+            "messages for rows that were deleted then",
             table=str(table.table),
         )
 
@@ -325,6 +345,11 @@ class ScanCoordinator:
                     hint="use a later cursor, or leave it out for an initial scan.",
                 ),
             )
+
+
+#: Errors of a change or of a shape of the table, which is in the log and stays there.
+_UNDELIVERABLE = frozenset({Code.VALUE_NOT_ENCODABLE})
+_UNDELIVERABLE_TO_QUERY = _UNDELIVERABLE | {Code.NAME_UNKNOWN, Code.NOT_SUPPORTED}
 
 
 def _version(scanned: TableScan, now: TableProgress) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from changefeed.api import Interpreter, Session
+from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
 from sinks.testing.readers import visible_files
@@ -327,6 +328,39 @@ def test_a_column_that_the_query_reads_is_dropped_or_changes_its_type(
         "CF1101",
         "column total does not exist on table public.orders",
     )
+    postgres.execute("delete from orders where id = 2")
+    postgres.execute("alter table orders add column total numeric(8,2) default 4")
+    feeds.execute("ALTER CHANGEFEED f RESCAN")
+    feeds.sync("f")
+    assert by_id(out)[1]["total"] == 4.0
+    postgres.execute("update orders set total = 5 where id = 3")
+    feeds.sync("f")
+    assert by_id(out)[3]["total"] == 5.0
+
+
+def test_a_rescan_skips_the_change_that_the_query_fails_on(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    feeds.execute(
+        f"CREATE CHANGEFEED f INTO 'file://{out}' AS SELECT id, 6 / total AS part FROM orders"
+    )
+    feeds.sync("f")
+    postgres.execute("insert into orders values (4, 'open', 0, null)")
+    until(lambda: feeds.catalog.job("f").status is Status.FAILED)
+    job = feeds.catalog.job("f")
+    assert job.error_code == "CF4001" and "DIVIDE_BY_ZERO in 6 / total" in (job.error or "")
+    feeds.execute("ALTER CHANGEFEED f RESCAN")
+    until(lambda: feeds.catalog.job("f").status is Status.FAILED)
+    postgres.execute("update orders set total = 2 where id = 4")
+    feeds.execute("ALTER CHANGEFEED f RESCAN")
+    feeds.sync("f")
+    assert by_id(out)[4]["part"] == 3.0
+    (notice, *_) = [e.text for e in feeds.catalog.events(job.id) if e.kind == "notice"]
+    assert "cannot be delivered: the query cannot be evaluated on a row" in notice
+    postgres.execute("update orders set total = 1 where id = 4")
+    feeds.sync("f")
+    assert by_id(out)[4]["part"] == 6.0
 
 
 @pytest.mark.kafka
