@@ -221,7 +221,7 @@ class Code(StrEnum):
         _RETRY,
         Scope.FEED,
         "look-up table cannot be used",
-        "fix the look-up table; the feed retries by itself and loses no change.",
+        "fix the look-up table; a feed that runs retries by itself and loses no change.",
     )
 
     # 41xx: schema changes

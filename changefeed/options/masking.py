@@ -22,6 +22,9 @@ _NAME = re.compile(r"[\w$.*?]+")
 #: A number, a date, or a number with a unit.
 _QUANTITY = re.compile(r"[-+]?[\d.:TZ+-]+[A-Za-z]{0,7}")
 _QUOTED_NAME = re.compile(r"[\w$ .*?-]{0,128}")
+#: A look-up table, whose path cannot hold a password, and a column written with an alias.
+_LOOKUP = re.compile(r"(?:\w+\.)?`/[\w./-]*`|`\w+`(?:\.`\w+`)*")
+_COLUMN_OF = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*")
 #: A value that no option means as an address or a credential.
 _PLAIN_VALUE = re.compile(r"(?:[\w .,+%$*()\[\]-]|(?<=\d):(?=\d)){0,128}")
 
@@ -96,6 +99,7 @@ class _Masker:
         self._done = 0
         # The last two words or signs, in lower case, comments and white space left out.
         self._before = ("", "")
+        self._joins = False
         self._listing = text.lstrip()[:5].lower().rstrip() == "show"
 
     def run(self) -> str:
@@ -107,6 +111,7 @@ class _Masker:
             if lexeme.kind is LexemeKind.SEMICOLON:
                 self._emit(piece)
                 self._before = ("", "")
+                self._joins = False
             elif lexeme.comment:
                 self._emit(piece[:2] + _stars(piece[2:]))
             else:
@@ -124,6 +129,7 @@ class _Masker:
 
     def _note(self, word: str) -> None:
         self._before = (self._before[1], word[:64].lower())
+        self._joins = self._joins or self._before[1] == "join"
 
     def _rest_hidden(self) -> str:
         return "".join([*self._out, _stars(self._text[self._done :])])
@@ -145,8 +151,10 @@ class _Masker:
     def _word_is_harmless(self, word: str) -> bool:
         if word in ",;()=<>!":
             return True
-        if self._is_value() and not self._value_may_be_shown():
+        if self._is_value() and not (self._value_may_be_shown() or self._joins_by(word)):
             return False
+        if self._before[1] == "join" and _LOOKUP.fullmatch(word):
+            return True
         if _NAME.fullmatch(word) or _QUANTITY.fullmatch(word):
             return True
         return "://" in word and _masked_uri(word) == word
@@ -159,6 +167,12 @@ class _Masker:
         option = OPTIONS.get(self._before[0])
         named = option is not None and not option.secret
         return self._listing or named or self._before[0] in _OTHER_NAMES
+
+    def _joins_by(self, word: str) -> bool:
+        """``o.customer = c.id`` in the ON of a look-up table."""
+        own = self._before[0]
+        columns = _COLUMN_OF.fullmatch(own) and _COLUMN_OF.fullmatch(word)
+        return self._joins and columns is not None and not is_secret(own)
 
     def _quoted(self, piece: str, kind: LexemeKind, closed: bool) -> str:
         inner = piece[1:-1] if closed else piece[1:]

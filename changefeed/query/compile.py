@@ -149,8 +149,12 @@ class QueryCompiler:
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
         """The view of a batch with these columns, for Spark's analyzer."""
-        empty = pa.schema(fields).empty_table()
-        self._session.createDataFrame(empty).createOrReplaceTempView(self._empty)
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        # Rows of an RDD: of a table in memory the optimizer would drop every expression.
+        nothing = self._session.sparkContext.emptyRDD()
+        empty = self._session.createDataFrame(nothing, from_arrow_schema(pa.schema(fields)))
+        empty.createOrReplaceTempView(self._empty)
         try:
             yield
         finally:
@@ -290,6 +294,8 @@ class QueryCompiler:
         try:
             frame = self._session.sql(written.text)
             columns = [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
+            # Computes what is constant: an error there would come on every row.
+            frame._jdf.queryExecution().optimizedPlan()
         except PySparkException as failure:
             raise self._translated(failure, written) from failure
         expressions, groups = self._parts(frame._jdf.queryExecution().analyzed())
@@ -350,6 +356,8 @@ class QueryCompiler:
             break
         if condition.startswith("UNRESOLVED_COLUMN"):
             return self._no_column(str(parameters.get("objectName", "")), span)
+        if condition == "FIELD_NOT_FOUND":
+            return _no_field(parameters, span)
         if condition == "UNRESOLVED_ROUTINE":
             return self._no_function(str(parameters.get("routineName", "")), span)
         if condition == "PARSE_SYNTAX_ERROR":
@@ -358,6 +366,10 @@ class QueryCompiler:
                 Code.SYNTAX_ERROR,
                 f"Spark SQL cannot read the query near {near}" if near else "syntax error",
                 span=span or core_span(self._word(near)),
+            )
+        if (failure.getSqlState() or "").startswith("22"):
+            return ChangefeedError(
+                Code.NOT_SUPPORTED, f"the query fails on every row: {condition}", span=span
             )
         sentence = _sentence(str(failure))
         return ChangefeedError(Code.NOT_SUPPORTED, f"the query is wrong: {sentence}", span=span)
@@ -629,6 +641,13 @@ def refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
 def core_span(span: nodes.Span | None) -> Span | None:
     """A place in the statement as errors have it."""
     return None if span is None else Span(span.start, span.end)
+
+
+def _no_field(parameters: Mapping[str, str], span: Span | None) -> ChangefeedError:
+    """A struct, or a look-up table, has no such column."""
+    name = str(parameters.get("fieldName", "")).replace("`", "")
+    known = [part.strip("` ") for part in str(parameters.get("fields", "")).split(", ")]
+    return _no_name(f"field {name} does not exist", name, known, span)
 
 
 def _sentence(text: str) -> str:

@@ -111,7 +111,8 @@ def _of_join(code: str, message: str, join: nodes.LookupJoin | None) -> Changefe
     return ChangefeedError(
         code,
         message,
-        hint="name a table of Spark's catalog, or a path with its format: parquet.`/path`.",
+        hint="name a table of Spark's catalog, or a path with its format: parquet.`/path`. A table "
+        "of the source cannot be a look-up table.",
         span=None if span is None else Span(span.start, span.end),
     )
 

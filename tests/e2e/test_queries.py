@@ -106,6 +106,21 @@ def test_what_a_query_cannot_have_is_refused_where_it_stands(feeds: Feeds) -> No
         "function uper() does not exist",
         "did you mean upper()?",
     )
+    assert no("id, 1 / 0 AS n") == (
+        "CF1303",
+        "the query fails on every row: DIVIDE_BY_ZERO",
+        "",
+        "1 / 0",
+    )
+    assert no("id", "FROM orders WHERE total > int('x')")[1::2] == (
+        "the query fails on every row: CAST_INVALID_INPUT",
+        "int('x')",
+    )
+    assert no("named_struct('first', id).frist AS n")[:3] == (
+        "CF1101",
+        "field frist does not exist",
+        'did you mean "first"?',
+    )
     assert no("id, sum(total) AS s") == (
         "CF1303",
         "aggregate functions without GROUP BY are not supported by CDC queries",

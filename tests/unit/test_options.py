@@ -323,6 +323,22 @@ def test_mask_statement_keeps_offsets() -> None:
     assert shown == "WITH Extra_Headers = '**************', key_column = 'c', x = '**********'"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("JOIN parquet.`/look/c` AS c ON o.customer = c.id", None),
+        ("JOIN `db`.`t` AS c ON o.a = c.id AND o.b=c.b", None),
+        ("ON o.customer = c.id", "ON o.customer = ****"),
+        ("JOIN c ON o.password = c.id", "JOIN c ON o.password = ****"),
+        ("JOIN parquet.`s3://k:pw@b` AS c", "JOIN **************************"),
+        ("JOIN c `/hun/ter`", "JOIN c **********"),
+        ("JOIN c ON a = hunter", "JOIN c ON a = ******"),
+    ],
+)
+def test_a_look_up_table_is_shown_in_an_echoed_statement(text: str, shown: str | None) -> None:
+    assert mask_statement(text) == (shown or text)
+
+
 def test_an_error_echoes_the_statement_without_its_secrets() -> None:
     text = "CREATE CHANGEFEED FOR t INTO 'kafka://u:s3cret@h' WITH formt"
     statement = parse(text)
