@@ -71,6 +71,7 @@ class Catalog(
         *,
         clock: Clock | None = None,
         directory: Path | None = None,
+        must_exist: bool = False,
     ) -> Catalog:
         """Open or make the state at a directory or ``postgresql://`` URL.
 
@@ -80,12 +81,13 @@ class Catalog(
                 end by the clock that all nodes share: on PostgreSQL the server's.
             directory: where log and spool go. A local state is its own; for one on
                 PostgreSQL the user's data folder when not given.
+            must_exist: do not make a state in a directory that has none.
 
         Raises:
-            ChangefeedError: CF6001 not reachable, CF6002 of another version, CF1201 no
+            ChangefeedError: CF6001 not reachable or not there, CF6002 of another version, CF1201 no
                 place a state can be.
         """
-        return cls(Database.open(state, directory), clock)
+        return cls(Database.open(state, directory, must_exist=must_exist), clock)
 
     @property
     def state_id(self) -> str:

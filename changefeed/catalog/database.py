@@ -89,7 +89,12 @@ class Database:
 
     @classmethod
     def open(
-        cls, state: str | Path, directory: Path | None = None, busy_seconds: float = BUSY_SECONDS
+        cls,
+        state: str | Path,
+        directory: Path | None = None,
+        busy_seconds: float = BUSY_SECONDS,
+        *,
+        must_exist: bool = False,
     ) -> Database:
         """Open or make the state ``DIR`` or ``postgresql://...``.
 
@@ -97,14 +102,21 @@ class Database:
             state: the place.
             directory: where log and spool files go; a local state is its own.
             busy_seconds: how long a SQLite state is waited for that another process locks.
+            must_exist: do not make a state in a directory that has none.
 
         Raises:
-            ChangefeedError: CF6001 not reachable, CF6002 made by another version, CF1201
+            ChangefeedError: CF6001 not reachable or not there, CF6002 made by another version, CF1201
                 a URL that is neither.
         """
         text_ = str(state)
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
+            if must_exist and not StateLayout(home).database.exists():
+                raise ChangefeedError(
+                    Code.STATE_UNREACHABLE,
+                    f"there is no state in {home}",
+                    hint="name the directory that the node was started with (--state).",
+                )
             engine = _sqlite(home, busy_seconds)
             return cls(engine, shown=str(home), directory=directory or home, home=home)
         if text_.partition("://")[0] not in ("postgresql", "postgres"):

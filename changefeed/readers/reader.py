@@ -80,7 +80,7 @@ class Reader:
             ChangefeedError: CF1101 there is no such reader; CF1302 it is another table's; CF1303 a
                 changefeed of that name is no reader; else what CREATE CHANGEFEED says.
         """
-        catalog = Catalog.open(state)
+        catalog = Catalog.open(state, must_exist=True)
         try:
             reader = cls(catalog, name, on_truncate)
             if catalog.find_job(name) is None:

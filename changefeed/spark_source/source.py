@@ -88,7 +88,7 @@ def _shape(settings: SparkSourceSettings) -> TableSchema:
             return reader.schema()
         finally:
             reader.close()
-    catalog = Catalog.open(settings.state)
+    catalog = Catalog.open(settings.state, must_exist=True)
     try:
         return announced_shape(catalog, Selection(table_name(settings.table)))
     finally:
@@ -102,7 +102,7 @@ def _log_part(settings: SparkSourceSettings) -> LogPart:
         ChangefeedError: CF1101, no changefeed watches the table.
     """
     name = table_name(settings.table)
-    catalog = Catalog.open(settings.state)
+    catalog = Catalog.open(settings.state, must_exist=True)
     try:
         since = catalog.captured(name.source).get(name)
         root = StateLayout(Path(catalog.directory).absolute()).log(name.source)

@@ -25,6 +25,7 @@ from changefeed.readers.changes import ChangeRows, change_schema
 from changefeed.readers.presigned import S3Keys
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import moment, table_name, version
+from changefeed.readers.subscription import subscribe
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
 from tests.helpers.log_samples import flush
 
@@ -419,3 +420,11 @@ def test_versions_and_moments_are_checked() -> None:
         with pytest.raises(ChangefeedError, match="option o") as error:
             parse("yesterday", "o")
         assert error.value.code.number == "CF1204"
+
+
+def test_a_reader_makes_no_state(tmp_path: Path) -> None:
+    missing = tmp_path / "typo"
+    with pytest.raises(ChangefeedError, match=f"there is no state in {missing}") as caught:
+        subscribe(str(missing), "shop.public.t", reader="r")
+    assert caught.value.code.number == "CF6001" and "--state" in caught.value.hint
+    assert not missing.exists()
