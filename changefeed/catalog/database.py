@@ -105,8 +105,8 @@ class Database:
             must_exist: do not make a state in a directory that has none.
 
         Raises:
-            ChangefeedError: CF6001 not reachable or not there, CF6002 made by another version, CF1201
-                a URL that is neither.
+            ChangefeedError: CF6001 not reachable or not there, CF6002 made by another version,
+                CF1201 a URL that is neither.
         """
         text_ = str(state)
         if "://" not in text_:

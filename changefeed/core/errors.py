@@ -387,6 +387,13 @@ class ChangefeedError(Exception):
         self.target = target
 
     @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """What a traceback of Python shows below the message; Spark shows errors of the format
+        ``changefeed`` as tracebacks."""
+        more = (("DETAIL", self.detail), ("HINT", self.hint))
+        return [self.code.number, *(f"{name}: {text}" for name, text in more if text)]
+
+    @property
     def explained(self) -> str:
         """The message and the detail in one line, for outputs without a DETAIL line."""
         detail = " ".join(self.detail.split())

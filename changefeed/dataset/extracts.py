@@ -165,6 +165,13 @@ def date_of(schedule: ExtractSchedule, extract: FoundExtract, today: dt.date) ->
     )
 
 
+def absolute_location(location: str) -> str:
+    """The location, with a path on this machine made absolute: Spark's JVM and the node have
+    working directories of their own."""
+    path = _local_path(location)
+    return location if path is None or location.startswith("file:") else str(Path(path).absolute())
+
+
 def _local_path(location: str) -> str | None:
     if location.startswith("file:"):
         return unquote("/" + location.removeprefix("file:").lstrip("/"))

@@ -17,7 +17,13 @@ from changefeed.core.spark_sql import quoted
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
-from changefeed.dataset.extracts import FoundExtract, date_of, effective_date, next_extract
+from changefeed.dataset.extracts import (
+    FoundExtract,
+    absolute_location,
+    date_of,
+    effective_date,
+    next_extract,
+)
 from changefeed.dataset.incoming import (
     FAULTS,
     faulty_rows,
@@ -184,7 +190,7 @@ def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -
     """
     dataset, day = read_config(config), effective_date(date)
     with NodeSpark.of(settings) as spark:
-        return run_dataset(spark, dataset, extract, day)
+        return run_dataset(spark, dataset, absolute_location(extract), day)
 
 
 def _base(store: DatasetFolders, dataset: Dataset, date: dt.date) -> Version | None:

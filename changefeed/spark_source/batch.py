@@ -70,7 +70,7 @@ class ChangeBatchReader(DataSourceReader):
             ranges, _ = RangeCopies(settings.staging).stage(ranges)
         return [ChangePartition(part) for part in ranges]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The changes of a range."""
         return read_partition(partition)
 
@@ -128,8 +128,11 @@ def open_reader(settings: SparkSourceSettings) -> Reader:
     return reader
 
 
-def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The changes of a partition; runs in an executor."""
+def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    """The changes of a partition; runs in an executor. For a query without partitions Spark asks
+    for the rows of None."""
+    if partition is None:
+        return iter(())
     if not isinstance(partition, ChangePartition):
         raise TypeError(f"not a partition of changes: {partition!r}")
     return partition.part.read()

@@ -25,7 +25,12 @@ from changefeed.dataset.definition import (
     read_columns,
     uri_of,
 )
-from changefeed.dataset.extracts import ExtractSchedule, check_schedule, next_extract
+from changefeed.dataset.extracts import (
+    ExtractSchedule,
+    absolute_location,
+    check_schedule,
+    next_extract,
+)
 from changefeed.dataset.model import SCHEMA, DatasetColumn, table_name
 from changefeed.dataset.store import DatasetFolders, check_sides
 from changefeed.dataset.tables import Registration
@@ -69,7 +74,7 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     _check_options(statement, own, context)
     location = statement.location.text
     name = statement.name or f"dataset_{hashlib.sha256(location.encode()).hexdigest()[:8]}"
-    schedule = ExtractSchedule(location, own.every, own.date)
+    schedule = ExtractSchedule(absolute_location(location), own.every, own.date)
     try:
         check_schedule(schedule)
         columns = _columns(schedule, own, context)

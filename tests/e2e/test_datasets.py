@@ -318,7 +318,8 @@ def test_command(tmp_path: Path) -> None:
 
     def command(day: str, date: str, fault: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "shell", "dataset", str(path), str(tmp_path / day), date],
+            [sys.executable, "-m", "shell", "dataset", str(path), day, date],
+            cwd=tmp_path,
             env={**os.environ, faults.VARIABLE: fault},
             capture_output=True,
             text=True,

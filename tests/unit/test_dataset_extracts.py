@@ -23,6 +23,7 @@ from changefeed.dataset.extracts import (
     DATE_OF_NAME,
     ExtractSchedule,
     FoundExtract,
+    absolute_location,
     check_schedule,
     date_of,
     last_arrived,
@@ -205,3 +206,13 @@ def test_wrong_definitions(change: tuple[str, str], said: str) -> None:
     assert change[0] in uri
     with pytest.raises(ChangefeedError, match=said):
         definition_of(uri.replace(*change))
+
+
+def test_a_path_is_that_of_whoever_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither Spark's JVM nor the node works in the directory of the shell."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute_location("in/day-*.csv") == str(tmp_path / "in/day-*.csv")
+    for location in ("/in/day1", "file:///in/day1", "s3a://in/day1", "jdbc:x://h/d#t"):
+        assert absolute_location(location) == location

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def test_a_near_option_is_suggested() -> None:
     with pytest.raises(ChangefeedError) as error:
         settings_of({**GIVEN, "startVersion": "1"})
     assert error.value.hint == "did you mean startingVersion?"
+    shown = "".join(traceback.format_exception(error.value))
+    assert shown.endswith("\nCF1203\nHINT: did you mean startingVersion?\n"), "as Spark shows it"
 
 
 def test_the_state_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +271,9 @@ def test_executors_get_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_partitions_pickle() -> None:
     part = Range(Path("/log"), Selection(SCHEMA.table), SCHEMA, at(1), at(2))
     assert pickle.loads(pickle.dumps(ChangePartition(part))).part == part
+
+
+def test_a_batch_without_ranges_has_no_rows() -> None:
+    """Spark asks for the rows of None then."""
+    reader = ChangeBatchReader(settings_of(GIVEN), SCHEMA)
+    assert list(reader.read(None)) == []
