@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,3 +25,14 @@ def loading() -> Iterator[None]:
         gc.freeze()
         if was_on:
             gc.enable()
+
+
+def _unfreeze() -> None:
+    """Let Python free what was loaded when it ends. That takes a tenth of a second, so it is done
+    only for the module of DuckDB, which lists on standard error what is not freed.
+    """
+    if "_duckdb" in sys.modules:
+        gc.unfreeze()
+
+
+atexit.register(_unfreeze)
