@@ -30,6 +30,7 @@ _OURS = frozenset(
 def create_function(statement: nodes.CreateFunction, context: Context) -> Result:
     """CREATE FUNCTION."""
     function = _function(statement, context)
+    _refuse_shadow(statement, context)
     try:
         made = context.catalog.create_function(function, statement.if_not_exists)
     except ChangefeedError as error:
@@ -42,7 +43,7 @@ def create_function(statement: nodes.CreateFunction, context: Context) -> Result
 def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
     """DROP FUNCTION: refused while a feed calls it."""
     name, span = statement.name, to_span(statement.name_span)
-    users = [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
+    users = _users(name, context)
     if users:
         raise ChangefeedError(
             Code.WRONG_JOB_STATE,
@@ -62,6 +63,27 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
         hint=f'did you mean "{near}"?' if near else "SHOW FUNCTIONS lists them.",
         span=span,
     )
+
+
+def _refuse_shadow(statement: nodes.CreateFunction, context: Context) -> None:
+    """Refuse the name of a function of Spark that feeds call: their queries could not be compiled
+    any more, and the function not be dropped."""
+    name = statement.name
+    if any(function.name == name for function in context.catalog.functions()):
+        return
+    users = _users(name, context)
+    if users:
+        raise ChangefeedError(
+            Code.NAME_TAKEN,
+            f"Spark SQL has a function {name}() of its own, used by {', '.join(users)}",
+            hint="give yours another name.",
+            span=to_span(statement.name_span),
+        )
+
+
+def _users(name: str, context: Context) -> list[str]:
+    """The feeds whose queries call a function of this name."""
+    return [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
 
 
 def show_functions(statement: nodes.ShowFunctions, context: Context) -> Result:

@@ -153,3 +153,8 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused(query("tex(total)"), "function tex.. does not exist")
     feeds.execute("CREATE FUNCTION upper (a string) RETURNS string AS 'json:dumps'")
     refused(query("upper(status)"), "Spark SQL has a function upper.. of its own")
+    # It would stop a feed that calls Spark's, and could not be dropped then.
+    feeds.execute("DROP FUNCTION upper")
+    feeds.execute(query("upper(status)"))
+    refused("CREATE FUNCTION upper (a string) RETURNS string AS 'json:dumps'", "own, used by f")
+    feeds.execute("DROP CHANGEFEED f")
