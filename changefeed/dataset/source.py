@@ -75,7 +75,9 @@ class DatasetSource(Source):
         elif parts.netloc or not path.endswith((".yaml", ".yml")):
             raise ChangefeedError(
                 Code.INVALID_URI,
-                f"connection {name!r} does not name the configuration of a dataset",
+                f"the URI of connection {name} does not name the configuration of a dataset"
+                if name
+                else "the URI does not name the configuration of a dataset",
                 hint="write it as dataset:///path/config.yaml.",
             )
         self._path = Path(path)

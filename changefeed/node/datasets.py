@@ -183,6 +183,9 @@ class DatasetThread:
 
     def _tell_failure(self, what: str, error: ChangefeedError) -> None:
         text = " ".join(filter(None, (error.message, error.detail and f"({error.detail})")))
+        if error.hint:
+            # Among other things where the rows in question are: an event has no place of its own.
+            text = f"{text}; {error.hint.rstrip('.')}"
         if text == self._told.get(what):
             return
         self._told[what] = text

@@ -116,7 +116,8 @@ def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path:
 
     def refused() -> bool:
         rows = feeds.execute("SHOW CHANGEFEED d ERRORS").rows
-        return "1 key appears more than once" in str(rows)
+        place = f"the keys are in {tmp_path}/current.versions/rejected"
+        return "1 key appears more than once" in str(rows) and place in str(rows)
 
     with pytest.raises(ChangefeedError, match="1 key appears more than once") as caught:
         feeds.sync("d")
