@@ -43,7 +43,10 @@ def renamed(
     was, name = (f"{known.schema}.{known.name}" for known in (table, now))
     hint = f"ALTER CHANGEFEED .. RESCAN {was} continues with the table under its present name."
     if why and not rescan:
-        hint = f"ALTER CHANGEFEED .. DROP {was}, then ADD {name}: it is scanned again."
+        hint = (
+            f"ALTER CHANGEFEED .. DROP {was} ADD {name} scans it again; a feed that has failed "
+            "then needs RESUME. The feed of a CDC query has to be created again."
+        )
     return ChangefeedError(
         Code.TABLE_REPLACED,
         f'table "{was}" was renamed to "{name}"' + f"; {why}" * bool(why),

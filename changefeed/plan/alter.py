@@ -149,7 +149,7 @@ class _Alteration:
             self._problem(
                 Code.TARGET_NOT_WATCHABLE,
                 "cannot drop all targets",
-                "DROP CHANGEFEED ends the feed.",
+                "DROP CHANGEFEED ends the feed; DROP and ADD in one statement exchange a table.",
             )
         if sink is not old_sink:
             self._check_moved(sink, options)
