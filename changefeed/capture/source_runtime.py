@@ -72,6 +72,7 @@ class SourceRuntime:
         )
         self._source: Source | None = None
         self._uri = ""
+        self._held_up = ""
 
     # -- the source -----------------------------------------------------------------------
 
@@ -164,6 +165,15 @@ class SourceRuntime:
         with self._lock:
             if self._supervisor is not None:
                 self._supervisor.retry()
+
+    @property
+    def held_up(self) -> str:
+        """Why feeds get nothing new for now, though nothing failed; empty: they do."""
+        return self._held_up or self.log.stalled
+
+    def hold_up(self, why: str) -> None:
+        """Record what the source has that cannot be captured; an empty text: nothing."""
+        self._held_up = why
 
     def hasten(self) -> None:
         """Make capture read at once, because a caller waits for what is committed now."""

@@ -59,8 +59,8 @@ class FeedStatus:
         if error is not None:
             self._trying = False
             self.show(feed, Status.RETRYING, f"source: {error.explained}", error)
-        elif self._source_runtime.log.stalled:
-            self.show(feed, Status.STALLED, self._source_runtime.log.stalled)
+        elif why := self._source_runtime.held_up:
+            self.show(feed, Status.STALLED, why)
         elif self._trying:
             return  # what was written when it failed is still true
         elif self._scanning.owes(feed):

@@ -2,7 +2,8 @@
 
 A thread looks for an extract that is due and no longer changes, and compares it with the node's
 Spark. Feeds learn of a comparison from the files, as they do of one from the command. A refused
-extract is reported to the dataset's feeds and not compared again before it changes. After each
+extract is reported to the dataset's feeds, which are stalled, and not compared again before it
+changes. After each
 comparison the dataset's tables in Spark's catalog, if it has such, are made to show it.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Clock
@@ -33,11 +35,20 @@ _COMPARISON, _TABLES = "comparison", "tables"
 class DatasetThreads:
     """Used by the node's loop only."""
 
-    def __init__(self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        spark: NodeSpark,
+        clock: Clock,
+        timings: Timings,
+        held_up: Callable[[str, str], None],
+    ) -> None:
+        """``held_up``: told of a dataset why its feeds get nothing; an empty text when they do."""
         self._catalog = catalog
         self._spark = spark
         self._clock = clock
         self._timings = timings
+        self._held_up = held_up
         self._threads: dict[str, DatasetThread] = {}
 
     def want(self, sources: Collection[str]) -> None:
@@ -47,7 +58,14 @@ class DatasetThreads:
         for name in self._threads.keys() - wanted:
             self._threads.pop(name).stop()
         for name in wanted - self._threads.keys():
-            made = DatasetThread(self._catalog, self._spark, self._clock, self._timings, name)
+            made = DatasetThread(
+                self._catalog,
+                self._spark,
+                self._clock,
+                self._timings,
+                name,
+                partial(self._held_up, name),
+            )
             self._threads[name] = made
             made.start()
 
@@ -63,13 +81,20 @@ class DatasetThread:
     """Compares the extracts of one dataset."""
 
     def __init__(
-        self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings, name: str
+        self,
+        catalog: Catalog,
+        spark: NodeSpark,
+        clock: Clock,
+        timings: Timings,
+        name: str,
+        held_up: Callable[[str], None],
     ) -> None:
         self._catalog = catalog
         self._spark = spark
         self._clock = clock
         self._timings = timings
         self._name = name
+        self._held_up = held_up
         self._failures = FailureCounter(clock)
         self._stopping = threading.Event()
         #: What the last look found: an extract that is being written looks different each time.
@@ -119,6 +144,8 @@ class DatasetThread:
         store = DatasetFolders(definition.dataset)
         found = next_extract(definition.schedule, store.latest(), self._clock.now().wall / 1e9)
         before, self._seen = self._seen, found
+        if found is None:
+            self._held_up("")
         if found is None or (definition.schedule.local and found != before):
             return
         if found == self._refused and self._clock.monotonic() < self._again_at:
@@ -133,6 +160,7 @@ class DatasetThread:
                 store.refuse(found.mark, error)
             raise
         self._refused = None
+        self._held_up("")
         self._told.pop(_COMPARISON, None)
         if outcome is not None:
             self._tell(outcome)
@@ -179,6 +207,7 @@ class DatasetThread:
             return
         if error.action is Action.RETRY:
             self._again_at = self._clock.monotonic() + self._timings.retry_longest
+        self._held_up(f"the next extract is not delivered: {error.explained}")
         self._tell_failure(_COMPARISON, error)
 
     def _tell_failure(self, what: str, error: ChangefeedError) -> None:

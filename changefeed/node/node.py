@@ -120,7 +120,13 @@ class Node:
             runs=lambda job_id: job_id in self.feeds,
             changed=self._look_again,
         )
-        self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
+        self._datasets = DatasetThreads(
+            catalog,
+            self.spark,
+            self.clock,
+            self.timings,
+            lambda name, why: self.sources.runtime(name).hold_up(why),
+        )
         self._answers = NodeAnswers(catalog, self, self.clock)
         self.feeds = RunningFeeds(services, self.sources)
         self._sinkless = SinklessFeeds(

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pyarrow.dataset as pads
 import pytest
 
+from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.timings import Timings
 from changefeed.spark.session import NodeSpark
@@ -123,8 +124,11 @@ def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path:
         feeds.sync("d")
     assert "remove the rows that are too many" in caught.value.hint
     assert refused()
+    until(lambda: feeds.catalog.job("d").status is Status.STALLED)
+    assert "1 key appears more than once" in feeds.catalog.job("d").reason
     put(folder / "stock-2019-06-20.csv", "3,kiwi,b")
     feeds.sync("d")
+    until(lambda: feeds.catalog.job("d").status is Status.RUNNING)
     assert changes(out)[3:] == [(3, "kiwi")]
     dates = sorted(path.name for path in (tmp_path / "history").glob("EFF_DATE=*"))
     assert dates == [f"EFF_DATE=2019-06-{day}" for day in (18, 19, 20)]
