@@ -43,18 +43,25 @@ class Checkpoint:
         return self._resolved
 
     def want(self) -> None:
-        """Save at the next turn, whatever the time; safe from any thread."""
+        """Save at the next turn, whatever the time; safe from any thread.
+
+        Within a delivery each turn saves, and the one after it: who asked may wait for its end.
+        """
         self._wanted.set()
 
-    def turn(self, feed: Feed, *, moved: bool) -> None:
-        """Save progress and emit a resolved timestamp, if they are due."""
+    def turn(self, feed: Feed, *, moved: bool, delivering: bool = False) -> None:
+        """Save progress and emit a resolved timestamp, if they are due.
+
+        ``delivering``: a round of a delivery was committed, and others may follow.
+        """
         now = self._clock.monotonic()
         often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
         every = often if moved or feed.changed else self._timings.save_idle
         resolve = self._resolve_due(feed, now)
         if not (resolve or self._wanted.is_set() or now - self._saved_at >= every):
             return
-        self._wanted.clear()
+        if not delivering:
+            self._wanted.clear()
         feed.save()
         self._saved_at = now
         fault_point(Point.RUNNER_AFTER_SAVE)

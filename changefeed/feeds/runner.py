@@ -155,7 +155,7 @@ class FeedRunner:
             ),
             renames,
             *time,
-            committed=lambda: self._checkpoint.turn(self._feed, moved=True),
+            committed=lambda: self._checkpoint.turn(self._feed, moved=True, delivering=True),
             interrupted=self._interrupted,
         )
         self._status = FeedStatus(self.catalog, self.source_runtime, self._scanning, *time)
@@ -198,7 +198,7 @@ class FeedRunner:
         self.wake()
 
     def request_checkpoint(self) -> None:
-        """Save progress at the next turn (SYNC waits for it)."""
+        """Save progress at the next turn, and at the end of a delivery (SYNC waits for it)."""
         self._checkpoint.want()
         self.wake()
 

@@ -52,11 +52,13 @@ class Bench:
     def resolved(self, *, by_topic: bool) -> Timestamp | None:
         return self.high
 
-    def turn(self, after: float = 0.0, *, moved: bool = False) -> list[str]:
+    def turn(
+        self, after: float = 0.0, *, moved: bool = False, delivering: bool = False
+    ) -> list[str]:
         """What a turn ``after`` so many seconds does."""
         self.clock.advance(after)
         self.done.clear()
-        self.checkpoint.turn(cast(Feed, self), moved=moved)
+        self.checkpoint.turn(cast(Feed, self), moved=moved, delivering=delivering)
         return list(self.done)
 
     def last(self) -> list[str]:
@@ -140,6 +142,15 @@ def test_who_wants_a_save_gets_one(plain: Bench) -> None:
     plain.checkpoint.want()
     assert plain.turn() == ["save"]
     assert plain.turn() == [], "asked once, saved once"
+
+
+def test_who_wants_a_save_within_a_delivery_gets_its_end_too(plain: Bench) -> None:
+    """SYNC waits for the end of a backlog, and asks less and less often."""
+    plain.checkpoint.want()
+    assert plain.turn(moved=True, delivering=True) == ["save"]
+    assert plain.turn(moved=True, delivering=True) == ["save"]
+    assert plain.turn(moved=True) == ["save"]
+    assert plain.turn(moved=True) == [], "the delivery has ended"
 
 
 def test_the_end_is_saved_and_resolved(bench: Bench, plain: Bench) -> None:
