@@ -41,9 +41,9 @@ from changefeed.core.schema import BeforeImage, Column
 from changefeed.query.compile import batch_fields, prev_type
 from changefeed.query.model import CompiledQuery
 from changefeed.query.types import input_values, log_text
-from changefeed.query.written import OP, ROW, TIME
+from changefeed.query.written import KEEP, OP, ROW, TIME
 
-#: A compiled query and a batch -> the rows that satisfy it; see :meth:`.evaluate.Evaluator.run`.
+#: A compiled query and a batch -> rows of its result; see :meth:`.evaluate.Evaluator.run`.
 Evaluation = Callable[[CompiledQuery, pa.Table], pa.Table]
 
 _NOWHERE = -1
@@ -74,7 +74,7 @@ def changes_of_result(
     Raises:
         ChangefeedError: CF4001 a value is missing or does not fit, or what ``run`` raises.
     """
-    return _Changes(query, rows.combine_chunks(), run, before, superseded).made()
+    return _Changes(query, rows, run, before, superseded).made()
 
 
 def change_images(query: CompiledQuery, rows: pa.Table) -> tuple[pa.Table, pa.Array]:
@@ -83,7 +83,7 @@ def change_images(query: CompiledQuery, rows: pa.Table) -> tuple[pa.Table, pa.Ar
     Raises:
         ChangefeedError: CF4001 a value that the query reads is missing or does not fit.
     """
-    return _Changes(query, rows.combine_chunks(), None, False).images()
+    return _Changes(query, rows, None, False).images()
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,15 @@ class _Images:
         return found
 
 
+def _read_columns(query: CompiledQuery, rows: pa.Table) -> list[str]:
+    """The columns of the log that the query or its result has something of."""
+    columns = range(len(query.source.columns)) if query.uses_prev else query.inputs
+    read = {*columns, *query.source.key}
+    read.update(output.ordinal for output in query.outputs if output.ordinal is not None)
+    wanted = {f"{side}{i}" for i in read for side in "ab"}.union(f.name for f in METADATA)
+    return [name for name in rows.column_names if name in wanted]
+
+
 class _Changes:
     def __init__(
         self,
@@ -110,7 +119,7 @@ class _Changes:
         superseded: bool = False,
     ) -> None:
         self._query = query
-        self._rows = rows
+        self._rows = rows.select(_read_columns(query, rows)).combine_chunks()
         self._run = run
         self._superseded = superseded
         self._count = rows.num_rows
@@ -169,12 +178,13 @@ class _Changes:
         columns: list[pa.Array] = []
         for i in query.inputs:
             column = query.source.columns[i]
-            parts = [self._side("a", i, self._after), self._side("b", i, self._before)]
-            if i in query.source.key:
-                parts.append(self._side("k", i, self._deleted))
-            else:
-                parts.append(pa.nulls(len(self._deleted), column.arrow))
-            values = pa.concat_arrays([part.cast(column.arrow) for part in parts])
+            parts = [
+                self._side(side, i, rows)
+                for side, rows in zip("abk", indices, strict=True)
+                if len(rows)
+            ]
+            parts = [part.cast(column.arrow) for part in parts] or [pa.nulls(0, column.arrow)]
+            values = pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
             columns.append(input_values(column, values))
         if query.uses_prev:
             columns.append(self._previous())
@@ -191,12 +201,14 @@ class _Changes:
     def _side(self, side: str, i: int, rows: np.ndarray) -> pa.Array:
         """Values of a column after (a) or before (b) the changes ``rows``; k is the key of a
         deleted row."""
+        if side == "k" and i not in self._query.source.key:
+            return pa.nulls(len(rows), self._query.source.columns[i].arrow)
         if side == "k":
             before, after = self._column(f"b{i}"), self._column(f"a{i}")
             values = pc.coalesce(before, after)
         else:
             values = self._column(f"{side}{i}")
-        return values.take(pa.array(rows))
+        return values if len(rows) == self._count else values.take(pa.array(rows))
 
     def _column(self, name: str) -> pa.Array:
         if name not in self._rows.column_names:
@@ -256,17 +268,20 @@ class _Changes:
         """The rows of the result's log."""
         query = self._query
         if query.sql is None or not self._count or self._run is None:
-            result, found = None, np.arange(0)
+            result = None
         else:
             result = self._run(query, self._batch())
-            found = _numbers(result[ROW])
         total = len(self._after) + len(self._before) + len(self._deleted)
         # Image -> its row in the result.
         place = np.full(total, _NOWHERE, np.int64)
         if result is None:
             place[:] = np.arange(total)
         else:
-            place[found] = np.arange(len(found))
+            numbers = _numbers(result[ROW])
+            found = np.arange(len(numbers))
+            if KEEP in result.column_names:
+                found = np.flatnonzero(_numbers(result[KEEP]))
+            place[numbers[found]] = found
         starts = np.cumsum([0, len(self._after), len(self._before)])
         after, before, deleted = (
             self._at(_Images(rows, int(start)), place)
@@ -322,8 +337,8 @@ class _Changes:
         kept = pa.array(np.flatnonzero(keep))
         rows = self._rows.take(kept)
         op, after, before = op[keep], after[keep], before[keep]
-        gone = pa.array(op == _DELETE)
-        fresh = pa.array(op <= _READ)
+        deletes = op == _DELETE
+        gone, fresh = pa.array(deletes), pa.array(op <= _READ)
         schema = query.schema.log_schema()
         made: dict[str, pa.Array] = {f.name: one_piece(rows[f.name]) for f in METADATA}
         made["op"] = pa.array(_OPS).take(pa.array(op))
@@ -331,16 +346,19 @@ class _Changes:
         known = set(query.schema.before_ordinals)
         for i, output in enumerate(query.outputs):
             column = query.schema.columns[i]
-            if output.ordinal is not None:
-                new = one_piece(rows[f"a{output.ordinal}"])
-                old = self._old(rows, output.ordinal)
-                old = pc.if_else(gone, pc.coalesce(old, new), old) if i in query.schema.key else old
+            if output.ordinal is None:
+                values = None
+                if result is not None:
+                    values = log_text(column, one_piece(result[f"c{output.place}"]))
+                made[f"a{i}"] = _taken(column, values, np.where(deletes, _NOWHERE, after))
+                old = _taken(column, values, before) if i in known else None
             else:
-                values = one_piece(result[f"c{output.place}"]) if result is not None else None
-                new = _taken(column, values, after)
-                old = _taken(column, values, before)
-            made[f"a{i}"] = pc.if_else(gone, None, new)
-            if i in known:
+                new = one_piece(rows[f"a{output.ordinal}"])
+                made[f"a{i}"] = pc.if_else(gone, None, new)
+                old = self._old(rows, output.ordinal) if i in known else None
+                if old is not None and i in query.schema.key:
+                    old = pc.if_else(gone, pc.coalesce(old, new), old)
+            if old is not None:
                 made[f"b{i}"] = pc.if_else(fresh, None, self._shown_before(i, old, gone))
         return pa.Table.from_arrays(
             [made[field.name].cast(field.type) for field in schema], schema=schema
@@ -380,10 +398,10 @@ class _Changes:
 
 
 def _taken(column: Column, values: pa.Array | None, places: np.ndarray) -> pa.Array:
-    """Computed values at these places of the result, in the log's form; NULL where negative."""
+    """Values at these places of the result, in the log's form; NULL where negative."""
     if values is None:
         return pa.nulls(len(places), column.arrow)
-    return log_text(column, values).take(pa.array(places, mask=places < 0)).cast(column.arrow)
+    return values.take(pa.array(places, mask=places < 0)).cast(column.arrow)
 
 
 def one_piece(values: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job
@@ -143,7 +144,7 @@ class FeedQuery:
                 may have values that it lacks. A row that satisfied the query only within its
                 transaction then ends in a delete.
         """
-        if not superseded and plan.collapse:
+        if not superseded and plan.collapse and not pc.all(rows["last"]).as_py():
             rows = rows.filter(rows["last"])
         before = plan.shows_before or plan.envelope is Envelope.CHANGED
         run = self._evaluator.run

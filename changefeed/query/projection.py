@@ -10,37 +10,48 @@ such function and the batch goes the way of DataFrames (:mod:`.evaluate`).
 from __future__ import annotations
 
 import binascii
-import mmap
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from changefeed.query.compile import VIEW, batch_fields
 from changefeed.query.model import CompiledQuery
-from changefeed.query.written import KEEP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: The expressions of one projection, and the columns that it reads.
+_Stage = tuple[Any, Any]
 
-#: The result of a batch above this size comes through a file: as text it is copied five times.
+#: The rows of a batch above this size go and come through files: as text they are copied five
+#: times.
 _BY_FILE = 256 << 10
+#: Threads that evaluate one query at the same time: the next chunk of a backlog beside this one.
+_AT_ONCE = 2
 
 
 class Projection:
-    """A compiled query in one JVM. Threads take turns: the generated code has buffers."""
+    """A compiled query in one JVM.
 
-    def __init__(self, session: SparkSession, steps: list[Any], result: Any) -> None:
+    The generated code has buffers, so each thread of those that evaluate the query at the same
+    time has code of its own; others wait.
+    """
+
+    def __init__(self, session: SparkSession, stages: list[_Stage], given: Any, made: Any) -> None:
+        """``given`` and ``made``: the types of the rows before and after ``stages``."""
         package: Any = session._jvm.org.apache.spark.sql.execution.arrow  # type: ignore[union-attr]
         # A Scala object that has no static methods.
         self._converters = getattr(getattr(package, "ArrowConverters$"), "MODULE$")
         self._jvm: Any = session._jvm
-        self._steps = steps
-        self._result = result
-        self._lock = threading.Lock()
+        self._stages = stages
+        self._given = given
+        self._made = made
+        self._free = threading.Semaphore(_AT_ONCE)
+        self._idle = [self._compiled()]
 
     @classmethod
     def of(cls, session: SparkSession, query: CompiledQuery) -> Projection | None:
@@ -65,61 +76,102 @@ class Projection:
         nothing.createOrReplaceTempView(view)
         try:
             frame = session.sql(query.row_sql.replace(VIEW, view))
-            steps = _steps(session, frame._jdf.queryExecution().optimizedPlan())
-            return None if steps is None else cls(session, steps, frame._jdf.schema())
+            stages = _stages(frame._jdf.queryExecution().optimizedPlan())
+            if stages is None:
+                return None
+            return cls(session, stages, nothing._jdf.schema(), frame._jdf.schema())
         except Py4JError:
             return None  # another version of Spark: its classes have other methods
         finally:
             session.catalog.dropTempView(view)
 
     def run(self, batch: pa.Table) -> pa.Table:
-        """The rows of the batch that satisfy the WHERE; see :meth:`.evaluate.Evaluator.run`."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_table(batch)
-        with self._lock:
+        """A row for each row of the batch; see :meth:`.evaluate.Evaluator.run`."""
+        with self._code() as steps:
+            if batch.nbytes > _BY_FILE:
+                return self._by_files(steps, batch)
+            sink = pa.BufferOutputStream()
+            _write(sink, batch)
             rows = self._converters.fromIPCStream(sink.getvalue().to_pybytes())._1()
-            for step in self._steps:
-                rows = rows.map(step)
-            made = self._converters.toBatchWithSchemaIterator(
-                rows, self._result, 0, 1 << 40, "UTC", True, False
-            )
-            large = batch.nbytes > _BY_FILE
-            data = self._through_file(made) if large else self._as_text(made)
-        with pa.ipc.open_stream(data) as stream:
-            table = stream.read_all()
-        kept = table[KEEP]
-        return table if pc.all(kept).as_py() else table.filter(kept)
+            with pa.ipc.open_stream(self._as_text(self._through(steps, rows))) as stream:
+                return stream.read_all()
+
+    @contextmanager
+    def _code(self) -> Iterator[list[Any]]:
+        with self._free:
+            try:
+                steps = self._idle.pop()
+            except IndexError:
+                steps = self._compiled()
+            try:
+                yield steps
+            finally:
+                self._idle.append(steps)
+
+    def _compiled(self) -> list[Any]:
+        """The generated code, which Spark itself keeps; the buffers are new."""
+        package = self._jvm.org.apache.spark.sql.catalyst.expressions
+        factory = getattr(getattr(package, "UnsafeProjection$"), "MODULE$")
+        return [factory.create(expressions, given) for expressions, given in self._stages]
+
+    def _through(self, steps: list[Any], rows: Any) -> Any:
+        """Rows of Spark -> one array of Arrow's bytes, as an iterator."""
+        for step in steps:
+            rows = rows.map(step)
+        return self._converters.toBatchWithSchemaIterator(
+            rows, self._made, 0, 1 << 40, "UTC", True, False
+        )
 
     def _as_text(self, batches: Any) -> memoryview:
         """The bytes of an iterator of one array. py4j itself reads arrays of bytes one by one in
         Python (60 ns each), texts as a whole."""
         text = self._jvm.java.io.ByteArrayOutputStream()
-        self._write(batches, self._jvm.java.util.Base64.getEncoder().wrap(text))
+        encoder = self._jvm.java.util.Base64.getEncoder().wrap(text)
+        self._put(batches, self._jvm.java.io.DataOutputStream(encoder))
         # The length comes first, in four bytes.
         return memoryview(binascii.a2b_base64(text.toString()))[4:]
 
-    def _through_file(self, batches: Any) -> memoryview:
-        """The same for many bytes: a file that has no name any more when they are read."""
-        with tempfile.NamedTemporaryFile(prefix="changefeed-query-") as file:
-            self._write(batches, self._jvm.java.io.FileOutputStream(file.name))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return memoryview(content[4:])
+    def _by_files(self, steps: list[Any], batch: pa.Table) -> pa.Table:
+        """:meth:`run` for many bytes. The second file has no name any more when it is read."""
+        with (
+            tempfile.NamedTemporaryFile(prefix="changefeed-query-") as given,
+            tempfile.NamedTemporaryFile(prefix="changefeed-query-") as made,
+        ):
+            with pa.OSFile(given.name, "wb") as sink:
+                _write(sink, batch)
+            channel = self._jvm.java.io.FileInputStream(given.name).getChannel()
+            try:
+                batches = self._converters.getBatchesFromStream(channel)
+                rows = self._converters.fromBatchIterator(
+                    batches, self._given, "UTC", True, False, None
+                )
+                stream = self._jvm.java.io.FileOutputStream(made.name)
+                out = self._jvm.java.io.DataOutputStream(stream)
+                out.writeInt(0)  # so that numbers stand at multiples of eight bytes
+                self._put(self._through(steps, rows), out)
+            finally:
+                channel.close()
+            content = pa.memory_map(made.name)
+            content.seek(8)
+            with pa.ipc.open_stream(content) as reader:
+                return reader.read_all()
 
-    def _write(self, batches: Any, stream: Any) -> None:
-        out = self._jvm.java.io.DataOutputStream(stream)
+    def _put(self, batches: Any, out: Any) -> None:
+        """Write the bytes behind their length, which is four bytes."""
         self._jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
         out.close()
 
 
-def _steps(session: SparkSession, plan: Any) -> list[Any] | None:
+def _write(sink: pa.NativeFile, batch: pa.Table) -> None:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_table(batch)
+
+
+def _stages(plan: Any) -> list[_Stage] | None:
     """The projections of a plan over rows, the first one first; None for any other plan."""
-    jvm: Any = session._jvm
-    package = jvm.org.apache.spark.sql.catalyst.expressions
-    factory = getattr(getattr(package, "UnsafeProjection$"), "MODULE$")
-    steps: list[Any] = []
+    stages: list[_Stage] = []
     while plan.getClass().getSimpleName() == "Project":
         child = plan.child()
-        steps.insert(0, factory.create(plan.projectList(), child.output()))
+        stages.insert(0, (plan.projectList(), child.output()))
         plan = child
-    return steps if plan.getClass().getSimpleName() == "LogicalRDD" and steps else None
+    return stages if plan.getClass().getSimpleName() == "LogicalRDD" and stages else None
