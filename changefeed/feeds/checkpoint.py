@@ -33,6 +33,7 @@ class Checkpoint:
         self._clock = clock
         self._timings = timings
         self._wanted = threading.Event()
+        self._awaited: Timestamp | None = None
         self._saved_at = 0.0
         self._resolved_at = 0.0
         self._resolved: Timestamp | None = None
@@ -42,26 +43,26 @@ class Checkpoint:
         """The last timestamp that this run resolved for consumers."""
         return self._resolved
 
-    def want(self) -> None:
-        """Save at the next turn, whatever the time; safe from any thread.
-
-        Within a delivery each turn saves, and the one after it: who asked may wait for its end.
+    def want(self, upto: Timestamp | None = None) -> None:
+        """Save at the next turn, whatever the time, and once more as soon as the feed has reached
+        ``upto``; safe from any thread.
         """
+        if upto is not None:
+            self._awaited = upto
         self._wanted.set()
 
-    def turn(self, feed: Feed, *, moved: bool, delivering: bool = False) -> None:
-        """Save progress and emit a resolved timestamp, if they are due.
-
-        ``delivering``: a round of a delivery was committed, and others may follow.
-        """
+    def turn(self, feed: Feed, *, moved: bool) -> None:
+        """Save progress and emit a resolved timestamp, if they are due."""
         now = self._clock.monotonic()
         often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
         every = often if moved or feed.changed else self._timings.save_idle
         resolve = self._resolve_due(feed, now)
-        if not (resolve or self._wanted.is_set() or now - self._saved_at >= every):
+        reached = self._reaches_awaited(feed)
+        if not (resolve or reached or self._wanted.is_set() or now - self._saved_at >= every):
             return
-        if not delivering:
-            self._wanted.clear()
+        if reached:
+            self._awaited = None
+        self._wanted.clear()
         feed.save()
         self._saved_at = now
         fault_point(Point.RUNNER_AFTER_SAVE)
@@ -73,6 +74,11 @@ class Checkpoint:
         feed.save()
         if feed.options[RESOLVED] is not None and self._sink_session.resolves:
             self._resolve(feed)
+
+    def _reaches_awaited(self, feed: Feed) -> bool:
+        awaited = self._awaited
+        high = None if awaited is None else feed.high_water()
+        return awaited is not None and high is not None and high >= awaited
 
     def _resolve_due(self, feed: Feed, now: float) -> bool:
         every = feed.options[RESOLVED]

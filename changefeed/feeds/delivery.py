@@ -1,13 +1,13 @@
 """Delivers changes: log -> chunks -> messages -> sink, one range at a time.
 
-During a backlog a second thread encodes the next chunk while the sink writes the present one. A few
-rows are encoded in the feed's thread, because handing them to another thread would cost more.
+During a backlog other threads encode the next chunk while the sink writes the present one
+(:mod:`.ahead`). A few rows are encoded in the feed's thread, because handing them to another thread
+would cost more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from changefeed.encoding.transactions import (
     boundary_messages,
     boundary_shape,
 )
+from changefeed.feeds.ahead import Ahead, Workers
 from changefeed.feeds.chunks import (
     Chunk,
     ControlItem,
@@ -41,7 +42,7 @@ from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.schema_policy import check_images
 from changefeed.feeds.sink_session import SinkSession
-from changefeed.options import DELIVERY, ENVELOPE, SCHEMAS_ENABLE, Guarantee
+from changefeed.options import DELIVERY, ENVELOPE, MAX_MEMORY, SCHEMAS_ENABLE, Guarantee
 from sinks.base import Batch, Epoch, Receipt
 
 
@@ -107,7 +108,7 @@ class Delivery:
         self._told = Timestamp.ZERO
         #: Tables that got their present names by a rename in this delivery, and when.
         self._named_at: dict[TableName, Timestamp] = {}
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"encode-{name}")
+        self._workers = Workers(name)
 
     def deliver(
         self,
@@ -149,23 +150,27 @@ class Delivery:
         settled = False
         self._named_at.clear()
         current = self._round(upto)
-        ahead: Future[Item | EncodedChunk | WatermarkWithBoundaries | None] | None = None
-
-        def prepare() -> Item | EncodedChunk | WatermarkWithBoundaries | None:
-            return self._next(feed, source, typed, told_by_scan)
-
+        ahead = Ahead(
+            source,
+            lambda item: self._prepared(feed, item, typed, told_by_scan),
+            self._workers,
+            several=_several_at_once(feed),
+            least_rows=self._sizes.ahead_rows,
+        )
         try:
-            while (item := ahead.result() if ahead is not None else prepare()) is not None:
+            while (item := ahead.next()) is not None:
                 if isinstance(item, WatermarkWithBoundaries):
                     self._write_boundaries(feed, item, current)
                     item = item.watermark
                 ended = isinstance(item, Watermark) and item.upto >= upto
                 if isinstance(item, EncodedChunk):
                     total += item.rows.num_rows
-                # Not behind a control event: what it does to the table decides about later rows.
-                many = total >= self._sizes.ahead_rows and not ended
-                many = many and not isinstance(item, ControlItem)
-                ahead = self._ahead.submit(prepare) if many else None
+                if (
+                    total >= self._sizes.ahead_rows
+                    and not ended
+                    and not isinstance(item, ControlItem)
+                ):
+                    ahead.go_on()
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
                 elif isinstance(item, ControlItem):
@@ -186,27 +191,23 @@ class Delivery:
             settled = True
         finally:
             # The generator must be idle before its owner continues or fails.
-            if ahead is not None and not ahead.cancel():
-                ahead.exception()
+            ahead.close()
             if not settled:
                 self._sink_session.abort(current.epoch, current.receipts)
         return total
 
     def close(self) -> None:
-        """End the encoding thread."""
-        self._ahead.shutdown(wait=False, cancel_futures=True)
+        """End the encoding threads."""
+        self._workers.close()
 
     def _round(self, upto: Timestamp) -> Round:
         self._number += 1
         return Round(Epoch(self._number, upto))
 
-    def _next(
-        self, feed: Feed, source: Iterator[Item], typed: bool, told_by_scan: Timestamp | None
-    ) -> Item | EncodedChunk | WatermarkWithBoundaries | None:
-        """The next item in the form for the sink; during a backlog it is prepared in the
-        encoding thread.
-        """
-        item = next(source, None)
+    def _prepared(
+        self, feed: Feed, item: Item, typed: bool, told_by_scan: Timestamp | None
+    ) -> Item | EncodedChunk | WatermarkWithBoundaries:
+        """An item in the form for the sink; during a backlog other threads call this."""
         if isinstance(item, SliceStart):
             self._number_changes(feed, item)
             return item
@@ -410,6 +411,14 @@ class Delivery:
             known = event.old.table_id != 0
             raise TableError(item.table, renamed(item.table, event.new.table, why, rescan=known))
         on_rename(event)
+
+
+def _several_at_once(feed: Feed) -> bool:
+    """Several chunks are prepared at the same time: those of queries, if there is memory for that.
+
+    Numbers of changes in their transactions are given one slice after another.
+    """
+    return feed.query is not None and feed.boundaries is None and feed.options[MAX_MEMORY] is None
 
 
 def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:

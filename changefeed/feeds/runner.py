@@ -10,6 +10,7 @@ point repeats messages but loses none.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class FeedRunner:
             ),
             renames,
             *time,
-            committed=lambda: self._checkpoint.turn(self._feed, moved=True, delivering=True),
+            committed=lambda: self._checkpoint.turn(self._feed, moved=True),
             interrupted=self._interrupted,
         )
         self._status = FeedStatus(self.catalog, self.source_runtime, self._scanning, *time)
@@ -198,13 +199,19 @@ class FeedRunner:
         self.wake()
 
     def request_checkpoint(self) -> None:
-        """Save progress at the next turn, and at the end of a delivery (SYNC waits for it)."""
+        """Save progress at the next turn (SYNC waits for it)."""
         self._checkpoint.want()
         self.wake()
 
     def request_delivery(self) -> None:
-        """Deliver what the log has and save progress now, whatever the sink's pace (SYNC waits)."""
+        """Deliver what the log has and save progress, now and when that is done, whatever the
+        sink's pace (SYNC waits).
+        """
         self._rounds.hurry()
+        # A log that is damaged the feed itself reports.
+        with contextlib.suppress(ChangefeedError):
+            frontier = self.source_runtime.log.frontier
+            self._checkpoint.want(frontier.at if frontier else None)
         self.request_checkpoint()
 
     def wake(self) -> None:

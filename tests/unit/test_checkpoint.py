@@ -52,13 +52,14 @@ class Bench:
     def resolved(self, *, by_topic: bool) -> Timestamp | None:
         return self.high
 
-    def turn(
-        self, after: float = 0.0, *, moved: bool = False, delivering: bool = False
-    ) -> list[str]:
+    def high_water(self) -> Timestamp | None:
+        return self.high
+
+    def turn(self, after: float = 0.0, *, moved: bool = False) -> list[str]:
         """What a turn ``after`` so many seconds does."""
         self.clock.advance(after)
         self.done.clear()
-        self.checkpoint.turn(cast(Feed, self), moved=moved, delivering=delivering)
+        self.checkpoint.turn(cast(Feed, self), moved=moved)
         return list(self.done)
 
     def last(self) -> list[str]:
@@ -144,13 +145,14 @@ def test_who_wants_a_save_gets_one(plain: Bench) -> None:
     assert plain.turn() == [], "asked once, saved once"
 
 
-def test_who_wants_a_save_within_a_delivery_gets_its_end_too(plain: Bench) -> None:
+def test_who_waits_for_a_point_gets_a_save_when_it_is_reached(plain: Bench) -> None:
     """SYNC waits for the end of a backlog, and asks less and less often."""
-    plain.checkpoint.want()
-    assert plain.turn(moved=True, delivering=True) == ["save"]
-    assert plain.turn(moved=True, delivering=True) == ["save"]
+    plain.checkpoint.want(Timestamp(7))
     assert plain.turn(moved=True) == ["save"]
-    assert plain.turn(moved=True) == [], "the delivery has ended"
+    assert plain.turn(moved=True) == [], "not reached"
+    plain.high = Timestamp(8)
+    assert plain.turn() == ["save"]
+    assert plain.turn() == []
 
 
 def test_the_end_is_saved_and_resolved(bench: Bench, plain: Bench) -> None:

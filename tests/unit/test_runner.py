@@ -14,6 +14,7 @@ from changefeed.catalog import Catalog, Job, LeaseLost, Status
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError, TableFailure
@@ -38,6 +39,7 @@ class Source:
     folder = Path("log")
     stalled = ""
     error = None
+    frontier: Frontier | None = None
 
     def __init__(self) -> None:
         self.problems: dict[TableName, ChangefeedError] = {}
@@ -380,7 +382,7 @@ def test_the_thread_saves_closes_and_tells_its_node(bench: Bench) -> None:
     assert bench.ended == bench.scanning.stopped == 1
     assert bench.job.taken == 1
     assert bench.job.high_water == Timestamp(7)
-    assert bench.runner._delivery._ahead._shutdown
+    assert bench.runner._delivery._workers.reader._shutdown
 
 
 def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
@@ -420,6 +422,9 @@ def test_what_is_asked_of_a_feed_wakes_it(bench: Bench) -> None:
         assert bench.source.woken == count
     assert bench.rounds.hurried
     assert runner._checkpoint._wanted.is_set()
+    bench.source.frontier = Frontier(Timestamp(7), "0/7")
+    runner.request_delivery()
+    assert runner._checkpoint._awaited == Timestamp(7), "and saved when all of this is delivered"
     assert runner.sink_session._interrupted, "no sink waits for a server while the feed is to end"
 
 
