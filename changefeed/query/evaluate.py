@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ DIRECT_BYTES = 1 << 20
 #: The same with few cores: there a job takes as long as one thread, and twice the CPU.
 DIRECT_BYTES_FEW_CORES = 16 << 20
 FEW_CORES = 4
+
+#: So many compiled queries are kept.
+COMPILED_KEPT = 500
 
 _SETTINGS = {
     # A batch is cut over the tasks of a job, not kept in the plan.
@@ -77,6 +81,7 @@ class QuerySessions:
         self._lock = threading.Lock()
         self._made: tuple[SparkSession, SparkSession] | None = None
         self._projections: dict[CompiledQuery, tuple[SparkSession, Projection | None]] = {}
+        self._compiled: OrderedDict[Hashable, CompiledQuery] = OrderedDict()
 
     def of(self, plain: SparkSession) -> SparkSession:
         """The session beside the node's present one."""
@@ -87,6 +92,7 @@ class QuerySessions:
                     session.conf.set(name, value)
                 self._made = plain, session
                 self._registered = {}
+                self._compiled.clear()
             return self._made[1]
 
     def projection(self, session: SparkSession, query: CompiledQuery) -> Projection | None:
@@ -113,9 +119,22 @@ class QuerySessions:
             session = self.of(plain)
             self._forget(session, names - {f.name for f in functions})
             self.register(session, functions)
+            fields = tuple((alias, tuple(columns)) for alias, columns in lookups.items())
+            # A feed that is resumed asks again.
+            key = (schema, schema.version, query, constants, functions, fields)
+            with self._lock:
+                known = self._compiled.get(key)
+            if known is not None:
+                return known
             compiler = compile_grouped if query.group else compile_query
-            compiled = compiler(session, schema, query, constants, functions, lookups)
-        return replace(compiled, functions=functions)
+            found = compiler(session, schema, query, constants, functions, lookups)
+            compiled = replace(found, functions=functions)
+        with self._lock:
+            if self._made is not None and self._made[1] is session:
+                self._compiled[key] = compiled
+                if len(self._compiled) > COMPILED_KEPT:
+                    self._compiled.popitem(last=False)
+        return compiled
 
     def lookups(self, refresh: float = math.inf) -> LookupCache:
         """Look-up tables for one feed, which are read again after ``refresh`` seconds."""
