@@ -12,13 +12,13 @@ from __future__ import annotations
 import binascii
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from changefeed.query.compile import VIEW, batch_fields
+from changefeed.query.compile import VIEW, batch_fields, sequence
 from changefeed.query.model import CompiledQuery
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class Projection:
             sink = pa.BufferOutputStream()
             _write(sink, batch)
             rows = self._converters.fromIPCStream(sink.getvalue().to_pybytes())._1()
-            with pa.ipc.open_stream(self._as_text(self._through(steps, rows))) as stream:
+            with _released(lambda: [rows]):
+                text = self._as_text(self._through(steps, rows))
+            with pa.ipc.open_stream(text) as stream:
                 return stream.read_all()
 
     @contextmanager
@@ -147,8 +149,9 @@ class Projection:
                 )
                 stream = self._jvm.java.io.FileOutputStream(made.name)
                 out = self._jvm.java.io.DataOutputStream(stream)
-                out.writeInt(0)  # so that numbers stand at multiples of eight bytes
-                self._put(self._through(steps, rows), out)
+                with _released(lambda: [*sequence(rows.resources())][::-1]):
+                    out.writeInt(0)  # so that numbers stand at multiples of eight bytes
+                    self._put(self._through(steps, rows), out)
             finally:
                 channel.close()
             content = pa.memory_map(made.name)
@@ -158,8 +161,24 @@ class Projection:
 
     def _put(self, batches: Any, out: Any) -> None:
         """Write the bytes behind their length, which is four bytes."""
-        self._jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
-        out.close()
+        try:
+            self._jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
+        finally:
+            out.close()
+
+
+@contextmanager
+def _released(held: Callable[[], list[Any]]) -> Iterator[None]:
+    """Close what an iterator of Spark's holds outside of the heap if it is not read to its end:
+    an expression fails on a row."""
+    try:
+        yield
+    except BaseException:
+        # Of a JVM that is gone nothing is left to close.
+        with suppress(Exception):
+            for each in held():
+                each.close()
+        raise
 
 
 def _write(sink: pa.NativeFile, batch: pa.Table) -> None:

@@ -230,3 +230,33 @@ def test_queries_that_are_compiled_at_once_do_not_see_each_others_tables(
         found = list(pool.map(types, ["ta", "tb", "ta", "tb"]))
     source.close()
     assert found == [{"string"}, {"decimal(10,2)"}] * 2
+
+
+def test_threads_that_evaluate_one_query_do_not_mix_their_rows(
+    postgres: Database, spark_engine: NodeSpark
+) -> None:
+    """A feed's backlog evaluates several chunks at once; the generated code has buffers."""
+    postgres.execute(TABLE)
+    sessions = QuerySessions(spark_engine)
+    statement = parse(
+        "CREATE CHANGEFEED f AS SELECT id, upper(name) || repeat(note, 30) AS w, price * b AS p "
+        "FROM t WHERE id % 5 > 0"
+    )
+    assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
+    with scanned(postgres) as (schema, rows):
+        compiled = sessions.compile(schema, statement.query)
+        assert sessions.compile(schema, statement.query) is compiled, "a resumed feed asks again"
+        evaluator = Evaluator(sessions)
+        parts = [rows.slice(i * 50, 50) for i in range(8)]
+        wanted = [changes_of_result(compiled, part, evaluator.run) for part in parts]
+        batches = [pa.concat_tables([part] * 200) for part in parts]
+
+        def evaluated(batch: pa.Table) -> pa.Table:
+            return changes_of_result(compiled, batch, evaluator.run)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(evaluated, batches))
+    assert evaluator.jobs == 0
+    for part, whole in zip(wanted, found, strict=True):
+        assert part.num_rows == 40
+        assert whole.equals(pa.concat_tables([part] * 200).combine_chunks())
