@@ -12,7 +12,7 @@ import datetime as dt
 import io
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pyarrow as pa
@@ -154,6 +154,9 @@ def _timestamptz(kind: ParametricKind, values: pa.Array) -> pa.Array:
 def _moments(
     values: pa.Array, to: pa.DataType, number: pa.DataType, read: Callable[[str], int]
 ) -> pa.Array:
+    # Arrow reads what is usual and nothing else; to look first takes as long again.
+    with suppress(pa.ArrowInvalid):
+        return values.cast(to).cast(number)
     usual = pc.fill_null(pc.match_substring_regex(values, _USUAL), True)
     if pc.all(usual).as_py():
         return values.cast(to).cast(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import io
 import json
 import ssl
@@ -40,7 +41,16 @@ from changefeed.encoding.parquet import parquet_fields
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.encoding.registry import SchemaRegistry, parse_registry
-from changefeed.encoding.types import ValueKind, typed_logical
+from changefeed.encoding.typed_values import typed_values
+from changefeed.encoding.types import (
+    INFINITE_DAYS,
+    INFINITE_MICROS,
+    MINUS_INFINITE_DAYS,
+    MINUS_INFINITE_MICROS,
+    ParametricKind,
+    ValueKind,
+    typed_logical,
+)
 from changefeed.options import Options
 from changefeed.plan.example import example
 from sinks.kafka.options import parse as parse_kafka
@@ -375,3 +385,35 @@ def test_no_schema_leaves_that_avro_does_not_allow() -> None:
     # The text is ours, not what fastavro makes of it.
     plain = {"type": "record", "name": "outer", "fields": fields[:1]}
     assert json.loads(schema_text(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [
+        (ValueKind.DATE, ""),
+        (ValueKind.TIMESTAMP, "T10:00:00"),
+        (ValueKind.TIMESTAMPTZ, "T10:00:00Z"),
+    ],
+)
+@pytest.mark.parametrize("rare", ["12024-02-03{}", "0044-03-15{} BC", "infinity", "-infinity"])
+def test_moments_that_arrow_does_not_read_are_numbers_beside_others(
+    kind: ValueKind, rest: str, rare: str
+) -> None:
+    """Arrow reads what is usual, in one go, and must refuse the rest, not read it in its way."""
+    word, usual = rare.format(rest), f"2024-02-03{rest}"
+    found = typed_values(ParametricKind(kind), pa.array([usual, None, word]), "c")
+    alone = typed_values(ParametricKind(kind), pa.array([usual]), "c")
+    assert found[0] == alone[0] and not found[1].is_valid
+    day = 1 if kind is ValueKind.DATE else 86_400_000_000
+    if "infinity" in word:
+        days = kind is ValueKind.DATE
+        much = INFINITE_DAYS if days else INFINITE_MICROS
+        little = MINUS_INFINITE_DAYS if days else MINUS_INFINITE_MICROS
+        assert found[2].as_py() == (little if word.startswith("-") else much)
+    elif word.endswith("BC"):
+        # 44 BC is the year -43 of ISO, and the calendar repeats after 400 years.
+        gone = (found[0].as_py() - found[2].as_py()) // day
+        assert gone == (dt.date(2424, 2, 3) - dt.date(357, 3, 15)).days
+    else:
+        # 10,000 years are 25 times 400 years, which have 146,097 days each.
+        assert found[2].as_py() - found[0].as_py() == 25 * 146_097 * day
