@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 #: Batches up to this size need no job: some 25,000 narrow rows.
 DIRECT_BYTES = 1 << 20
-#: The same with few cores: there a job takes as long as one thread, and twice the CPU.
+#: The same with few cores. A job takes five times the CPU for three short expressions, and two
+#: threads of a backlog evaluate at the same time.
 DIRECT_BYTES_FEW_CORES = 16 << 20
-FEW_CORES = 4
+FEW_CORES = 8
 
 #: So many compiled queries are kept.
 COMPILED_KEPT = 500
