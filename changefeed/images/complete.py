@@ -15,18 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableSchema
-from changefeed.images.packing import Places
+from changefeed.images.packing import Mask, Places
 from changefeed.images.runs import KeyBatch
 from changefeed.images.store import ImageRows, ImageStore, pack_keys
-
-Mask = npt.NDArray[np.bool_]
 
 
 def complete(

@@ -23,6 +23,7 @@ from changefeed.core.arrow import PHYSICAL
 _HEADS = {"bool": "<u1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "string": "<u4"}
 
 Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ class RecordLayout:
             return [pa.nulls(0, PHYSICAL[name]) for name in self.types]
         _, offsets, data = records.buffers()
         ends = np.frombuffer(offsets, np.int64)[records.offset : records.offset + count + 1]
-        raw = np.frombuffer(data, np.uint8)
-        heads = raw[ends[:-1, None] + np.arange(size)].view(self.head)[:, 0]
+        fixed = pc.binary_slice(records, 0, size)
+        first = int(np.frombuffer(fixed.buffers()[1], np.int64)[fixed.offset])
+        heads = np.frombuffer(fixed.buffers()[2], self.head, count, first)
         cells = np.empty((count, width + 1), np.int64)
         cells[:, 0] = size
         for j, i in enumerate(self.texts, start=1):

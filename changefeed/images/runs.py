@@ -48,6 +48,10 @@ class KeyBatch:
         """The keys with their hashes."""
         return cls(packed, hashes_of(packed))
 
+    def in_hash_order(self) -> Places:
+        """The indexes of the keys, in the order of their hashes."""
+        return np.argsort(self.hashes)
+
     def take(self, at: Places) -> KeyBatch:
         """The keys at these indexes."""
         return KeyBatch(self.packed.take(pa.array(at)), self.hashes[at])
@@ -89,7 +93,8 @@ class ImageRun:
         self._pieces = list(pieces)
         self._firsts = np.array([piece.first for piece in pieces], np.uint64)
         self._lasts = np.array([piece.last for piece in pieces], np.uint64)
-        self._checked: set[int] = set()
+        #: The batches that were read, whose checksums fit.
+        self._known: dict[int, pa.RecordBatch] = {}
         self._reader: pa.ipc.RecordBatchFileReader | None = None
 
     @property
@@ -117,19 +122,18 @@ class ImageRun:
         refs, types = zip(*memo["layout"], strict=True)
         return cls(path, RecordLayout(refs, types), pieces, size)
 
-    def find(self, keys: KeyBatch) -> LayerHits:
-        """Look up ``keys``."""
-        order = np.argsort(keys.hashes)
-        hashes = keys.hashes[order]
+    def find(self, keys: KeyBatch, asked: Places) -> LayerHits:
+        """Look up those of ``keys`` with the indexes ``asked``, which are in hash order."""
+        hashes = keys.hashes[asked]
         hits, records = [], []
         starts = np.searchsorted(hashes, self._firsts, "left")
         ends = np.searchsorted(hashes, self._lasts, "right")
         for number in np.flatnonzero(ends > starts).tolist():
             batch = self._batch(number)
-            asked = order[starts[number] : ends[number]]
-            places, at = _match(batch, keys, asked)
+            some = asked[starts[number] : ends[number]]
+            places, at = match_keys(batch["hash"].to_numpy(), batch["key"], None, keys, some)
             if len(at):
-                hits.append(asked[at])
+                hits.append(some[at])
                 records.append(batch["record"].take(pa.array(places)))
         if not hits:
             return LayerHits(np.empty(0, np.int64), pa.nulls(0, pa.large_binary()))
@@ -141,6 +145,9 @@ class ImageRun:
             yield self._batch(number)
 
     def _batch(self, number: int) -> pa.RecordBatch:
+        known = self._known.get(number)
+        if known is not None:
+            return known
         if self._reader is None:
             try:
                 self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
@@ -150,38 +157,64 @@ class ImageRun:
             batch = self._reader.get_batch(number)
         except (OSError, pa.ArrowInvalid):
             raise damaged_images(self.path.name, "it cannot be read") from None
-        if number not in self._checked:
-            if _checksum(batch) != self._pieces[number].crc:
-                raise damaged_images(self.path.name, "a checksum does not fit")
-            self._checked.add(number)
+        if _checksum(batch) != self._pieces[number].crc:
+            raise damaged_images(self.path.name, "a checksum does not fit")
+        self._known[number] = batch
         return batch
 
 
-def _match(batch: pa.RecordBatch, keys: KeyBatch, asked: Places) -> tuple[Places, Places]:
-    """The indexes of matches in the batch, with the matching ``asked`` (which is in hash order)."""
-    theirs = batch["hash"].to_numpy()
+def match_keys(
+    theirs: Hashes,
+    their_keys: pa.LargeBinaryArray,
+    places: Places | None,
+    keys: KeyBatch,
+    asked: Places,
+) -> tuple[Places, Places]:
+    """The indexes of matches in ``theirs``, which is in order, with those in ``asked``, which is in
+    hash order. ``places``: for each of ``theirs``, where its key is (None: at the same index)."""
     hashes = keys.hashes[asked]
     left = np.searchsorted(theirs, hashes, "left")
     inside = left < len(theirs)
     at = np.flatnonzero(inside)
     at = at[theirs[left[at]] == hashes[at]]
-    places, hits = [], []
+    found, hits = [], []
     place = left[at]
     while len(at):
         # Nearly always one step: only another key with the same hash needs a further one.
-        same = np.asarray(
-            pc.equal(batch["key"].take(pa.array(place)), keys.packed.take(pa.array(asked[at])))
-        ).astype(np.bool_)
-        places.append(place[same])
+        there = their_keys.take(pa.array(place if places is None else places[place]))
+        same = np.asarray(pc.equal(there, keys.packed.take(pa.array(asked[at])))).astype(np.bool_)
+        found.append(place[same])
         hits.append(at[same])
         at, place = at[~same], place[~same] + 1
         inside = place < len(theirs)
         at, place = at[inside], place[inside]
         alike = theirs[place] == hashes[at]
         at, place = at[alike], place[alike]
-    if not places:
+    if not found:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    return np.concatenate(places), np.concatenate(hits)
+    return np.concatenate(found), np.concatenate(hits)
+
+
+def newest_rows(hashes: Hashes, keys: pa.LargeBinaryArray, places: Places) -> Places | None:
+    """The indexes of the last row of each key, in order; None: of all rows.
+
+    Args:
+        hashes: the hash of each row, in order.
+        places: where in ``keys`` the key of each row is.
+    """
+    twice = np.flatnonzero(hashes[1:] == hashes[:-1])
+    if not len(twice):
+        return None
+    one, next_one = keys.take(pa.array(places[twice])), keys.take(pa.array(places[twice + 1]))
+    if pc.all(pc.equal(one, next_one)).as_py():
+        last = np.ones(len(hashes), np.bool_)
+        last[twice] = False
+        return np.flatnonzero(last)
+    # Different keys have the same hash.
+    codes = keys.take(pa.array(places)).dictionary_encode().indices.to_numpy()
+    final = np.empty(int(codes.max()) + 1, np.int64)
+    final[codes] = np.arange(len(codes))
+    return np.sort(final)
 
 
 class RunWriter:
@@ -227,12 +260,10 @@ class RunWriter:
 def write_run(
     path: Path, layout: RecordLayout, keys: KeyBatch, records: pa.LargeBinaryArray
 ) -> ImageRun:
-    """Write a run of distinct keys, which may be in any order."""
+    """Write a run of distinct keys, which are in hash order."""
     writer = RunWriter(path, layout)
     try:
-        order = np.argsort(keys.hashes, kind="stable")
-        at = pa.array(order)
-        writer.add(keys.hashes[order], keys.packed.take(at), records.take(at))
+        writer.add(keys.hashes, keys.packed, records)
         return writer.close()
     except BaseException:
         writer.abandon()
@@ -318,20 +349,11 @@ def _merged(
         records = pa.concat_arrays([part["record"] for part in parts])
         order = np.argsort(hashes, kind="stable")  # for equal hashes, the newest comes last
         hashes = hashes[order]
-        twice = np.flatnonzero(hashes[1:] == hashes[:-1])
-        if len(twice):
-            order, hashes = _newest(order, hashes, keys)
+        kept = newest_rows(hashes, keys, order)
+        if kept is not None:
+            order, hashes = order[kept], hashes[kept]
         at = pa.array(order)
         yield hashes, keys.take(at), records.take(at)
-
-
-def _newest(order: Places, hashes: Hashes, keys: pa.LargeBinaryArray) -> tuple[Places, Hashes]:
-    """Keep only the last row of each key."""
-    codes = keys.take(pa.array(order)).dictionary_encode().indices.to_numpy()
-    final = np.empty(int(codes.max()) + 1, np.int64)
-    final[codes] = np.arange(len(codes))
-    kept = np.sort(final)
-    return order[kept], hashes[kept]
 
 
 def _checksum(batch: pa.RecordBatch) -> int:

@@ -1,6 +1,6 @@
 """The images of one table: layers of records by key, the newest on top.
 
-    memory (a dict of recent changes)        lost in a crash; read again from the change log
+    memory (recent changes, by key)          lost in a crash; read again from the change log
     run, run, run                            files, each older and usually larger than the one above
     MANIFEST                                 which runs there are, and how far in the log they reach
 
@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from changefeed.core.arrow import PHYSICAL
 from changefeed.core.clock import Timestamp
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableSchema
+from changefeed.images.memory import MemoryLayer
 from changefeed.images.packing import Places, RecordLayout
 from changefeed.images.runs import (
     ImageRun,
     KeyBatch,
-    LayerHits,
     Stopping,
     merge_runs,
-    write_run,
 )
 from changefeed.images.states import (
     FORMAT,
@@ -43,9 +41,6 @@ from changefeed.images.states import (
     read_manifest,
     write_manifest,
 )
-
-#: The memory that a key and a record take besides their bytes.
-_ENTRY_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,40 +73,7 @@ class ImageRows:
     at: Places
 
 
-@dataclass(slots=True)
-class _Memory:
-    """The recent changes. An empty record: the row was deleted."""
-
-    layout: RecordLayout
-    records: dict[bytes, bytes] = field(default_factory=dict)
-    bytes: int = 0
-
-    def find(self, keys: KeyBatch) -> LayerHits:
-        """As :meth:`ImageRun.find`."""
-        asked = _listed(keys.packed)
-        known = pa.array(list(map(self.records.get, asked)), pa.large_binary())
-        there = known.is_valid()
-        at = np.flatnonzero(np.asarray(there).astype(np.bool_))
-        known = known.drop_null()
-        gone = pc.equal(pc.binary_length(known), 0)
-        return LayerHits(at, pc.if_else(gone, pa.scalar(None, pa.large_binary()), known))
-
-    def put(self, keys: KeyBatch, records: pa.LargeBinaryArray) -> None:
-        """Set the records of distinct keys; null: the row was deleted."""
-        filled = records.fill_null(b"") if records.null_count else records
-        self.records.update(zip(_listed(keys.packed), _listed(filled), strict=True))
-        self.bytes += keys.packed.nbytes + filled.nbytes + _ENTRY_BYTES * len(keys)
-
-    def write(self, path: Path) -> ImageRun:
-        """Write the recent changes as a run."""
-        keys = KeyBatch.of(pa.array(list(self.records), pa.large_binary()))
-        known = pa.array(list(self.records.values()), pa.large_binary())
-        gone = pc.equal(pc.binary_length(known), 0)
-        records = pc.if_else(gone, pa.scalar(None, pa.large_binary()), known)
-        return write_run(path, self.layout, keys, records)
-
-
-_Layer = _Memory | ImageRun
+_Layer = MemoryLayer | ImageRun
 
 
 class ImageStore:
@@ -144,7 +106,7 @@ class ImageStore:
         self._next_file = next_file
         self._lock = threading.Lock()
         self._saved: list[ImageRun] = list(runs)
-        self._layers: list[_Layer] = [*runs, _Memory(layout_of(schema))]
+        self._layers: list[_Layer] = [*runs, MemoryLayer(layout_of(schema))]
         #: The layers as they were before a transaction of which only a part has been applied.
         self._base: list[_Layer] | None = None
         self._truncated = False
@@ -212,25 +174,23 @@ class ImageStore:
         layers = self._layers
         if before_transaction and self._base is not None:
             layers = self._base
-        left = np.arange(len(keys))
+        left = keys.in_hash_order()
+        known = np.zeros(len(keys), np.bool_)
         found: dict[RecordLayout, list[tuple[Places, pa.LargeBinaryArray]]] = {}
-        asked = keys
         for layer in reversed(layers):
             if not len(left):
                 break
-            hit = layer.find(asked)
+            hit = layer.find(keys, left)
             if not len(hit.at):
                 continue
-            at, records = left[hit.at], hit.records
+            at, records = hit.at, hit.records
+            known[at] = True
+            left = left[~known[left]]
             if records.null_count:
                 there = np.asarray(records.is_valid()).astype(np.bool_)
                 at, records = at[there], records.drop_null()
             if len(at):
                 found.setdefault(layer.layout, []).append((at, records))
-            keep = np.ones(len(left), np.bool_)
-            keep[hit.at] = False
-            left = left[keep]
-            asked = asked.take(np.flatnonzero(keep))
         return self._assembled(found, len(keys))
 
     def _assembled(
@@ -257,10 +217,7 @@ class ImageStore:
         """Set the present rows of distinct keys. ``there`` is false for a deleted row, whose
         columns are ignored."""
         top = self._top()
-        records = top.layout.pack(columns)
-        if not pc.all(there).as_py():
-            records = pc.if_else(there, records, pa.scalar(None, pa.large_binary()))
-        top.put(keys, records)
+        top.put(keys, top.layout.pack(columns), np.asarray(there).astype(np.bool_))
         if top.bytes > self._sizes.memory:
             self._settle(top)
 
@@ -268,7 +225,7 @@ class ImageStore:
         """Remove all rows."""
         with self._lock:
             # The rows from before the transaction must still be found.
-            self._layers = [_Memory(layout_of(self.schema))]
+            self._layers = [MemoryLayer(layout_of(self.schema))]
             self._truncated = True
 
     def adopt(self, schema: TableSchema) -> None:
@@ -279,14 +236,14 @@ class ImageStore:
             return
         self.schema = schema
         with self._lock:
-            self._layers = [*self._layers, _Memory(layout)]
+            self._layers = [*self._layers, MemoryLayer(layout)]
 
     def begin_part(self) -> None:
         """Called before a part of a transaction that is not its last part."""
         if self._base is None:
             with self._lock:
                 self._base = self._layers
-                self._layers = [*self._layers, _Memory(self._top().layout)]
+                self._layers = [*self._layers, MemoryLayer(self._top().layout)]
 
     def end_parts(self) -> None:
         """Called at the end of a transaction."""
@@ -311,7 +268,7 @@ class ImageStore:
     def checkpoint(self) -> None:
         """Make everything up to :attr:`at` durable in the store."""
         for layer in list(self._layers):
-            if isinstance(layer, _Memory):
+            if isinstance(layer, MemoryLayer):
                 self._settle(layer)
         fault_point(Point.IMAGES_CHECKPOINT_WRITTEN)
         with self._lock:
@@ -321,11 +278,11 @@ class ImageStore:
         fault_point(Point.IMAGES_CHECKPOINT_SAVED)
         self._sweep()
 
-    def _settle(self, memory: _Memory) -> None:
+    def _settle(self, memory: MemoryLayer) -> None:
         """Write a memory layer as a run. If it is the top layer, later changes get a new one."""
-        fresh: list[_Layer] = [_Memory(layout_of(self.schema))] if memory is self._top() else []
+        fresh: list[_Layer] = [MemoryLayer(layout_of(self.schema))] if memory is self._top() else []
         written: list[_Layer] = []
-        if memory.records:
+        if not memory.empty:
             written.append(memory.write(self._new_file()))
         with self._lock:
             at = next(i for i, layer in enumerate(self._layers) if layer is memory)
@@ -383,9 +340,9 @@ class ImageStore:
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _top(self) -> _Memory:
+    def _top(self) -> MemoryLayer:
         top = self._layers[-1]
-        if not isinstance(top, _Memory):
+        if not isinstance(top, MemoryLayer):
             raise AssertionError("the top layer is in memory")
         return top
 
@@ -459,8 +416,3 @@ def pack_keys(layout: RecordLayout, columns: Sequence[pa.Array]) -> pa.LargeBina
             for column, name in zip(columns, layout.types, strict=True)
         ]
     )
-
-
-def _listed(values: pa.LargeBinaryArray) -> list[bytes]:
-    listed: list[bytes] = values.to_numpy(zero_copy_only=False).tolist()
-    return listed

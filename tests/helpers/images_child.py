@@ -28,7 +28,7 @@ from changefeed.sources.base import Source
 from tests.helpers.image_changes import SCHEMA, Row, Table, batch
 
 #: Everything a store does happens within a few steps.
-SIZES = StoreSizes(memory=4_000, age=5_000)
+SIZES = StoreSizes(memory=1_500, age=5_000)
 SENT = replace(SCHEMA, before_image=BeforeImage.KEY, version=6)
 KEYS = 12
 

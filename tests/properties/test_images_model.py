@@ -16,7 +16,7 @@ from changefeed.images.store import ImageStore, StoreSizes, pack_keys
 from tests.helpers.image_changes import SCHEMA, Sent, Table, batch
 
 #: Everything a store does happens in a few dozen rows.
-SMALL = StoreSizes(memory=4_000, age=5_000)
+SMALL = StoreSizes(memory=1_500, age=5_000)
 
 
 def held(store: ImageStore, keys: int) -> dict[object, tuple[object, ...]]:
