@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,13 @@ def serving(kind: str) -> Iterator[BinlogServer]:
 
 
 def engine_cost(
-    server: BinlogServer, start: Place, rows: int, *, form: str = "connect", version: str = ""
+    server: BinlogServer,
+    start: Place,
+    rows: int,
+    settings: Mapping[str, str] = debezium.TUNED,
+    *,
+    form: str = "connect",
+    version: str = "",
 ) -> Cost:
     """What Debezium's engine uses for ``rows`` rows of the table behind a place, dropped."""
     connector = debezium.of_binlog(
@@ -93,7 +99,7 @@ def engine_cost(
     )
     name = f"{DATABASE}.{TABLE}"
     with server_folder("peer") as folder:
-        return debezium.dropped(folder, connector, name, rows, debezium.TUNED, form=form)
+        return debezium.dropped(folder, connector, name, rows, settings, form=form)
 
 
 def stream_request(position: str, history: str, memo: Memo, folder: Path) -> StreamRequest:

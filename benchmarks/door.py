@@ -1,6 +1,7 @@
 """A database's log through the Debezium door into the change log, beside Debezium's own engine.
 
     python -m benchmarks.door --server mariadb --rows 1000000
+    python -m benchmarks.door --server postgresql
 
 Every contender reads the same backlog by the same version of the same connector:
 
@@ -9,8 +10,9 @@ Every contender reads the same backlog by the same version of the same connector
 * ``door``: ours, its columns through a pipe into the durable change log; CPU is that of the reader
   and its JVM, from their first statement.
 
-Workloads are those of ``benchmarks/binlog.py``. On a busy machine trust the CPU figures; a JVM that
-starts compiles for some seconds, so measure many rows.
+Workloads are those of ``benchmarks/binlog.py``; PostgreSQL has ``bulk`` and ``mixed``, with the
+table *narrow* of ``benchmarks/workload.py``. All have batches and queues of one size. On a busy
+machine trust the CPU figures; a JVM that starts compiles for some seconds, so measure many rows.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.binlog import (
@@ -36,30 +40,113 @@ from benchmarks.binlog import (
     stream_request,
 )
 from benchmarks.measure import Cost, Meter
+from benchmarks.peers import debezium
+from benchmarks.workload import NARROW
 from changefeed.core.schema import TableName
 from changefeed.log import LogWriter
 from changefeed.sources.base import Memo
 from changefeed.sources.debezium import DebeziumSource
+from changefeed.sources.debezium.stream import COMMON
 from changefeed.spark.packs import FOLDER_VARIABLE
-from tests.services.cache import cache_root
+from tests.services.cache import cache_root, server_folder
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import SERVERS
+from tests.services.postgres import PostgresCluster
 
 #: Of the jars that the door runs.
 VERSION = "3.5.0.Final"
 _OWNER = "benchmark"
+#: Of every contender: the door's.
+_SIZES: Mapping[str, str] = {
+    name: COMMON[name] for name in ("max.batch.size", "max.queue.size", "poll.interval.ms")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """A database with an empty table, whose changes are read.
+
+    Attributes:
+        uri: of the database, for the door, without parameters.
+        schema, table: names of the table.
+        change: commits changes; how many.
+        engine: what Debezium's engine uses for that many rows, in ``connect`` or ``json``.
+    """
+
+    uri: str
+    schema: str
+    table: str
+    change: Callable[[], int]
+    engine: Callable[[int, str], Cost]
+
+
+@contextmanager
+def _binlog(kind: str, workload: str, rows: int) -> Iterator[_Backlog]:
+    with serving(kind) as server:
+        start = place(server)
+        yield _Backlog(
+            f"debezium-{server.uri(DATABASE, USER, PASSWORD)}",
+            DATABASE,
+            TABLE,
+            lambda: change(server, workload, rows),
+            lambda made, form: engine_cost(server, start, made, _SIZES, form=form, version=VERSION),
+        )
+
+
+@contextmanager
+def _postgresql(kind: str, workload: str, rows: int) -> Iterator[_Backlog]:
+    with server_folder("peer") as folder:
+        cluster = PostgresCluster.make(16, folder).start()
+        try:
+            with cluster.database() as database:
+                with database.connect() as connection:
+                    NARROW.create(connection)
+                name, slots = debezium.PUBLICATION, ("connect", "json")
+                database.execute(f"create publication {name} for table {NARROW.table}")
+                for slot in slots:
+                    database.execute(
+                        f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+                    )
+
+                def commit() -> int:
+                    with database.connect() as connection:
+                        if workload == "mixed":
+                            NARROW.change(connection, rows)
+                        else:
+                            values = NARROW.row.format(id="n")
+                            for first in range(0, rows, 5_000):
+                                connection.execute(
+                                    f"insert into {NARROW.table} select {values}"
+                                    f" from generate_series({first + 1}, {first + 5_000}) n"
+                                )
+                    return rows if workload == "mixed" else -(-rows // 5_000) * 5_000
+
+                def cost(made: int, form: str) -> Cost:
+                    connector = debezium.of_postgresql(database, version=VERSION)
+                    table = f"public.{NARROW.table}"
+                    settings = {
+                        **_SIZES,
+                        "slot.name": form,
+                        "snapshot.mode": "no_data",
+                        "table.include.list": table,
+                    }
+                    return debezium.dropped(folder, connector, table, made, settings, form=form)
+
+                yield _Backlog(f"debezium-{database.uri}", "public", NARROW.table, commit, cost)
+        finally:
+            cluster.stop()
 
 
 def _source(server_uri: str) -> DebeziumSource:
     return DebeziumSource("measured", server_uri)
 
 
-def _begin(uri: str) -> Memo:
+def _begin(uri: str, schema: str, table: str) -> Memo:
     """What the source keeps when its log begins now."""
     source = _source(uri)
     try:
         attachment = source.attach(_OWNER, None)
-        attachment.capture([TableName(source.name, DATABASE, TABLE)], resume=False)
+        attachment.capture([TableName(source.name, schema, table)], resume=False)
         return attachment.memo
     finally:
         source.close()
@@ -76,7 +163,9 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
     stream = attachment.stream(request)
     writer = LogWriter(folder / "log")
     read = 0
-    for flush in stream:
+    # Kept: the JVM ends with the iterator.
+    flushes = iter(stream)
+    for flush in flushes:
         writer.append(flush)
         if flush.frontier is not None:
             stream.acknowledge(flush.frontier.position)
@@ -128,19 +217,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", choices=sorted(SERVERS), default="mariadb")
+    parser.add_argument("--server", choices=[*sorted(SERVERS), "postgresql"], default="mariadb")
     parser.add_argument("--workload", choices=WORKLOADS, default="mixed")
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--only", choices=["engine", "engine-json", "door"])
     parser.add_argument("--heap", default="512m", help="memory of the door's JVM")
     options = parser.parse_args()
-    with serving(options.server) as server:
-        uri = f"debezium-{server.uri(DATABASE, USER, PASSWORD)}?heap={options.heap}"
-        memo, start = _begin(uri), place(server)
-        rows = change(server, options.workload, options.rows)
+    if options.server == "postgresql" and options.workload not in ("bulk", "mixed"):
+        parser.error("PostgreSQL has the workloads bulk and mixed")
+    making: Callable[[str, str, int], AbstractContextManager[_Backlog]]
+    making = _postgresql if options.server == "postgresql" else _binlog
+    with making(options.server, options.workload, options.rows) as backlog:
+        joint = "&" if "?" in backlog.uri else "?"
+        uri = f"{backlog.uri}{joint}heap={options.heap}"
+        memo = _begin(uri, backlog.schema, backlog.table)
+        rows = backlog.change()
         contenders: dict[str, Callable[[], Cost]] = {
-            "engine": lambda: engine_cost(server, start, rows, version=VERSION),
-            "engine-json": lambda: engine_cost(server, start, rows, form="json", version=VERSION),
+            "engine": lambda: backlog.engine(rows, "connect"),
+            "engine-json": lambda: backlog.engine(rows, "json"),
             "door": lambda: _door(uri, memo, rows),
         }
         for name, contend in contenders.items():

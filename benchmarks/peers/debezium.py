@@ -99,7 +99,7 @@ class Connector:
         return self.version or VERSIONS[self.module]
 
 
-def of_postgresql(database: Database) -> Connector:
+def of_postgresql(database: Database, *, version: str = "") -> Connector:
     """The connector of a PostgreSQL database, behind :data:`SLOT`."""
     address = urlsplit(database.uri)
     properties = {
@@ -114,7 +114,7 @@ def of_postgresql(database: Database) -> Connector:
         "database.password": "",
         "database.dbname": database.name,
     }
-    return Connector("postgres", properties)
+    return Connector("postgres", properties, version)
 
 
 def of_binlog(
