@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.sources.debezium.door import Door
 from sinks.testing.readers import read_files
 from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import Feeds, running
@@ -62,3 +63,13 @@ def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_
             "[4]": {"id": 4, "v": 3.0},
         }
         feeds.execute("DROP CHANGEFEED f")
+
+
+def test_what_the_jvm_itself_says_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warns of an option before the program begins, unasked on standard output."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmn1g")
+    door = Door(["debezium-postgresql"], heap="64m")
+    try:
+        assert door.alive
+    finally:
+        door.close()

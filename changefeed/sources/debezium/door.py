@@ -89,9 +89,13 @@ class Door:
             java.executable,
             f"-Xmx{heap}",
             "-XX:+UseSerialGC",
+            # Records live for one batch: half of the heap is for new objects, from the start.
             f"-Xms{heap}",
             "-XX:NewRatio=1",
+            # Standard output is for frames.
             "-XX:+DisplayVMOutputToStderr",
+            "-Xlog:all=off:stdout",
+            "-Xlog:all=warning:stderr",
             "-Duser.timezone=UTC",
             f"-Djava.io.tmpdir={self._scratch}",
             f"-Dlog4j2.configurationFile={logging.as_uri()}",
