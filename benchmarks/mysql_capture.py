@@ -37,6 +37,7 @@ from benchmarks.binlog import (
     serving,
     stream_request,
 )
+from changefeed.core.arrow import keep_pandas_out
 from changefeed.log import LogWriter
 from changefeed.sources.base import Memo
 from changefeed.sources.mysql import MySQLSource
@@ -130,6 +131,8 @@ def _read_peer(uri: str, start: str, rows: int) -> int:
 
 def _reader(contender: str, uri: str, start: str, rows: int) -> None:
     """The process of one contender: prints its figures."""
+    if contender != _PEER:
+        keep_pandas_out()  # as the capture process does
     began, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         if contender == _PEER:
