@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,16 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.characters import Characters
+from changefeed.sources.mysql.characters import Numbers as Figures
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import DIGIT_BYTES
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType, codec, decoded
 from changefeed.sources.mysql.walk import Block, Bytes, Cells, Mask
 
 Numbers = npt.NDArray[np.int64]
+Packed = npt.NDArray[np.uint64]
+_ALL, _FIRST = np.uint64((1 << 64) - 1), np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,6 @@ class _Input:
         """Where a value is null."""
         return None if self.cells.valid is None else ~self.cells.valid
 
-    def bytes(self, size: int) -> Bytes:
-        """The first ``size`` bytes of each cell (nulls: of anything), a row each."""
-        places = self.cells.starts[:, None] + np.arange(size)
-        found: Bytes = self.block.data[np.minimum(places, len(self.block.data) - 1)]
-        return found
-
     def little(self, size: int) -> Numbers:
         """Unsigned numbers of up to 7 bytes, low byte first."""
         at = self.cells.starts
@@ -62,10 +61,15 @@ class _Input:
         found = self.block.longs[at] & np.uint64((1 << 8 * size) - 1)
         return found.astype(np.int64)
 
+    def packed(self, size: int) -> Packed:
+        """Unsigned numbers of up to 8 bytes, high byte first."""
+        found = self.block.longs[self.cells.starts].byteswap()
+        found >>= np.uint64(64 - 8 * size)
+        return found
+
     def big(self, size: int) -> Numbers:
         """Unsigned numbers of up to 7 bytes, high byte first."""
-        found = self.block.longs[self.cells.starts].byteswap() >> np.uint64(64 - 8 * size)
-        return found.astype(np.int64)
+        return self.packed(size).view(np.int64)
 
 
 def decode_column(
@@ -139,31 +143,25 @@ def _year(given: _Input) -> pa.Array:
 def _decimal(given: _Input) -> pa.Array:
     precision, scale = given.shape.meta >> 8, given.shape.meta & 0xFF
     whole = precision - scale
-    sizes = _digit_groups(whole, scale)
-    data = given.bytes(sum(DIGIT_BYTES[digits] for digits in sizes))
-    negative = data[:, 0] & 0x80 == 0
-    data[:, 0] ^= 0x80
-    data[negative] ^= 0xFF
-    parts, place = [], 0
-    for digits in sizes:
+    point = 1 + max(whole, 1)
+    texts = Characters(len(given), " " + "0" * (point - 1) + ("." + "0" * scale if scale else ""))
+    at, longs = given.cells.starts, given.block.longs
+    negative = given.block.data[at] < 0x80
+    # All bytes of a negative one are inverted, and so is the first bit of any.
+    inverted = np.where(negative, _ALL, np.uint64(0))
+    held, packed = 0, longs[at].byteswap() ^ inverted ^ _FIRST
+    place, column = 0, point - whole
+    for digits in _digit_groups(whole, scale):
         size = DIGIT_BYTES[digits]
-        number = np.zeros(len(data), np.int64)
-        for byte in range(place, place + size):
-            number = number << 8 | data[:, byte]
-        place += size
-        parts.append(_digits(number, digits))
-    figures = np.concatenate(parts, axis=1)
-    left, right = figures[:, :whole], figures[:, whole:]
-    if not whole:
-        left = np.full((len(data), 1), ord("0"), np.uint8)
-    keep = np.maximum.accumulate(left != ord("0"), axis=1)
-    keep[:, -1] = True
-    columns = [_letter("-", len(data)), left]
-    kept = [negative[:, None], keep]
-    if scale:
-        columns += [_letter(".", len(data)), right]
-        kept.append(np.ones((len(data), 1 + scale), np.bool_))
-    return _printed(np.concatenate(columns, axis=1), np.concatenate(kept, axis=1), given)
+        if place + size > held + 8:
+            held, packed = place, longs[at + place].byteswap() ^ inverted
+        number = packed << np.uint64(8 * (place - held)) >> np.uint64(64 - 8 * size)
+        if column == point:
+            column += 1
+        texts.digits(column, digits, number.astype(np.uint32))
+        place, column = place + size, column + digits
+    first = 1 + texts.leading_zeros(1, point - 2)
+    return texts.signed(first, negative, given.cells.valid)
 
 
 def _digit_groups(whole: int, scale: int) -> list[int]:
@@ -173,177 +171,149 @@ def _digit_groups(whole: int, scale: int) -> list[int]:
     return [digits for digits in groups if digits]
 
 
-# ------------------------------------------------------------------- matrices of characters
+# ------------------------------------------------------------------------ dates and times
 
 
-_TWO = np.frombuffer(b"".join(b"%02d" % n for n in range(100)), np.uint8).reshape(100, 2)
-_FOUR = np.frombuffer(b"".join(b"%04d" % n for n in range(10_000)), np.uint8).reshape(10_000, 4)
+def _without(valid: Mask | None, lost: Mask) -> Mask | None:
+    """What is valid but for what is lost."""
+    if not lost.any():
+        return valid
+    return ~lost if valid is None else valid & ~lost
 
 
-def _digits(numbers: Numbers, width: int) -> Bytes:
-    """The last ``width`` digits of each number."""
-    if width == 2:
-        return _TWO[numbers % 100]
-    if width == 4:
-        return _FOUR[numbers % 10_000]
-    found = np.empty((len(numbers), width), np.uint8)
-    # Numbers of up to nine digits: divisions of 32 bits are several times faster.
-    rest = numbers.astype(np.uint32) if width <= 9 else numbers
-    place = width
-    while place > 4:
-        high = rest // 10_000
-        found[:, place - 4 : place] = _FOUR[rest - high * 10_000]
-        rest, place = high, place - 4
-    found[:, :place] = _FOUR[rest % 10_000][:, 4 - place :]
-    return found
+def _behind(given: _Input) -> int:
+    """Bytes of the fraction of a second."""
+    return (given.shape.meta + 1) // 2
 
 
-def _letter(letter: str, count: int) -> Bytes:
-    return np.full((count, 1), ord(letter), np.uint8)
+def _fraction(texts: Characters, at: int, given: _Input, packed: Packed) -> None:
+    """Print the fraction, which the last bytes of ``packed`` are, behind the column ``at``."""
+    digits, size = given.shape.meta, _behind(given)
+    if digits:
+        # Two digits a byte; of an odd number of digits the last one says nothing.
+        figures = _low(packed, 8 * size)
+        texts.digits(at + 1, digits, figures // np.uint32(10) if digits % 2 else figures)
 
 
-def _printed(matrix: Bytes, keep: Mask | None, given: _Input, lost: Mask | None = None) -> pa.Array:
-    """Rows of characters as texts; nulls, and what is ``lost``, are null."""
-    valid = given.cells.valid
-    if lost is not None and lost.any():
-        valid = ~lost if valid is None else valid & ~lost
-    count, width = matrix.shape
-    if keep is None:
-        offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
-        data = np.ascontiguousarray(matrix).reshape(-1)
-    else:
-        offsets = np.zeros(count + 1, np.int32)
-        np.cumsum(keep.sum(axis=1), out=offsets[1:])
-        data = matrix[keep]
-    bits = None if valid is None else pa.array(valid).buffers()[1]
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data), bits)
+def _low(packed: Packed, bits: int) -> Figures:
+    return (packed & np.uint64((1 << bits) - 1)).astype(np.uint32)
 
 
-def _clock(hours: Numbers, minutes: Numbers, seconds: Numbers) -> list[Bytes]:
-    count = len(hours)
-    colon = _letter(":", count)
-    return [_digits(hours, 2), colon, _digits(minutes, 2), colon, _digits(seconds, 2)]
+def _clock(texts: Characters, at: int, hours: Figures, minutes: Figures, seconds: Figures) -> None:
+    for place, numbers in enumerate((hours, minutes, seconds)):
+        texts.digits(at + 3 * place, 2, numbers)
 
 
-def _fraction(given: _Input, micros: Numbers) -> list[Bytes]:
-    digits = given.shape.meta
-    if not digits:
-        return []
-    return [_letter(".", len(given)), _digits(micros, 6)[:, :digits]]
+def _calendar(texts: Characters, year: Figures, month: Figures, day: Figures) -> Mask:
+    """Print a date in the first columns; where it is none."""
+    texts.digits(0, 4, year)
+    texts.digits(5, 2, month)
+    texts.digits(8, 2, day)
+    return (day == 0) | (month == 0) | (year == 0)
 
 
-def _calendar(years: Numbers, months: Numbers, days: Numbers) -> list[Bytes]:
-    dash = _letter("-", len(years))
-    return [_digits(years, 4), dash, _digits(months, 2), dash, _digits(days, 2)]
+def _moment(digits: int, zone: str = "") -> str:
+    return "0000-00-00T00:00:00" + ("." + "0" * digits if digits else "") + zone
 
 
 def _date(given: _Input) -> pa.Array:
-    packed = given.little(3)
-    day, month, year = packed & 31, packed >> 5 & 15, packed >> 9
-    matrix = np.concatenate(_calendar(year, month, day), axis=1)
-    return _printed(matrix, None, given, (day == 0) | (month == 0) | (year == 0))
-
-
-def _micros(given: _Input, seconds_bytes: int) -> Numbers:
-    """The fraction behind the seconds, as microseconds."""
-    digits = given.shape.meta
-    size = (digits + 1) // 2
-    if not size:
-        return np.zeros(len(given), np.int64)
-    behind = given.block.longs[given.cells.starts + seconds_bytes].byteswap()
-    total = (behind >> np.uint64(64 - 8 * size)).astype(np.int64)
-    micros: Numbers = total * 10 ** (6 - 2 * size)
-    return micros
+    packed = given.little(3).astype(np.uint32)
+    texts = Characters(len(given), "0000-00-00")
+    lost = _calendar(texts, packed >> 9, packed >> 5 & 15, packed & 31)
+    return texts.whole(_without(given.cells.valid, lost))
 
 
 def _datetime2(given: _Input) -> pa.Array:
-    packed = given.big(5) - 0x8000000000
-    months, day = packed >> 22, packed >> 17 & 31
-    year, month = np.divmod(months, 13)
-    clock = _clock(packed >> 12 & 31, packed >> 6 & 63, packed & 63)
-    return _moment(given, (year, month, day), clock, _micros(given, 5))
-
-
-def _moment(
-    given: _Input,
-    date: tuple[Numbers, Numbers, Numbers],
-    clock: list[Bytes],
-    micros: Numbers,
-    zone: str = "",
-    zero: Mask | None = None,
-) -> pa.Array:
-    year, month, day = date
-    parts = [*_calendar(year, month, day), _letter("T", len(given)), *clock]
-    parts += _fraction(given, micros)
-    if zone:
-        parts.append(_letter(zone, len(given)))
-    lost = (day == 0) | (month == 0) | (year <= 0)
-    if zero is not None:
-        lost |= zero
-    return _printed(np.concatenate(parts, axis=1), None, given, lost)
+    size = _behind(given)
+    packed = given.packed(5 + size)
+    texts = Characters(len(given), _moment(given.shape.meta))
+    _fraction(texts, 19, given, packed)
+    packed >>= np.uint64(8 * size)
+    months = _low(packed >> np.uint64(22), 17)
+    year = months // np.uint32(13)
+    low = _low(packed, 22)
+    lost = _calendar(texts, year, months - year * np.uint32(13), low >> 17)
+    lost |= packed >> np.uint64(39) == 0  # a negative one
+    _clock(texts, 11, low >> 12 & 31, low >> 6 & 63, low & 63)
+    return texts.whole(_without(given.cells.valid, lost))
 
 
 def _timestamp2(given: _Input) -> pa.Array:
-    return _seconds(given, given.big(4), _micros(given, 4))
+    size = _behind(given)
+    packed = given.packed(4 + size)
+    texts = Characters(len(given), _moment(given.shape.meta, "Z"))
+    _fraction(texts, 19, given, packed)
+    seconds = (packed >> np.uint64(8 * size)).astype(np.uint32)
+    return _seconds(given, texts, seconds, packed == 0)
 
 
 def _timestamp(given: _Input) -> pa.Array:
-    return _seconds(given, given.little(4), np.zeros(len(given), np.int64))
+    seconds = given.block.words[given.cells.starts]
+    return _seconds(given, Characters(len(given), _moment(0, "Z")), seconds, seconds == 0)
 
 
-def _seconds(given: _Input, seconds: Numbers, micros: Numbers) -> pa.Array:
-    days, rest = np.divmod(seconds, 86_400)
-    dates = days.astype("datetime64[D]")
-    months = dates.astype("datetime64[M]")
-    year = months.astype("datetime64[Y]").astype(np.int64) + 1970
-    month = months.astype(np.int64) % 12 + 1
-    day = (dates - months.astype("datetime64[D]")).astype(np.int64) + 1
-    clock = _clock(rest // 3600, rest // 60 % 60, rest % 60)
-    return _moment(given, (year, month, day), clock, micros, "Z", (seconds == 0) & (micros == 0))
+def _seconds(given: _Input, texts: Characters, seconds: Figures, zero: Mask) -> pa.Array:
+    days = seconds // np.uint32(86_400)
+    rest = seconds - days * np.uint32(86_400)
+    hours = rest // np.uint32(3600)
+    rest -= hours * np.uint32(3600)
+    minutes = rest // np.uint32(60)
+    months, ends = _days()
+    texts.words(0, months.take(days))
+    texts.words(8, ends.take(days))
+    _clock(texts, 11, hours, minutes, rest - minutes * np.uint32(60))
+    return texts.whole(_without(given.cells.valid, zero))
+
+
+@cache
+def _days() -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+    """The days that a TIMESTAMP may have, from 1970 on: ``YYYY-MM-`` and ``DD`` of each."""
+    days = np.arange((1 << 32) // 86_400 + 1).astype("datetime64[D]")
+    printed = np.datetime_as_string(days).astype("S10").view("S1").reshape(-1, 10)
+    months = np.ascontiguousarray(printed[:, :8]).view(np.uint64)[:, 0]
+    return months, np.ascontiguousarray(printed[:, 8:]).view(np.uint16)[:, 0]
 
 
 def _time2(given: _Input) -> pa.Array:
-    size = (given.shape.meta + 1) // 2
+    size = _behind(given)
     # One number of all bytes: it keeps the sign right where there is a fraction.
     packed = given.big(3 + size) - (0x800000 << 8 * size)
-    whole = np.abs(packed)
-    upper = whole >> 8 * size
-    micros = (whole & ((1 << 8 * size) - 1)) * 10 ** (6 - 2 * size)
-    return _duration(given, packed < 0, upper >> 12 & 0x3FF, upper >> 6 & 63, upper & 63, micros)
+    whole = np.abs(packed).view(np.uint64)
+    upper = _low(whole >> np.uint64(8 * size), 24)
+    hours = upper >> 12 & 0x3FF
+    return _duration(given, packed < 0, (hours, upper >> 6 & 63, upper & 63), whole)
 
 
 def _time(given: _Input) -> pa.Array:
     packed = (given.little(3) ^ 0x800000) - 0x800000
     whole = np.abs(packed)
-    none = np.zeros(len(given), np.int64)
-    return _duration(given, packed < 0, whole // 10_000, whole // 100 % 100, whole % 100, none)
+    figures = whole.astype(np.uint32)
+    clock = (figures // 10_000, figures // 100 % 100, figures % 100)
+    return _duration(given, packed < 0, clock, whole.view(np.uint64))
 
 
 def _duration(
-    given: _Input,
-    negative: Mask,
-    hours: Numbers,
-    minutes: Numbers,
-    seconds: Numbers,
-    micros: Numbers,
+    given: _Input, negative: Mask, clock: tuple[Figures, Figures, Figures], packed: Packed
 ) -> pa.Array:
-    count = len(given)
-    clock = _clock(hours % 100, minutes, seconds)
-    parts = [_letter("-", count), _digits(hours // 100, 2), *clock, *_fraction(given, micros)]
-    matrix = np.concatenate(parts, axis=1)
-    keep = np.ones(matrix.shape, np.bool_)
-    keep[:, 0] = negative
-    keep[:, 1] = hours >= 1000
-    keep[:, 2] = hours >= 100
-    return _printed(matrix, keep, given)
+    hours, minutes, seconds = clock
+    digits = given.shape.meta
+    texts = Characters(len(given), " 0000:00:00" + ("." + "0" * digits if digits else ""))
+    texts.digits(1, 4, hours)
+    texts.digits(6, 2, minutes)
+    texts.digits(9, 2, seconds)
+    _fraction(texts, 11, given, packed)
+    first = 3 - (hours >= 100).astype(np.intp) - (hours >= 1000)
+    return texts.signed(first, negative, given.cells.valid)
 
 
 def _datetime(given: _Input) -> pa.Array:
-    packed = given.block.longs[given.cells.starts].astype(np.int64)
-    date, clock = np.divmod(packed, 1_000_000)
-    year, month, day = date // 10_000, date // 100 % 100, date % 100
-    parts = _clock(clock // 10_000, clock // 100 % 100, clock % 100)
-    return _moment(given, (year, month, day), parts, np.zeros(len(given), np.int64))
+    packed = given.block.longs[given.cells.starts]
+    date = packed // np.uint64(1_000_000)
+    day, clock = _low(date, 32), (packed - date * np.uint64(1_000_000)).astype(np.uint32)
+    texts = Characters(len(given), _moment(0))
+    lost = _calendar(texts, day // 10_000, day // 100 % 100, day % 100)
+    _clock(texts, 11, clock // 10_000, clock // 100 % 100, clock % 100)
+    return texts.whole(_without(given.cells.valid, lost))
 
 
 # --------------------------------------------------------------------------- text and bytes
@@ -472,11 +442,11 @@ def _bit(given: _Input) -> pa.Array:
     bits = (given.shape.meta >> 8) * 8 + (given.shape.meta & 0xFF)
     if given.column.physical == "bool":
         return pa.array(given.block.data[given.cells.starts] & 1 == 1, mask=given.mask)
-    data = given.bytes((bits + 7) // 8)
-    pairs = np.concatenate(
-        [np.broadcast_to(np.frombuffer(b"\\x", np.uint16), (len(data), 1)), _HEX[data]], axis=1
-    )
-    return _printed(np.ascontiguousarray(pairs).view(np.uint8), None, given)
+    size = (bits + 7) // 8
+    texts = Characters(len(given), "\\x" + "00" * size)
+    for byte in range(size):
+        texts.words(2 + 2 * byte, _HEX[given.block.data[given.cells.starts + byte]])
+    return texts.whole(given.cells.valid)
 
 
 def _enum(given: _Input) -> pa.Array:
