@@ -213,6 +213,11 @@ class Cells:
     ends: Offsets
     valid: Mask | None
 
+    def slice(self, first: int, end: int) -> Cells:
+        """Those of some of the images."""
+        valid = None if self.valid is None else self.valid[first:end]
+        return Cells(self.starts[first:end], self.ends[first:end], valid)
+
 
 def cells(block: Block, images: Images, layout: Layout) -> list[Cells]:
     """The values of all columns."""
