@@ -24,7 +24,7 @@ from changefeed.sources.mysql.characters import Numbers as Figures
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import DIGIT_BYTES
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType, codec, decoded
-from changefeed.sources.mysql.walk import Block, Bytes, Cells, Mask
+from changefeed.sources.mysql.walk import Block, Cells, Mask
 
 Numbers = npt.NDArray[np.int64]
 Packed = npt.NDArray[np.uint64]
@@ -166,9 +166,9 @@ def _decimal(given: _Input) -> pa.Array:
     at, longs = given.cells.starts, given.block.longs
     negative = given.block.data[at] < 0x80
     # All bytes of a negative one are inverted, and so is the first bit of any.
-    inverted = np.where(negative, _ALL, np.uint64(0))
-    held, packed = 0, longs[at].byteswap() ^ inverted ^ _FIRST
-    place, column = 0, point - whole
+    inverted: Packed = np.where(negative, _ALL, np.uint64(0))
+    packed: Packed = longs[at].byteswap() ^ inverted ^ _FIRST
+    held, place, column = 0, 0, point - whole
     for digits in _digit_groups(whole, scale):
         size = DIGIT_BYTES[digits]
         if place + size > held + 8:
@@ -217,6 +217,10 @@ def _low(packed: Packed, bits: int) -> Figures:
     return (packed & np.uint64((1 << bits) - 1)).astype(np.uint32)
 
 
+def _field(packed: Figures, shift: int, mask: int) -> Figures:
+    return packed >> np.uint32(shift) & np.uint32(mask)
+
+
 def _clock(texts: Characters, at: int, hours: Figures, minutes: Figures, seconds: Figures) -> None:
     for place, numbers in enumerate((hours, minutes, seconds)):
         texts.digits(at + 3 * place, 2, numbers)
@@ -227,7 +231,8 @@ def _calendar(texts: Characters, year: Figures, month: Figures, day: Figures) ->
     texts.digits(0, 4, year)
     texts.digits(5, 2, month)
     texts.digits(8, 2, day)
-    return (day == 0) | (month == 0) | (year == 0)
+    lost: Mask = (day == 0) | (month == 0) | (year == 0)
+    return lost
 
 
 def _moment(digits: int, zone: str = "") -> str:
@@ -237,7 +242,7 @@ def _moment(digits: int, zone: str = "") -> str:
 def _date(given: _Input) -> pa.Array:
     packed = given.little(3).astype(np.uint32)
     texts = Characters(len(given), "0000-00-00")
-    lost = _calendar(texts, packed >> 9, packed >> 5 & 15, packed & 31)
+    lost = _calendar(texts, packed >> np.uint32(9), _field(packed, 5, 15), _field(packed, 0, 31))
     return texts.whole(_without(given.cells.valid, lost))
 
 
@@ -250,9 +255,9 @@ def _datetime2(given: _Input) -> pa.Array:
     months = _low(packed >> np.uint64(22), 17)
     year = months // np.uint32(13)
     low = _low(packed, 22)
-    lost = _calendar(texts, year, months - year * np.uint32(13), low >> 17)
+    lost = _calendar(texts, year, months - year * np.uint32(13), low >> np.uint32(17))
     lost |= packed >> np.uint64(39) == 0  # a negative one
-    _clock(texts, 11, low >> 12 & 31, low >> 6 & 63, low & 63)
+    _clock(texts, 11, _field(low, 12, 31), _field(low, 6, 63), _field(low, 0, 63))
     return texts.whole(_without(given.cells.valid, lost))
 
 
@@ -298,16 +303,21 @@ def _time2(given: _Input) -> pa.Array:
     packed = given.big(3 + size) - (0x800000 << 8 * size)
     whole = np.abs(packed).view(np.uint64)
     upper = _low(whole >> np.uint64(8 * size), 24)
-    hours = upper >> 12 & 0x3FF
-    return _duration(given, packed < 0, (hours, upper >> 6 & 63, upper & 63), whole)
+    clock = (_field(upper, 12, 0x3FF), _field(upper, 6, 63), _field(upper, 0, 63))
+    return _duration(given, packed < 0, clock, whole)
 
 
 def _time(given: _Input) -> pa.Array:
     packed = (given.little(3) ^ 0x800000) - 0x800000
     whole = np.abs(packed)
-    figures = whole.astype(np.uint32)
-    clock = (figures // 10_000, figures // 100 % 100, figures % 100)
-    return _duration(given, packed < 0, clock, whole.view(np.uint64))
+    return _duration(given, packed < 0, _parts(whole.astype(np.uint32)), whole.view(np.uint64))
+
+
+def _parts(figures: Figures) -> tuple[Figures, Figures, Figures]:
+    """What is before the last four decimal digits, and those two by two."""
+    hundred = np.uint32(100)
+    pairs = figures // hundred
+    return pairs // hundred, pairs % hundred, figures % hundred
 
 
 def _duration(
@@ -329,8 +339,8 @@ def _datetime(given: _Input) -> pa.Array:
     date = packed // np.uint64(1_000_000)
     day, clock = _low(date, 32), (packed - date * np.uint64(1_000_000)).astype(np.uint32)
     texts = Characters(len(given), _moment(0))
-    lost = _calendar(texts, day // 10_000, day // 100 % 100, day % 100)
-    _clock(texts, 11, clock // 10_000, clock // 100 % 100, clock % 100)
+    lost = _calendar(texts, *_parts(day))
+    _clock(texts, 11, *_parts(clock))
     return texts.whole(_without(given.cells.valid, lost))
 
 

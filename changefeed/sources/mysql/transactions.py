@@ -999,9 +999,10 @@ class Assembler:
         commits = [commit for _, commit in finished]
         parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
         first_rows = starts[firsts]
+        transaction = np.searchsorted(firsts, np.arange(len(starts)), "right") - 1
         partial = PartialTables(self._shapes)
         for part in parts:
-            of = np.searchsorted(firsts, part.rows.message, "right") - 1
+            of = transaction[part.rows.message]
             marked = collapse(part.schema, part.rows, of)
             rows = fill_from_transaction(part.schema, part.rows, of)
             partial.add(part.schema, rows.unchanged, marked, together=True)

@@ -121,14 +121,16 @@ class PendingEvents:
                 self.data, events, described.shape, described.schema, charsets,
                 partial=described.partial, small=small,
             )  # fmt: skip
-            width[:-1] += np.bincount(rows.message, minlength=len(starts))
-            decoded.append((described.schema, rows))
+            counts = np.bincount(rows.message, minlength=len(starts))
+            width[:-1] += counts
+            decoded.append((described.schema, rows, counts))
         first = np.cumsum(width) - width
         parts = []
-        for schema, rows in decoded:
-            message = rows.message
-            within = np.arange(len(message)) - np.searchsorted(message, message)
-            parts.append(StoredRows(schema, rows, (first[message] + within).astype(np.int64)))
+        for schema, rows, counts in decoded:
+            # Rows of other tables before an event move the numbers of its rows on.
+            shift = first[:-1] - (np.cumsum(counts) - counts)
+            places = np.arange(len(rows)) + shift[rows.message]
+            parts.append(StoredRows(schema, rows, places.astype(np.int64)))
         return _together(parts), int(width.sum()), first
 
 

@@ -147,6 +147,8 @@ class _Walk:
 
     def __init__(self, block: Block, layout: Layout) -> None:
         self.block, self.layout = block, layout
+        #: Of each group, the width of its columns of fixed width.
+        self.widths = [sum(f.width for f in group if not f.variable) for group in layout.groups]
         self.events: list[Offsets] = []
         self.found: list[list[Offsets]] = []
         #: Of what is walked row by row, flat: event, then row and anchors.
@@ -154,23 +156,26 @@ class _Walk:
 
     def step(self, event: Offsets, place: Offsets) -> Offsets:
         """One image in each event; where the images end."""
-        nulls = [self.block.data[place + byte] for byte in range(self.layout.null_bytes)]
+        nulls: list[Bytes | None] = []
+        for byte in range(self.layout.null_bytes):
+            bits = self.block.data[place + byte]
+            nulls.append(bits if bits.any() else None)
         at = place + self.layout.null_bytes
         anchors = []
-        for group in self.layout.groups:
+        for group, width in zip(self.layout.groups, self.widths, strict=True):
             anchors.append(at)
-            at = at + _fixed(group, nulls)
+            at = at + (width - _missing(group, nulls))
             if group and group[-1].variable:
                 at = at + self._variable(group[-1], at, nulls)
         self.events.append(event)
         self.found.append([place, *anchors])
         return at
 
-    def _variable(self, field: FieldLayout, at: Offsets, nulls: list[Bytes]) -> Offsets:
+    def _variable(self, field: FieldLayout, at: Offsets, nulls: Sequence[Bytes | None]) -> Offsets:
         length = self.block.number(at, -field.width) - field.width
-        missing = nulls[field.ordinal >> 3] >> (field.ordinal & 7) & 1
-        if missing.any():
-            length[missing.astype(np.bool_)] = 0
+        bits = nulls[field.ordinal >> 3]
+        if bits is not None:
+            length[(bits >> (field.ordinal & 7) & 1).astype(np.bool_)] = 0
         return length
 
     def ordered(self) -> Images:
@@ -189,18 +194,17 @@ class _Walk:
         return Images(event, columns[0], columns[1:])
 
 
-def _fixed(group: tuple[FieldLayout, ...], nulls: list[Bytes]) -> Offsets | int:
-    """The width of a group's columns of fixed width, of which some may be null."""
-    fixed = [field for field in group if not field.variable]
-    width: Offsets | int = sum(field.width for field in fixed)
-    for byte in sorted({field.ordinal >> 3 for field in fixed}):
-        if not nulls[byte].any():
+def _missing(group: tuple[FieldLayout, ...], nulls: Sequence[Bytes | None]) -> Offsets | int:
+    """How much narrower a group is where columns of fixed width are null."""
+    width: Offsets | int = 0
+    for byte, bits in enumerate(nulls):
+        if bits is None:
             continue
         table = np.zeros(256, np.intp)
-        for field in fixed:
-            if field.ordinal >> 3 == byte:
+        for field in group:
+            if field.ordinal >> 3 == byte and not field.variable:
                 table[np.arange(256) >> (field.ordinal & 7) & 1 == 1] += field.width
-        width = width - table[nulls[byte]]
+        width = width + table[bits]
     return width
 
 
