@@ -15,29 +15,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import (
-    Commits,
-    Ddl,
-    Event,
     Flush,
     Frontier,
     Position,
-    SchemaChange,
-    Truncate,
 )
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.sources.decoded.log_batches import LogBatches
 from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
-from changefeed.sources.decoded.superseded import collapse
 from changefeed.sources.decoded.unsent import fill_from_transaction
 from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
@@ -52,12 +43,12 @@ from changefeed.sources.mysql.decode import (
     find_rows,
 )
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
+from changefeed.sources.mysql.flushes import Commit, FlushBuilder
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
+from changefeed.sources.mysql.open_transaction import OpenTransaction
 from changefeed.sources.mysql.partial_tables import (
     CALM_SECONDS,
-    PartialTables,
     may_be_raised,
-    missing_names,
     parts_only,
 )
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
@@ -84,48 +75,6 @@ Met = Callable[[str, int, int, tuple[int, int] | None], None]
 Flushes = Iterator[Flush] | None
 #: Database and name of the tables that somebody watches.
 Tables = frozenset[tuple[str, str]]
-
-
-@dataclass(slots=True)
-class _OpenTransaction:
-    """A transaction being read.
-
-    Attributes:
-        first: its first row event among those that wait.
-        skip: it was read before.
-        gtid: adds it to the position; None for an anonymous one.
-        commit_us: when it committed, microseconds; 0 where the event of its end says so.
-        changes: tables that look otherwise from here on.
-        ddl: tables that its statements define, with what happens to each, and the statement.
-        defined: the same, statement by statement, and the tables that each removes.
-        stored: its rows that were put on disk, because it is large.
-        begun: a BEGIN opened it; else one statement is the transaction.
-        xid: the number in the event of its end.
-        savepoint: row events when a savepoint was set.
-        unread: tables that it changes and nobody watches, by database and name.
-    """
-
-    first: int
-    skip: bool = False
-    gtid: Callable[[], None] | None = None
-    commit_us: int = 0
-    changes: list[ShapeChange] = field(default_factory=list)
-    ddl: list[tuple[TableName, str, str]] = field(default_factory=list)
-    defined: list[tuple[DefinedTables, list[tuple[str, str]]]] = field(default_factory=list)
-    stored: StoredTransaction | None = None
-    begun: bool = False
-    xid: int = 0
-    savepoint: int | None = None
-    unread: set[tuple[str, str]] = field(default_factory=set)
-
-
-class _Commit(NamedTuple):
-    """What the rows of a finished transaction carry."""
-
-    at: Timestamp
-    xid: int
-    commit_us: int
-    position: str
 
 
 class Assembler:
@@ -159,17 +108,12 @@ class Assembler:
             joined: see :class:`changefeed.sources.mysql.defaults.Defaults`.
             left_out: the same, ``read``.
         """
-        self._end = end
         self._defaults = Defaults(folder, start.position, joined=joined, read=left_out)
         #: Tables of which the binlog had parts of rows: until when whole ones do not count.
         self._partial_until: dict[TableName, int] = {}
-        #: Tables that are to be read again: up to where that has all rows.
-        self._read_again: dict[TableName, Position] = {}
         self._met = met
         #: Watched tables that were dropped and not made again.
         self._dropped: set[tuple[str, str]] = set()
-        self._last = start.at
-        self._seq = start.seq
         self._read_upto = read_upto
         self._mariadb = isinstance(read_upto, GtidPosition) and isinstance(
             read_upto.gtids, MariaGtid
@@ -178,6 +122,7 @@ class Assembler:
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
         self._renames = Renames(folder, start.position)
+        self._out = FlushBuilder(start, read_upto, shapes, self._renames, end)
         self._batch_bytes = batch_bytes
         self._small = small
         self._wanted: Tables = frozenset()
@@ -188,13 +133,10 @@ class Assembler:
         self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._waiting = PendingEvents()
-        self._finished: list[tuple[int, _Commit]] = []
-        self._open: _OpenTransaction | None = None
+        self._finished: list[tuple[int, Commit]] = []
+        self._open: OpenTransaction | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
         self._carried: list[ShapeChange] = []
-        self._events: list[Event] = []
-        self._commits: list[tuple[Timestamp, str, int]] = []
-        self._batches = LogBatches()
         self._checksums: bool | None = None
         self._file = ""
         self._offset = 0
@@ -208,7 +150,7 @@ class Assembler:
     @property
     def frontier(self) -> Frontier:
         """What was read completely so far."""
-        return Frontier(self._last, self._read_upto.position, self._seq, self._read_upto.history)
+        return self._out.frontier
 
     @property
     def idle(self) -> bool:
@@ -230,13 +172,12 @@ class Assembler:
 
     def caught_up(self, now_ns: int) -> None:
         """The server had nothing more to send at that time."""
-        if now_ns > self._last.version:
-            self._last = Timestamp(now_ns)
+        if now_ns > self._out.last.version:
+            commit = self._out.caught_up(now_ns)
             told = self._overdue(now_ns)
             if told:
-                position = self._read_upto.position
-                self._commits.append((self._last, position, 0))
-                self._announce(told, [], _Commit(self._last, 0, now_ns // 1000, position))
+                self._out.add_commit(commit)
+                self._out.announce(told, [], commit)
 
     def save(self) -> None:
         """Make durable what a later stream has to know, before a flush is out that relies on it.
@@ -330,14 +271,13 @@ class Assembler:
         self.heartbeats = 0
         if found.end:
             self._offset = found.end
-        self._last = self._last.at_least(commit_us * 1000)
-        if len(self._waiting) > first:
-            data, start, _ = found.commit
-            number = data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 8]
-            xid = int.from_bytes(number, "little", signed=True)
-            position = self._read_upto.position
-            self._commits.append((self._last, position, xid))
-            self._finished.append((first, _Commit(self._last, xid, commit_us, position)))
+        if len(self._waiting) == first:
+            self._out.reach(commit_us)
+            return
+        data, start, _ = found.commit
+        number = data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 8]
+        xid = int.from_bytes(number, "little", signed=True)
+        self._finished.append((first, self._out.committed(commit_us, xid, touched=True)))
 
     def _server_name(self, server: bytes) -> str:
         name = self._server_names.get(server)
@@ -369,18 +309,7 @@ class Assembler:
     def flush(self) -> Iterator[Flush]:
         """All complete transactions."""
         self._decode_finished()
-        yield from self._flushed(self.frontier)
-
-    def _flushed(self, frontier: Frontier | None) -> Iterator[Flush]:
-        if self._events or self._commits:
-            commits = Commits(
-                [at.wall for at, _, _ in self._commits],
-                [at.logical for at, _, _ in self._commits],
-                [position for _, position, _ in self._commits],
-                [xid for _, _, xid in self._commits],
-            )
-            events, self._events, self._commits = tuple(self._events), [], []
-            yield Flush(events, frontier, commits)
+        yield from self._out.flushed(self.frontier)
 
     # -------------------------------------------------------------------------- events
 
@@ -412,7 +341,7 @@ class Assembler:
 
     def _gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_gtid(raw)
-        opened = _OpenTransaction(len(self._waiting), commit_us=told.commit_us)
+        opened = OpenTransaction(len(self._waiting), commit_us=told.commit_us)
         if isinstance(self._read_upto, GtidPosition):
             held = self._read_upto.gtids
             if not isinstance(held, GtidSet):
@@ -430,7 +359,7 @@ class Assembler:
 
     def _maria_gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_maria_gtid(raw, header.server_id)
-        opened = _OpenTransaction(len(self._waiting), begun=not told.alone)
+        opened = OpenTransaction(len(self._waiting), begun=not told.alone)
         if isinstance(self._read_upto, GtidPosition):
             held = self._read_upto.gtids
             if not isinstance(held, MariaGtid):
@@ -473,7 +402,7 @@ class Assembler:
     def _query(self, header: Header, raw: EventBytes) -> Flushes:
         if binlog.is_begin(raw):
             if self._open is None:
-                self._open = _OpenTransaction(len(self._waiting))
+                self._open = OpenTransaction(len(self._waiting))
             self._open.begun = True
             return None
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
@@ -481,7 +410,7 @@ class Assembler:
         first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
-            opened = self._open = _OpenTransaction(len(self._waiting))
+            opened = self._open = OpenTransaction(len(self._waiting))
         if first in ddl.FIRST_WORDS and not opened.skip:
             self._defined(query, opened)
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
@@ -500,7 +429,7 @@ class Assembler:
             return self._definition(query, first, header)
         return None
 
-    def _rollback(self, query: QueryEvent, opened: _OpenTransaction) -> None:
+    def _rollback(self, query: QueryEvent, opened: OpenTransaction) -> None:
         """Written only where tables without transactions were changed as well."""
         if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
@@ -513,7 +442,7 @@ class Assembler:
                 hint="RESCAN the feeds of this source.",
             )
 
-    def _forget(self, opened: _OpenTransaction) -> None:
+    def _forget(self, opened: OpenTransaction) -> None:
         if opened.stored is not None:
             opened.stored.discard()
         if opened.gtid is not None:
@@ -559,7 +488,7 @@ class Assembler:
                 self._replaced(query, first, opened)
         return self._commit(header.seconds)
 
-    def _defined(self, query: QueryEvent, opened: _OpenTransaction) -> None:
+    def _defined(self, query: QueryEvent, opened: OpenTransaction) -> None:
         """Take note of what a statement of DDL defines. To be told are watched tables, and the
         others of their databases, because a feed of a whole database may take them up later."""
         found = ddl.read_definition(query)
@@ -581,7 +510,7 @@ class Assembler:
             return list(found.tables)
         return sorted(named for named in self._tables if named[0] == found.database)
 
-    def _replaced(self, query: QueryEvent, first: str, opened: _OpenTransaction) -> None:
+    def _replaced(self, query: QueryEvent, first: str, opened: OpenTransaction) -> None:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         names = statements.renamed_to(query) if first != "CREATE" else []
@@ -610,8 +539,7 @@ class Assembler:
         commit = self._finish(seconds, touched=True)
         if commit is not None and opened is not None:
             self._ended(opened, commit)
-            self._seq += 1
-            self._events.append(Truncate(schema, commit.at, self._seq))
+            self._out.truncated(schema, commit)
 
     def _xid(self, header: Header, raw: EventBytes) -> Flushes:
         if self._open is None:
@@ -627,7 +555,7 @@ class Assembler:
         content = bytes(data[start + binlog.HEADER_SIZE : end])
         opened = self._open
         if opened is None:
-            opened = self._open = _OpenTransaction(len(self._waiting), begun=True)
+            opened = self._open = OpenTransaction(len(self._waiting), begun=True)
         known = self._maps.get(number)
         if known is not None and known[0] == content:
             if known[1] is None:
@@ -665,7 +593,7 @@ class Assembler:
             raise misfit("rows of a table that was not described")
         table, opened = known[1], self._open
         if opened is None:
-            opened = self._open = _OpenTransaction(len(self._waiting), begun=True)
+            opened = self._open = OpenTransaction(len(self._waiting), begun=True)
         if table is None or opened.skip:
             return None
         data, _, end = raw
@@ -688,7 +616,7 @@ class Assembler:
         operation: int,
         images: PartialImages | None,
         seconds: int,
-        opened: _OpenTransaction,
+        opened: OpenTransaction,
     ) -> WatchedTable:
         """The table of an event whose rows have only these columns (None: all). What the binlog has
         of rows before a change is told where it becomes less, and once it is more again."""
@@ -723,7 +651,7 @@ class Assembler:
             table.parts[operation, images, version] = known
         return known
 
-    def _raised(self, table: WatchedTable, seconds: int, opened: _OpenTransaction) -> WatchedTable:
+    def _raised(self, table: WatchedTable, seconds: int, opened: OpenTransaction) -> WatchedTable:
         """The table with whole rows before, where that is how the server writes them now."""
         schema = table.schema
         if schema.before_image is BeforeImage.FULL or opened.stored is not None:
@@ -735,7 +663,7 @@ class Assembler:
         return table if raised is None else self._adopted(table, raised, opened)
 
     def _adopted(
-        self, table: WatchedTable, schema: TableSchema, opened: _OpenTransaction
+        self, table: WatchedTable, schema: TableSchema, opened: OpenTransaction
     ) -> WatchedTable:
         """Let the rows of the open transaction, and those to come, have this version of a table."""
         opened.changes.append(ShapeChange(table.schema, schema, rewritten=False))
@@ -761,17 +689,17 @@ class Assembler:
                 " old setting until they end. Then RESCAN the feeds of this source.",
             )
 
-    def _full(self, opened: _OpenTransaction) -> Iterator[Flush]:
+    def _full(self, opened: OpenTransaction) -> Iterator[Flush]:
         """Too many rows wait: complete transactions go out, the open one goes to disk if it is
         the large one."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
-        yield from self._flushed(self.frontier)
+        yield from self._out.flushed(self.frontier)
         self._waiting, opened.first = tail, 0
         if len(tail.data) >= self._batch_bytes // 2:
             self._store(opened)
 
-    def _store(self, opened: _OpenTransaction) -> None:
+    def _store(self, opened: OpenTransaction) -> None:
         """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
@@ -821,11 +749,11 @@ class Assembler:
                 changes.append(change)
         return changes
 
-    def _take_carried(self, opened: _OpenTransaction) -> None:
+    def _take_carried(self, opened: OpenTransaction) -> None:
         if self._carried and not opened.skip:
             opened.changes, self._carried = [*self._carried, *opened.changes], []
 
-    def _finish(self, seconds: int, *, touched: bool) -> _Commit | None:
+    def _finish(self, seconds: int, *, touched: bool) -> Commit | None:
         """End the open transaction; None for one that was read before."""
         opened, self._open = self._open, None
         if opened is None:
@@ -833,17 +761,14 @@ class Assembler:
         if opened.skip:
             return None
         commit_us = opened.commit_us or seconds * 1_000_000
-        self._last = self._last.at_least(commit_us * 1000)
         if opened.gtid is not None:
             opened.gtid()
         self._read_upto.passed(self._file, self._offset)
-        if touched:
-            self._commits.append((self._last, self._read_upto.position, opened.xid))
-        return _Commit(self._last, opened.xid, commit_us, self._read_upto.position)
+        return self._out.committed(commit_us, opened.xid, touched=touched)
 
-    def _ended(self, opened: _OpenTransaction, commit: _Commit) -> None:
+    def _ended(self, opened: OpenTransaction, commit: Commit) -> None:
         """Tell what a transaction did to tables, before its rows, and go by it."""
-        self._announce(opened.changes, opened.ddl, commit)
+        self._out.announce(opened.changes, opened.ddl, commit)
         if opened.defined:
             for found, gone in opened.defined:
                 if found.kind != "TRUNCATE":
@@ -854,26 +779,8 @@ class Assembler:
                 )
             self._watch_renamed()
 
-    def _announce(
-        self,
-        changes: Sequence[ShapeChange],
-        definitions: Sequence[tuple[TableName, str, str]],
-        commit: _Commit,
-    ) -> None:
-        for table, kind, text in definitions:
-            self._seq += 1
-            self._events.append(Ddl(table, kind, text, commit.position, commit.at, self._seq))
-        for change in changes:
-            self._seq += 1
-            self._events.append(
-                SchemaChange(change.old, change.new, commit.at, self._seq, change.rewritten)
-            )
-            old, new = change.old.table, change.new.table
-            if old != new:
-                self._renames.tell((old.schema, old.name), (new.schema, new.name), commit.position)
-
     def _commit_stored(
-        self, opened: _OpenTransaction, stored: StoredTransaction, seconds: int, *, discard: bool
+        self, opened: OpenTransaction, stored: StoredTransaction, seconds: int, *, discard: bool
     ) -> Iterator[Flush]:
         """Give out the rows that are on disk: flushes without a frontier, and one that has it."""
         if len(self._waiting) > opened.first:
@@ -882,40 +789,20 @@ class Assembler:
             self._waiting = tail
             self._store(opened)
         self._decode_finished()
-        yield from self._flushed(self.frontier)
+        yield from self._out.flushed(self.frontier)
         self._adopt_stored(opened, stored)
         commit = self._finish(seconds, touched=True)
         if commit is None:
             return
-        ended, self._commits = self._commits, []
         self._ended(opened, commit)
-        base = self._seq + 1
-        partial = PartialTables(self._shapes)
-        for replayed in stored.replay():
-            yield from self._flushed(None)
-            for part in replayed:
-                partial.add(part.schema, part.rows.unchanged, part.marked, together=False)
-                batch = self._batches.make(
-                    part.schema,
-                    part.rows.after,
-                    part.marked,
-                    [commit],
-                    of=np.zeros(len(part.number), np.intp),
-                    number=base + part.number,
-                    ordinal=part.number,
-                    missing=missing_names(part.schema, part.rows),
-                )
-                self._events.append(batch)
-        self._seq += stored.rows
-        self._read_tables_again(partial, commit)
-        self._commits = ended
+        yield from self._out.replay(stored, commit)
         if discard:
             stored.discard()
         else:
             self._decided.append((self._read_upto.position, stored))
-        yield from self._flushed(self.frontier)
+        yield from self._out.flushed(self.frontier)
 
-    def _adopt_stored(self, opened: _OpenTransaction, stored: StoredTransaction) -> None:
+    def _adopt_stored(self, opened: OpenTransaction, stored: StoredTransaction) -> None:
         """Rows that were stored before the binlog had less, or more, of rows before a change."""
         for schema in stored.schemas():
             seen = self._shapes.seen(schema.table)
@@ -928,7 +815,7 @@ class Assembler:
 
     # -------------------------------------------------------------------------- XA
 
-    def _xa(self, query: QueryEvent, header: Header, opened: _OpenTransaction) -> Flushes:
+    def _xa(self, query: QueryEvent, header: Header, opened: OpenTransaction) -> Flushes:
         verb, name = statements.xa_verb(query.text)
         if not name:
             opened.begun = True
@@ -962,11 +849,11 @@ class Assembler:
         self._finish(header.seconds, touched=False)
         return None
 
-    def _prepare(self, opened: _OpenTransaction, name: str, seconds: int) -> Iterator[Flush]:
+    def _prepare(self, opened: OpenTransaction, name: str, seconds: int) -> Iterator[Flush]:
         """Keep the rows of a prepared transaction until it is decided."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
-        yield from self._flushed(self.frontier)
+        yield from self._out.flushed(self.frontier)
         self._waiting, opened.first = tail, 0
         self._store(opened)
         stored = opened.stored
@@ -992,43 +879,7 @@ class Assembler:
         waiting, self._waiting = self._waiting, tail or PendingEvents()
         if opened is not None:
             opened.first = 0
-        self._give_out(waiting, finished)
-
-    def _give_out(self, waiting: PendingEvents, finished: list[tuple[int, _Commit]]) -> None:
-        firsts = np.array([first for first, _ in finished], np.intp)
-        commits = [commit for _, commit in finished]
-        parts, count, starts = waiting.decoded(self._shapes.charsets, self._small)
-        first_rows = starts[firsts]
-        transaction = np.searchsorted(firsts, np.arange(len(starts)), "right") - 1
-        partial = PartialTables(self._shapes)
-        for part in parts:
-            of = transaction[part.rows.message]
-            marked = collapse(part.schema, part.rows, of)
-            rows = fill_from_transaction(part.schema, part.rows, of)
-            partial.add(part.schema, rows.unchanged, marked, together=True)
-            self._events.append(
-                self._batches.make(
-                    part.schema,
-                    rows.after,
-                    marked,
-                    commits,
-                    of=of,
-                    number=part.number + self._seq + 1,
-                    ordinal=part.number - first_rows[of],
-                    missing=missing_names(part.schema, rows),
-                )
-            )
-        self._seq += count
-        self._read_tables_again(partial, commits[-1])
-
-    def _read_tables_again(self, partial: PartialTables, commit: _Commit) -> None:
-        """Let tables be read again of which the binlog does not have a row: it is not to be found
-        in the row before either. A scan that begins from now on has it, whatever came meanwhile."""
-        for schema in partial.lacking:
-            if commit.position > self._read_again.get(schema.table, ""):
-                self._read_again[schema.table] = max(self._end(), commit.position)
-                self._seq += 1
-                self._events.append(SchemaChange(schema, schema, commit.at, self._seq, True))
+        self._out.rows(waiting, finished, self._small)
 
 
 _NO_SHAPE = TableShape("", "", ())
