@@ -27,12 +27,10 @@ from changefeed.core.events import (
     Position,
 )
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.unsent import fill_from_transaction
 from changefeed.sources.mysql import binlog, ddl, statements
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
-from changefeed.sources.mysql.ddl import DefinedTables
 from changefeed.sources.mysql.decode import (
     DELETE,
     INSERT,
@@ -43,6 +41,7 @@ from changefeed.sources.mysql.decode import (
     find_rows,
 )
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
+from changefeed.sources.mysql.definitions import Definitions, Tables
 from changefeed.sources.mysql.flushes import Commit, FlushBuilder
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.open_transaction import OpenTransaction
@@ -73,8 +72,6 @@ BATCH_BYTES = 8 << 20
 Met = Callable[[str, int, int, tuple[int, int] | None], None]
 #: What is ready, if anything.
 Flushes = Iterator[Flush] | None
-#: Database and name of the tables that somebody watches.
-Tables = frozenset[tuple[str, str]]
 
 
 class Assembler:
@@ -112,13 +109,12 @@ class Assembler:
         #: Tables of which the binlog had parts of rows: until when whole ones do not count.
         self._partial_until: dict[TableName, int] = {}
         self._met = met
-        #: Watched tables that were dropped and not made again.
-        self._dropped: set[tuple[str, str]] = set()
         self._read_upto = read_upto
         self._mariadb = isinstance(read_upto, GtidPosition) and isinstance(
             read_upto.gtids, MariaGtid
         )
         self._shapes = shapes
+        self._definitions = Definitions(shapes)
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
         self._renames = Renames(folder, start.position)
@@ -128,7 +124,6 @@ class Assembler:
         self._wanted: Tables = frozenset()
         #: The wanted tables, by all their names.
         self._tables: Tables = frozenset()
-        self._databases: frozenset[str] = frozenset()
         #: Domains of MariaDB of which this stream has taken a transaction.
         self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
@@ -167,7 +162,7 @@ class Assembler:
         tables = self._renames.watched(self._wanted)
         if tables != self._tables:
             self._tables = tables
-            self._databases = frozenset(database for database, _ in tables)
+            self._definitions.watch(tables)
             self._maps.clear()
 
     def caught_up(self, now_ns: int) -> None:
@@ -412,7 +407,7 @@ class Assembler:
         if opened is None:
             opened = self._open = OpenTransaction(len(self._waiting))
         if first in ddl.FIRST_WORDS and not opened.skip:
-            self._defined(query, opened)
+            self._definitions.note(query, opened)
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
             opened.begun = True
         elif first == "XA":
@@ -424,7 +419,7 @@ class Assembler:
         elif first == "ROLLBACK":
             self._rollback(query, opened)
         elif opened.begun:
-            self._statement(query, first)
+            self._definitions.refuse_write(query, first)
         else:
             return self._definition(query, first, header)
         return None
@@ -449,89 +444,15 @@ class Assembler:
             opened.gtid()
         self._open = None
 
-    def _statement(self, query: QueryEvent, first: str) -> None:
-        """A statement inside a transaction: rows are sent as statements where they should not."""
-        if first not in statements.WRITES:
-            return
-        text = query.text.lower()
-        for database, table in self._tables:
-            if table.lower() in text:
-                raise ChangefeedError(
-                    Code.SOURCE_NOT_SET_UP,
-                    f"the binlog has a statement in place of the rows of {database}.{table}",
-                    hint="SET GLOBAL binlog_format = 'ROW'; sessions that are open keep the old"
-                    " setting until they end. Then RESCAN the feeds of this source.",
-                )
-
     def _definition(self, query: QueryEvent, first: str, header: Header) -> Flushes:
         """A statement that is a transaction by itself: DDL."""
         opened = self._open
         if opened is not None and not opened.skip:
-            if first == "TRUNCATE":
-                name = self._target(statements.truncated(query))
-                schema = None if name is None else self._shapes.present(name)
-                if schema is not None:
-                    self._truncate(schema, header.seconds)
-                    return None
-            elif first in ("ALTER", "CREATE", "DROP") and (
-                name := self._target(statements.altered(query))
-            ):
-                self._shapes.altered(name, query.text)
-            elif first == "RENAME":
-                # Which table has which name now, its next rows show.
-                for database, table in self._tables:
-                    if table.casefold() in query.text.casefold():
-                        self._shapes.altered(self._shapes.name(database, table), query.text)
-            elif first in statements.WRITES:
-                self._statement(query, first)
-            if first in ("ALTER", "CREATE", "DROP", "RENAME"):
-                self._replaced(query, first, opened)
+            emptied = self._definitions.take(query, first, opened)
+            if emptied is not None:
+                self._truncate(emptied, header.seconds)
+                return None
         return self._commit(header.seconds)
-
-    def _defined(self, query: QueryEvent, opened: OpenTransaction) -> None:
-        """Take note of what a statement of DDL defines. To be told are watched tables, and the
-        others of their databases, because a feed of a whole database may take them up later."""
-        found = ddl.read_definition(query)
-        if found is None:
-            return
-        text = shown(query.text)
-        tables = self._tables_of(found)
-        for named in tables:
-            if named[0] in self._databases:
-                opened.ddl.append((self._shapes.name(*named), found.kind, text))
-        gone = list(tables) if found.kind == "DROP" else []
-        if (made := statements.made(query)) is not None and made[1]:
-            gone.append(made[0])
-        opened.defined.append((found, gone))
-
-    def _tables_of(self, found: DefinedTables) -> list[tuple[str, str]]:
-        """The tables of a statement: those that it names, or the watched ones of its database."""
-        if not found.database:
-            return list(found.tables)
-        return sorted(named for named in self._tables if named[0] == found.database)
-
-    def _replaced(self, query: QueryEvent, first: str, opened: OpenTransaction) -> None:
-        """Another table has the name of a watched one now, or the same one after a time under
-        another name, of which nobody read the changes: its rows have to be read again."""
-        names = statements.renamed_to(query) if first != "CREATE" else []
-        if first == "DROP" and (found := ddl.read_definition(query)) is not None:
-            self._dropped.update(self._tables_of(found))
-        if first == "CREATE" and (made := statements.made(query)) is not None:
-            name, new = made
-            if new or name in self._dropped:
-                names.append(name)
-        for named in names:
-            self._dropped.discard(named)
-            table = self._target(named)
-            schema = None if table is None else self._shapes.seen(table)
-            if schema is not None:
-                opened.changes.append(ShapeChange(schema, schema, rewritten=True))
-
-    def _target(self, named: tuple[str, str] | None) -> TableName | None:
-        """The watched table that a statement is about."""
-        if named is None or named not in self._tables:
-            return None
-        return self._shapes.name(*named)
 
     def _truncate(self, schema: TableSchema, seconds: int) -> None:
         opened = self._open
@@ -772,7 +693,7 @@ class Assembler:
         if opened.defined:
             for found, gone in opened.defined:
                 if found.kind != "TRUNCATE":
-                    named = self._tables.intersection(self._tables_of(found))
+                    named = self._tables.intersection(self._definitions.tables_of(found))
                     self._defaults.defined(named, commit.position)
                 self._renames.defined(
                     found, gone, self._tables, commit.position, commit.commit_us * 1000
