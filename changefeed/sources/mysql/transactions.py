@@ -13,7 +13,6 @@ crash between receiving and making durable changes nothing.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,13 @@ from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.unsent import fill_from_transaction
 from changefeed.sources.mysql import binlog, ddl, statements
+from changefeed.sources.mysql.begins import (
+    MariaBegins,
+    Met,
+    begins_of,
+    maria_begins,
+    mysql_begins,
+)
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.decode import (
     DELETE,
@@ -43,7 +49,6 @@ from changefeed.sources.mysql.decode import (
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
 from changefeed.sources.mysql.definitions import Definitions, Tables
 from changefeed.sources.mysql.flushes import Commit, FlushBuilder
-from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.open_transaction import OpenTransaction
 from changefeed.sources.mysql.partial_tables import (
     CALM_SECONDS,
@@ -51,7 +56,6 @@ from changefeed.sources.mysql.partial_tables import (
     parts_only,
 )
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
-from changefeed.sources.mysql.position import GtidPosition
 from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
 from changefeed.sources.mysql.renames import Renames
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
@@ -68,8 +72,6 @@ from changefeed.sources.mysql.wire import EventBytes, Packet, event_of
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
 BATCH_BYTES = 8 << 20
 
-#: Takes a transaction: its server or domain, its number, its moment, and what was before it.
-Met = Callable[[str, int, int, tuple[int, int] | None], None]
 #: What is ready, if anything.
 Flushes = Iterator[Flush] | None
 
@@ -108,11 +110,9 @@ class Assembler:
         self._defaults = Defaults(folder, start.position, joined=joined, read=left_out)
         #: Tables of which the binlog had parts of rows: until when whole ones do not count.
         self._partial_until: dict[TableName, int] = {}
-        self._met = met
         self._read_upto = read_upto
-        self._mariadb = isinstance(read_upto, GtidPosition) and isinstance(
-            read_upto.gtids, MariaGtid
-        )
+        self._begins = begins_of(read_upto, met)
+        self._mariadb = isinstance(self._begins, MariaBegins)
         self._shapes = shapes
         self._definitions = Definitions(shapes)
         self._spool = spool
@@ -124,8 +124,6 @@ class Assembler:
         self._wanted: Tables = frozenset()
         #: The wanted tables, by all their names.
         self._tables: Tables = frozenset()
-        #: Domains of MariaDB of which this stream has taken a transaction.
-        self._taken_domains: set[int] = set()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._waiting = PendingEvents()
         self._finished: list[tuple[int, Commit]] = []
@@ -138,7 +136,6 @@ class Assembler:
         #: Heartbeats since the last other event.
         self.heartbeats = 0
         self._decided: list[tuple[str, StoredTransaction]] = []
-        self._server_names: dict[bytes, str] = {}
 
     # ------------------------------------------------------------------------- outside
 
@@ -210,7 +207,7 @@ class Assembler:
         """
         if not self._checksums or self._carried or self._renames.pending:
             return at
-        if not isinstance(self._read_upto, GtidPosition):
+        if self._begins is None:
             return at
         mariadb, waiting = self._mariadb, self._waiting
         while (found := find_short(packets, at, mariadb=mariadb)) is not None:
@@ -231,7 +228,7 @@ class Assembler:
                 )
                 if images is not None or may_be_raised(table, operation):
                     break
-            commit_us = self._begin_short(self._read_upto.gtids, found)
+            commit_us = self._begin_short(found)
             if commit_us is None:
                 break
             if table is not None and end > start:
@@ -240,26 +237,23 @@ class Assembler:
             at += 4 if mariadb else 5
         return at
 
-    def _begin_short(self, held: GtidSet | MariaGtid, found: ShortTransaction) -> int | None:
+    def _begin_short(self, found: ShortTransaction) -> int | None:
         """Count a transaction as read; when it committed, or None if nothing was done."""
-        if isinstance(held, MariaGtid):
+        begins = self._begins
+        if isinstance(begins, MariaBegins):
             event = binlog.read_maria_gtid(found.gtid, found.server_id)
-            if event.alone or event.xid or held.covers(event.domain, event.number):
+            if event.alone or event.xid or begins.has(event):
                 return None
-            if self._met is not None:
-                before, seconds = held.last(event.domain), binlog.read_seconds(found.gtid)
-                self._met(str(event.domain), event.number, seconds, before)
-            self._taken_domains.add(event.domain)
-            held.add(event.domain, event.server, event.number)
+            begins.meet(event, binlog.read_seconds(found.gtid), known=False)
+            begins.add(event)
             return found.seconds * 1_000_000
         told = binlog.read_gtid(found.gtid)
-        if not told.number or not binlog.is_begin(found.begin):
+        if begins is None or not told.number or not binlog.is_begin(found.begin):
             return None
-        if (told.server, told.number) in held:
+        if begins.has(told):
             return None
-        if self._met is not None:
-            self._met(self._server_name(told.server), told.number, told.commit_us, None)
-        held.add(told.server, told.number)
+        begins.meet(told)
+        begins.add(told)
         return told.commit_us or found.seconds * 1_000_000
 
     def _end_short(self, found: ShortTransaction, commit_us: int, first: int) -> None:
@@ -273,12 +267,6 @@ class Assembler:
         number = data[start + binlog.HEADER_SIZE : start + binlog.HEADER_SIZE + 8]
         xid = int.from_bytes(number, "little", signed=True)
         self._finished.append((first, self._out.committed(commit_us, xid, touched=True)))
-
-    def _server_name(self, server: bytes) -> str:
-        name = self._server_names.get(server)
-        if name is None:
-            name = self._server_names[server] = str(uuid.UUID(bytes=server))
-        return name
 
     def take(self, raw: EventBytes) -> Flushes:
         """One event as it came; what is ready because of it, to be taken before the next one."""
@@ -337,43 +325,22 @@ class Assembler:
     def _gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_gtid(raw)
         opened = OpenTransaction(len(self._waiting), commit_us=told.commit_us)
-        if isinstance(self._read_upto, GtidPosition):
-            held = self._read_upto.gtids
-            if not isinstance(held, GtidSet):
-                raise misfit("a GTID of MySQL in the log of MariaDB")
-            if not told.number:
-                raise ChangefeedError(
-                    Code.SOURCE_LOG_REPLACED, "the server no longer gives its transactions GTIDs"
-                )
-            if self._met is not None:
-                self._met(self._server_name(told.server), told.number, told.commit_us, None)
-            opened.skip = (told.server, told.number) in held
-            opened.gtid = lambda: held.add(told.server, told.number)
+        if self._begins is not None:
+            begins = mysql_begins(self._begins)
+            begins.meet(told)
+            opened.skip = begins.has(told)
+            opened.gtid = lambda: begins.add(told)
         self._drop_half()
         self._open = opened
 
     def _maria_gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_maria_gtid(raw, header.server_id)
         opened = OpenTransaction(len(self._waiting), begun=not told.alone)
-        if isinstance(self._read_upto, GtidPosition):
-            held = self._read_upto.gtids
-            if not isinstance(held, MariaGtid):
-                raise misfit("a GTID of MariaDB in the log of MySQL")
-            if self._met is not None:
-                before = held.last(told.domain)
-                self._met(str(told.domain), told.number, header.seconds, before)
-            opened.skip = held.covers(told.domain, told.number)
-            if not opened.skip:
-                self._taken_domains.add(told.domain)
-            elif told.domain in self._taken_domains:
-                raise ChangefeedError(
-                    Code.SOURCE_LOG_REPLACED,
-                    f"transaction {told.domain}-{told.server}-{told.number} comes after "
-                    "transactions of higher numbers in its domain",
-                    hint="SET GLOBAL gtid_strict_mode = ON at the server, then RESCAN the feeds "
-                    "of this source.",
-                )
-            opened.gtid = lambda: held.add(told.domain, told.server, told.number)
+        if self._begins is not None:
+            begins = maria_begins(self._begins)
+            opened.skip = begins.has(told)
+            begins.meet(told, header.seconds, known=opened.skip)
+            opened.gtid = lambda: begins.add(told)
         self._drop_half()
         self._open = opened
 
