@@ -1,6 +1,6 @@
 """What a stream gives out: rows and events with their timestamps, numbers and positions.
 
-They are gathered until a flush takes them.
+They are gathered until a flush takes them. A commit gets ``last.at_least(commit time)``.
 """
 
 from __future__ import annotations

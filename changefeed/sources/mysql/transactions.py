@@ -1,11 +1,13 @@
-"""Events of the binlog -> flushes: transactions, timestamps, numbers, positions.
+"""Events of the binlog -> transactions, and what comes of them: flushes.
 
 Pure: no socket, no clock. The same events after the same frontier give the same flushes, so a
 crash between receiving and making durable changes nothing.
 
-* The binlog has transactions in commit order, each as a whole. A commit gets
-  ``last.at_least(commit time)``.
-* Rows of complete transactions are decoded together, a table at a time (:mod:`.decode`).
+* The binlog has transactions in commit order, each as a whole. :mod:`.begins` says which were read
+  before.
+* Statements of DDL go to :mod:`.definitions`, row events wait in :mod:`.waiting`.
+* Rows of complete transactions are decoded together, a table at a time (:mod:`.decode`), and get
+  timestamps, numbers and positions in :mod:`.flushes`.
 * The rows of a transaction that grows too large go to disk
   (:mod:`changefeed.sources.decoded.stored`), and out in flushes without a frontier when it ends. A
   prepared XA transaction waits there for its decision, which may come days and restarts later.
@@ -20,11 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import (
-    Flush,
-    Frontier,
-    Position,
-)
+from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.unsent import fill_from_transaction
