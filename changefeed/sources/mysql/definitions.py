@@ -8,7 +8,7 @@ from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.mysql import ddl, statements
 from changefeed.sources.mysql.binlog import QueryEvent
 from changefeed.sources.mysql.ddl import DefinedTables
-from changefeed.sources.mysql.open_transaction import OpenTransaction
+from changefeed.sources.mysql.open_transaction import ReadTransaction
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 
 #: Database and name of the tables that somebody watches.
@@ -31,7 +31,7 @@ class Definitions:
         self._watched = tables
         self._databases = frozenset(database for database, _ in tables)
 
-    def note(self, query: QueryEvent, opened: OpenTransaction) -> None:
+    def note(self, query: QueryEvent, opened: ReadTransaction) -> None:
         """Take note of what a statement of DDL defines. To be told are watched tables, and the
         others of their databases, because a feed of a whole database may take them up later."""
         found = ddl.read_definition(query)
@@ -53,7 +53,7 @@ class Definitions:
             return list(found.tables)
         return sorted(named for named in self._watched if named[0] == found.database)
 
-    def take(self, query: QueryEvent, first: str, opened: OpenTransaction) -> TableSchema | None:
+    def take(self, query: QueryEvent, first: str, opened: ReadTransaction) -> TableSchema | None:
         """Go by a statement that is a transaction by itself; ``first`` is its first word.
 
         Returns:
@@ -77,7 +77,7 @@ class Definitions:
             self._replaced(query, first, opened)
         return None
 
-    def _replaced(self, query: QueryEvent, first: str, opened: OpenTransaction) -> None:
+    def _replaced(self, query: QueryEvent, first: str, opened: ReadTransaction) -> None:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         names = statements.renamed_to(query) if first != "CREATE" else []

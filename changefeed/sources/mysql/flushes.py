@@ -33,7 +33,7 @@ from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.waiting import PendingEvents
 
 
-class Commit(NamedTuple):
+class BinlogCommit(NamedTuple):
     """What the rows of a finished transaction carry."""
 
     at: Timestamp
@@ -69,7 +69,7 @@ class FlushBuilder:
         self._renames = renames
         self._end = end
         self._events: list[Event] = []
-        self._commits: list[Commit] = []
+        self._commits: list[BinlogCommit] = []
         self._batches = LogBatches()
         #: Tables that are to be read again: up to where that has all rows.
         self._read_again: dict[TableName, Position] = {}
@@ -83,21 +83,21 @@ class FlushBuilder:
         """A transaction that committed then is complete."""
         self.last = self.last.at_least(commit_us * 1000)
 
-    def committed(self, commit_us: int, xid: int, *, touched: bool) -> Commit:
+    def committed(self, commit_us: int, xid: int, *, touched: bool) -> BinlogCommit:
         """The same for one that the position is already behind; ``touched``: the log learns of
         it."""
         self.reach(commit_us)
-        commit = Commit(self.last, xid, commit_us, self._read_upto.position)
+        commit = BinlogCommit(self.last, xid, commit_us, self._read_upto.position)
         if touched:
             self._commits.append(commit)
         return commit
 
-    def caught_up(self, now_ns: int) -> Commit:
+    def caught_up(self, now_ns: int) -> BinlogCommit:
         """The source had nothing more at that time, which is later than the last commit."""
         self.last = Timestamp(now_ns)
-        return Commit(self.last, 0, now_ns // 1000, self._read_upto.position)
+        return BinlogCommit(self.last, 0, now_ns // 1000, self._read_upto.position)
 
-    def add_commit(self, commit: Commit) -> None:
+    def add_commit(self, commit: BinlogCommit) -> None:
         """Let the next flush tell of a commit."""
         self._commits.append(commit)
 
@@ -105,7 +105,7 @@ class FlushBuilder:
         self,
         changes: Sequence[ShapeChange],
         definitions: Sequence[tuple[TableName, str, str]],
-        commit: Commit,
+        commit: BinlogCommit,
     ) -> None:
         """Tell what a transaction did to tables: what it defined, and which look otherwise."""
         for table, kind, text in definitions:
@@ -120,13 +120,13 @@ class FlushBuilder:
             if old != new:
                 self._renames.tell((old.schema, old.name), (new.schema, new.name), commit.position)
 
-    def truncated(self, schema: TableSchema, commit: Commit) -> None:
+    def truncated(self, schema: TableSchema, commit: BinlogCommit) -> None:
         """A transaction removed all rows of a table."""
         self.seq += 1
         self._events.append(Truncate(schema, commit.at, self.seq))
 
     def rows(
-        self, waiting: PendingEvents, finished: Sequence[tuple[int, Commit]], small: int
+        self, waiting: PendingEvents, finished: Sequence[tuple[int, BinlogCommit]], small: int
     ) -> None:
         """The rows of complete transactions: the number of the first event of each, and its commit.
 
@@ -159,7 +159,7 @@ class FlushBuilder:
         self.seq += count
         self._read_tables_again(partial, commits[-1])
 
-    def replay(self, stored: StoredTransaction, commit: Commit) -> Iterator[Flush]:
+    def replay(self, stored: StoredTransaction, commit: BinlogCommit) -> Iterator[Flush]:
         """The rows of a transaction that are on disk: in flushes without a frontier, but for the
         last ones, which the next flush takes together with the commit."""
         ended, self._commits = self._commits, []
@@ -184,7 +184,7 @@ class FlushBuilder:
         self._read_tables_again(partial, commit)
         self._commits = ended
 
-    def _read_tables_again(self, partial: PartialTables, commit: Commit) -> None:
+    def _read_tables_again(self, partial: PartialTables, commit: BinlogCommit) -> None:
         """Let tables be read again of which the binlog does not have a row: it is not to be found
         in the row before either. A scan that begins from now on has it, whatever came meanwhile."""
         for schema in partial.lacking:

@@ -12,7 +12,7 @@ from changefeed.sources.mysql.shapes import ShapeChange
 
 
 @dataclass(slots=True)
-class OpenTransaction:
+class ReadTransaction:
     """A transaction being read.
 
     Attributes:

@@ -46,8 +46,8 @@ from changefeed.sources.mysql.decode import (
 )
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
 from changefeed.sources.mysql.definitions import Definitions, Tables
-from changefeed.sources.mysql.flushes import Commit, FlushBuilder
-from changefeed.sources.mysql.open_transaction import OpenTransaction
+from changefeed.sources.mysql.flushes import BinlogCommit, FlushBuilder
+from changefeed.sources.mysql.open_transaction import ReadTransaction
 from changefeed.sources.mysql.partial_tables import (
     CALM_SECONDS,
     may_be_raised,
@@ -124,8 +124,8 @@ class Assembler:
         self._tables: Tables = frozenset()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._waiting = PendingEvents()
-        self._finished: list[tuple[int, Commit]] = []
-        self._open: OpenTransaction | None = None
+        self._finished: list[tuple[int, BinlogCommit]] = []
+        self._open: ReadTransaction | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
         self._carried: list[ShapeChange] = []
         self._checksums: bool | None = None
@@ -322,7 +322,7 @@ class Assembler:
 
     def _gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_gtid(raw)
-        opened = OpenTransaction(len(self._waiting), commit_us=told.commit_us)
+        opened = ReadTransaction(len(self._waiting), commit_us=told.commit_us)
         if self._begins is not None:
             begins = mysql_begins(self._begins)
             begins.meet(told)
@@ -333,7 +333,7 @@ class Assembler:
 
     def _maria_gtid(self, header: Header, raw: EventBytes) -> None:
         told = binlog.read_maria_gtid(raw, header.server_id)
-        opened = OpenTransaction(len(self._waiting), begun=not told.alone)
+        opened = ReadTransaction(len(self._waiting), begun=not told.alone)
         if self._begins is not None:
             begins = maria_begins(self._begins)
             opened.skip = begins.has(told)
@@ -362,7 +362,7 @@ class Assembler:
     def _query(self, header: Header, raw: EventBytes) -> Flushes:
         if binlog.is_begin(raw):
             if self._open is None:
-                self._open = OpenTransaction(len(self._waiting))
+                self._open = ReadTransaction(len(self._waiting))
             self._open.begun = True
             return None
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
@@ -370,7 +370,7 @@ class Assembler:
         first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
-            opened = self._open = OpenTransaction(len(self._waiting))
+            opened = self._open = ReadTransaction(len(self._waiting))
         if first in ddl.FIRST_WORDS and not opened.skip:
             self._definitions.note(query, opened)
         if first == "BEGIN" or query.text.rstrip().endswith("START TRANSACTION"):
@@ -389,7 +389,7 @@ class Assembler:
             return self._definition(query, first, header)
         return None
 
-    def _rollback(self, query: QueryEvent, opened: OpenTransaction) -> None:
+    def _rollback(self, query: QueryEvent, opened: ReadTransaction) -> None:
         """Written only where tables without transactions were changed as well."""
         if not statements.goes_back_to_savepoint(query.text):
             self._waiting.split(opened.first)
@@ -402,7 +402,7 @@ class Assembler:
                 hint="RESCAN the feeds of this source.",
             )
 
-    def _forget(self, opened: OpenTransaction) -> None:
+    def _forget(self, opened: ReadTransaction) -> None:
         if opened.stored is not None:
             opened.stored.discard()
         if opened.gtid is not None:
@@ -441,7 +441,7 @@ class Assembler:
         content = bytes(data[start + binlog.HEADER_SIZE : end])
         opened = self._open
         if opened is None:
-            opened = self._open = OpenTransaction(len(self._waiting), begun=True)
+            opened = self._open = ReadTransaction(len(self._waiting), begun=True)
         known = self._maps.get(number)
         if known is not None and known[0] == content:
             if known[1] is None:
@@ -479,7 +479,7 @@ class Assembler:
             raise misfit("rows of a table that was not described")
         table, opened = known[1], self._open
         if opened is None:
-            opened = self._open = OpenTransaction(len(self._waiting), begun=True)
+            opened = self._open = ReadTransaction(len(self._waiting), begun=True)
         if table is None or opened.skip:
             return None
         data, _, end = raw
@@ -502,7 +502,7 @@ class Assembler:
         operation: int,
         images: PartialImages | None,
         seconds: int,
-        opened: OpenTransaction,
+        opened: ReadTransaction,
     ) -> WatchedTable:
         """The table of an event whose rows have only these columns (None: all). What the binlog has
         of rows before a change is told where it becomes less, and once it is more again."""
@@ -537,7 +537,7 @@ class Assembler:
             table.parts[operation, images, version] = known
         return known
 
-    def _raised(self, table: WatchedTable, seconds: int, opened: OpenTransaction) -> WatchedTable:
+    def _raised(self, table: WatchedTable, seconds: int, opened: ReadTransaction) -> WatchedTable:
         """The table with whole rows before, where that is how the server writes them now."""
         schema = table.schema
         if schema.before_image is BeforeImage.FULL or opened.stored is not None:
@@ -549,7 +549,7 @@ class Assembler:
         return table if raised is None else self._adopted(table, raised, opened)
 
     def _adopted(
-        self, table: WatchedTable, schema: TableSchema, opened: OpenTransaction
+        self, table: WatchedTable, schema: TableSchema, opened: ReadTransaction
     ) -> WatchedTable:
         """Let the rows of the open transaction, and those to come, have this version of a table."""
         opened.changes.append(ShapeChange(table.schema, schema, rewritten=False))
@@ -575,7 +575,7 @@ class Assembler:
                 " old setting until they end. Then RESCAN the feeds of this source.",
             )
 
-    def _full(self, opened: OpenTransaction) -> Iterator[Flush]:
+    def _full(self, opened: ReadTransaction) -> Iterator[Flush]:
         """Too many rows wait: complete transactions go out, the open one goes to disk if it is
         the large one."""
         tail = self._waiting.split(opened.first)
@@ -585,7 +585,7 @@ class Assembler:
         if len(tail.data) >= self._batch_bytes // 2:
             self._store(opened)
 
-    def _store(self, opened: OpenTransaction) -> None:
+    def _store(self, opened: ReadTransaction) -> None:
         """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
@@ -635,11 +635,11 @@ class Assembler:
                 changes.append(change)
         return changes
 
-    def _take_carried(self, opened: OpenTransaction) -> None:
+    def _take_carried(self, opened: ReadTransaction) -> None:
         if self._carried and not opened.skip:
             opened.changes, self._carried = [*self._carried, *opened.changes], []
 
-    def _finish(self, seconds: int, *, touched: bool) -> Commit | None:
+    def _finish(self, seconds: int, *, touched: bool) -> BinlogCommit | None:
         """End the open transaction; None for one that was read before."""
         opened, self._open = self._open, None
         if opened is None:
@@ -652,7 +652,7 @@ class Assembler:
         self._read_upto.passed(self._file, self._offset)
         return self._out.committed(commit_us, opened.xid, touched=touched)
 
-    def _ended(self, opened: OpenTransaction, commit: Commit) -> None:
+    def _ended(self, opened: ReadTransaction, commit: BinlogCommit) -> None:
         """Tell what a transaction did to tables, before its rows, and go by it."""
         self._out.announce(opened.changes, opened.ddl, commit)
         if opened.defined:
@@ -666,7 +666,12 @@ class Assembler:
             self._watch_renamed()
 
     def _commit_stored(
-        self, opened: OpenTransaction, stored: StoredTransaction, seconds: int, *, discard: bool
+        self,
+        opened: ReadTransaction,
+        stored: StoredTransaction,
+        seconds: int,
+        *,
+        discard: bool,
     ) -> Iterator[Flush]:
         """Give out the rows that are on disk: flushes without a frontier, and one that has it."""
         if len(self._waiting) > opened.first:
@@ -688,7 +693,7 @@ class Assembler:
             self._decided.append((self._read_upto.position, stored))
         yield from self._out.flushed(self.frontier)
 
-    def _adopt_stored(self, opened: OpenTransaction, stored: StoredTransaction) -> None:
+    def _adopt_stored(self, opened: ReadTransaction, stored: StoredTransaction) -> None:
         """Rows that were stored before the binlog had less, or more, of rows before a change."""
         for schema in stored.schemas():
             seen = self._shapes.seen(schema.table)
@@ -701,7 +706,7 @@ class Assembler:
 
     # -------------------------------------------------------------------------- XA
 
-    def _xa(self, query: QueryEvent, header: Header, opened: OpenTransaction) -> Flushes:
+    def _xa(self, query: QueryEvent, header: Header, opened: ReadTransaction) -> Flushes:
         verb, name = statements.xa_verb(query.text)
         if not name:
             opened.begun = True
@@ -735,7 +740,7 @@ class Assembler:
         self._finish(header.seconds, touched=False)
         return None
 
-    def _prepare(self, opened: OpenTransaction, name: str, seconds: int) -> Iterator[Flush]:
+    def _prepare(self, opened: ReadTransaction, name: str, seconds: int) -> Iterator[Flush]:
         """Keep the rows of a prepared transaction until it is decided."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
