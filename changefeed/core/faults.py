@@ -159,15 +159,18 @@ def fault_point(point: Point) -> None:
 
 
 @contextmanager
-def armed(text: str) -> Iterator[None]:
+def armed(text: str) -> Iterator[Callable[[], bool]]:
     """Arm the rules of ``text`` in this process for a block; hits are counted from its start.
+
+    The block gets a function that says whether each rule has acted.
 
     Raises:
         ValueError: ``text`` is not a list of rules.
     """
     global _rules
     before, _rules = _rules, _parse(text)
+    rules = list((_rules or {}).values())
     try:
-        yield
+        yield lambda: all(rule.count >= rule.hit for rule in rules)
     finally:
         _rules = before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.catalog import Status
 from changefeed.catalog.model import RowRepair
 from changefeed.core.faults import armed
 from changefeed.core.schema import TableName
@@ -64,9 +63,9 @@ def test_the_order_holds_while_rows_are_repaired(feeds: Feeds, shop: Shop) -> No
         feeds.execute("RESUME CHANGEFEED f")
         feeds.sync("f")
         for place in ("scan.after_snapshot", "scan.before_end", "scan.table_saved"):
-            with armed(f"{place}@1:error"):
+            with armed(f"{place}@1:error") as broke:
                 repair(feeds, **keys)
-                until(lambda: feeds.catalog.job("f").status is Status.RETRYING)
+                until(broke)
             feeds.sync("f")
         repair(feeds, **keys)
         feeds.close()

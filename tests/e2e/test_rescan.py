@@ -80,9 +80,9 @@ def test_order_and_resolved_hold_while_tables_are_read_again(feeds: Feeds, shop:
         feeds.execute("PAUSE CHANGEFEED f")
         feeds.execute("RESUME CHANGEFEED f")
         for place in ("scan.before_end", "scan.after_snapshot", "scan.table_saved"):
-            with armed(f"{place}@1:error"):
+            with armed(f"{place}@1:error") as broke:
                 feeds.execute("ALTER CHANGEFEED f RESCAN")
-                until(lambda: feeds.catalog.job("f").status is Status.RETRYING)
+                until(broke)
         feeds.sync("f")
         assert len(shop.messages()) > before
     shop.write()
