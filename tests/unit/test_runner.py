@@ -37,7 +37,7 @@ class Source:
 
     name = "shop"
     folder = Path("log")
-    stalled = ""
+    held_up = ""
     error = None
     frontier: Frontier | None = None
 
