@@ -8,7 +8,7 @@ feeds when the log has grown.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from changefeed.attachments import begin_again, release
@@ -50,10 +50,12 @@ class SourceRuntime:
         ready: Standby | None = None,
         clock: Clock | None = None,
         timings: Timings | None = None,
+        held_up: Callable[[], str] = lambda: "",
     ) -> None:
         """``capturing``: run the capture here; else only follow the log that another node writes.
 
         ``disk`` limits the change log in bytes. ``ready``: a capture process on standby.
+        ``held_up``: why nothing of the source can be captured for now, if so.
         """
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
@@ -72,7 +74,7 @@ class SourceRuntime:
         )
         self._source: Source | None = None
         self._uri = ""
-        self._held_up = ""
+        self._held_up = held_up
 
     # -- the source -----------------------------------------------------------------------
 
@@ -169,11 +171,7 @@ class SourceRuntime:
     @property
     def held_up(self) -> str:
         """Why feeds get nothing new for now, though nothing failed; empty: they do."""
-        return self._held_up or self.log.stalled
-
-    def hold_up(self, why: str) -> None:
-        """Record what the source has that cannot be captured; an empty text: nothing."""
-        self._held_up = why
+        return self._held_up() or self.log.stalled
 
     def hasten(self) -> None:
         """Make capture read at once, because a caller waits for what is committed now."""

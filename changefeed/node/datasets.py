@@ -3,15 +3,14 @@
 A thread looks for an extract that is due and no longer changes, and compares it with the node's
 Spark. Feeds learn of a comparison from the files, as they do of one from the command. A refused
 extract is reported to the dataset's feeds, which are stalled, and not compared again before it
-changes. After each
-comparison the dataset's tables in Spark's catalog, if it has such, are made to show it.
+changes. After each comparison the dataset's tables in Spark's catalog, if it has such, are made to
+show it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from functools import partial
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Clock
@@ -35,20 +34,11 @@ _COMPARISON, _TABLES = "comparison", "tables"
 class DatasetThreads:
     """Used by the node's loop only."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        spark: NodeSpark,
-        clock: Clock,
-        timings: Timings,
-        held_up: Callable[[str, str], None],
-    ) -> None:
-        """``held_up``: told of a dataset why its feeds get nothing; an empty text when they do."""
+    def __init__(self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings) -> None:
         self._catalog = catalog
         self._spark = spark
         self._clock = clock
         self._timings = timings
-        self._held_up = held_up
         self._threads: dict[str, DatasetThread] = {}
 
     def want(self, sources: Collection[str]) -> None:
@@ -58,16 +48,16 @@ class DatasetThreads:
         for name in self._threads.keys() - wanted:
             self._threads.pop(name).stop()
         for name in wanted - self._threads.keys():
-            made = DatasetThread(
-                self._catalog,
-                self._spark,
-                self._clock,
-                self._timings,
-                name,
-                partial(self._held_up, name),
-            )
+            made = DatasetThread(self._catalog, self._spark, self._clock, self._timings, name)
             self._threads[name] = made
             made.start()
+
+    def held_up(self, source: str) -> str:
+        """Why the feeds of a dataset get nothing new; empty: they do, or it is none. Safe from any
+        thread.
+        """
+        thread = self._threads.get(source)
+        return "" if thread is None else thread.held_up
 
     def stop(self) -> None:
         """End the threads; an interrupted comparison leaves the dataset unchanged."""
@@ -81,20 +71,15 @@ class DatasetThread:
     """Compares the extracts of one dataset."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        spark: NodeSpark,
-        clock: Clock,
-        timings: Timings,
-        name: str,
-        held_up: Callable[[str], None],
+        self, catalog: Catalog, spark: NodeSpark, clock: Clock, timings: Timings, name: str
     ) -> None:
         self._catalog = catalog
         self._spark = spark
         self._clock = clock
         self._timings = timings
         self._name = name
-        self._held_up = held_up
+        #: See :meth:`DatasetThreads.held_up`.
+        self.held_up = ""
         self._failures = FailureCounter(clock)
         self._stopping = threading.Event()
         #: What the last look found: an extract that is being written looks different each time.
@@ -145,7 +130,7 @@ class DatasetThread:
         found = next_extract(definition.schedule, store.latest(), self._clock.now().wall / 1e9)
         before, self._seen = self._seen, found
         if found is None:
-            self._held_up("")
+            self.held_up = ""
         if found is None or (definition.schedule.local and found != before):
             return
         if found == self._refused and self._clock.monotonic() < self._again_at:
@@ -160,7 +145,7 @@ class DatasetThread:
                 store.refuse(found.mark, error)
             raise
         self._refused = None
-        self._held_up("")
+        self.held_up = ""
         self._told.pop(_COMPARISON, None)
         if outcome is not None:
             self._tell(outcome)
@@ -207,7 +192,7 @@ class DatasetThread:
             return
         if error.action is Action.RETRY:
             self._again_at = self._clock.monotonic() + self._timings.retry_longest
-        self._held_up(f"the next extract is not delivered: {error.explained}")
+        self.held_up = f"the next extract is not delivered: {error.explained}"
         self._tell_failure(_COMPARISON, error)
 
     def _tell_failure(self, what: str, error: ChangefeedError) -> None:

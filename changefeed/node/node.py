@@ -109,6 +109,7 @@ class Node:
         self._seen_version: object = None
         self._news = threading.Event()
         self._next_turn = 0.0
+        self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
         self.sources = NodeSources(
             catalog,
             state,
@@ -119,13 +120,7 @@ class Node:
             capturing=lambda: self.is_node,
             runs=lambda job_id: job_id in self.feeds,
             changed=self._look_again,
-        )
-        self._datasets = DatasetThreads(
-            catalog,
-            self.spark,
-            self.clock,
-            self.timings,
-            lambda name, why: self.sources.runtime(name).hold_up(why),
+            held_up=self._datasets.held_up,
         )
         self._answers = NodeAnswers(catalog, self, self.clock)
         self.feeds = RunningFeeds(services, self.sources)

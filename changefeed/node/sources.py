@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from changefeed.capture.reconciler import DesiredState, SourceReconciler
 from changefeed.capture.source_runtime import SourceRuntime
@@ -34,6 +35,7 @@ class NodeSources:
         capturing: Callable[[], bool],
         runs: Callable[[int], bool],
         changed: Callable[[], None],
+        held_up: Callable[[str], str],
     ) -> None:
         """
         Args:
@@ -46,6 +48,7 @@ class NodeSources:
             capturing: whether this process captures; else it reads what the node's captures write.
             runs: whether a job has a runner in this process.
             changed: called when a source is ready for other jobs than before.
+            held_up: says of a source why nothing of it can be captured for now, if so.
         """
         self._catalog = catalog
         self._state = state
@@ -56,6 +59,7 @@ class NodeSources:
         self._capturing = capturing
         self._runs = runs
         self._changed = changed
+        self._held_up = held_up
         self._mutex = threading.Lock()
         self._runtimes: dict[str, SourceRuntime] = {}
         self._reconcilers: dict[str, SourceReconciler] = {}
@@ -77,6 +81,7 @@ class NodeSources:
                     ready=self._standby,
                     clock=self._clock,
                     timings=self._timings,
+                    held_up=partial(self._held_up, name),
                 )
             return known
 
