@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,12 +13,16 @@ import pytest
 from changefeed.api import Interpreter, Result, Session
 from changefeed.catalog import Catalog, Status
 from changefeed.catalog.model import TableState
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.sizes import Sizes
 from changefeed.core.timings import Timings
 from changefeed.node.node import Node
 from changefeed.spark.session import NodeSpark
 from grammar.split import split
+from sinks.testing.messages import Message
+from sinks.testing.readers import read_files
+from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.helpers.waiting import until
 
 #: Of tests that run once with the node's own scans and backlogs, and once with jobs of Spark.
@@ -120,6 +124,27 @@ class Feeds:
             assert answer.failure is None, (job.name, answer.rows[:5])
             equal.append(job.name)
         return equal
+
+
+def consumed(folder: Path, *topics: str) -> list[Message]:
+    """What a consumer reads; order and resolved are checked on the way."""
+    found = read_files(folder, topics)
+    validate(found, OrderValidator(), ResolvedValidator())
+    return found
+
+
+def rebuilt(messages: Iterable[Message]) -> dict[str, object]:
+    """A table as a consumer of its topic rebuilds it, by key."""
+    rows: dict[str, tuple[Timestamp, object]] = {}
+    for message in messages:
+        if message.truncated is not None:
+            rows = {k: v for k, v in rows.items() if v[0] > message.truncated}
+        if not message.is_row or message.key is None:
+            continue
+        at = message.at or Timestamp.ZERO
+        if message.key not in rows or rows[message.key][0] <= at:
+            rows[message.key] = (at, message.after)
+    return {key: row for key, (_, row) in rows.items() if row is not None}
 
 
 @contextmanager

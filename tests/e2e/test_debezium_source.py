@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.sources.debezium.door import Door
-from sinks.testing.readers import read_files
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.waiting import until
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
@@ -25,16 +23,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.extended, pytest.mark.usefixtures("de
 def feeds(tmp_path: Path) -> Iterator[Feeds]:
     with running(tmp_path / "state") as made:
         yield made
-
-
-def rows(folder: Path) -> dict[str, object]:
-    """The table as a consumer rebuilds it, by key."""
-    found = read_files(folder, ("t",))
-    validate(found, OrderValidator(), ResolvedValidator())
-    table: dict[str, object] = {}
-    for message in sorted((m for m in found if m.is_row and m.key), key=lambda m: str(m.at)):
-        table[message.key or ""] = message.after
-    return {key: row for key, row in table.items() if row is not None}
 
 
 def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_path: Path) -> None:
@@ -50,7 +38,7 @@ def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_
             " WITH updated, resolved = '200ms'"
         )
         feeds.sync("f")
-        assert rows(tmp_path / "out") == {"[1]": {"id": 1, "v": 1.5}}
+        assert rebuilt(consumed(tmp_path / "out", "t")) == {"[1]": {"id": 1, "v": 1.5}}
         run("INSERT INTO t VALUES (2, 2)", "UPDATE t SET v = 3 WHERE id = 1")
         feeds.sync("f")
         run("INSERT INTO t VALUES (3, 3)")
@@ -58,7 +46,7 @@ def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_
         run("DELETE FROM t WHERE id = 2", "UPDATE t SET id = 4 WHERE id = 3")
         until(restarted, seconds=60)
         feeds.sync("f")
-        assert rows(tmp_path / "out") == {
+        assert rebuilt(consumed(tmp_path / "out", "t")) == {
             "[1]": {"id": 1, "v": 3.0},
             "[4]": {"id": 4, "v": 3.0},
         }

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
 from sinks.testing.messages import Message
 from sinks.testing.readers import file_bytes, read_files, visible_files
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
+from tests.e2e.feeds import EITHER_ENGINE, Feeds, consumed, rebuilt, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
@@ -40,23 +38,11 @@ class Bench:
         )
 
     def messages(self, name: str, *topics: str) -> list[Message]:
-        """What a consumer reads; order and resolved are checked on the way."""
-        found = read_files(self.folder / name, topics or ("t",))
-        validate(found, OrderValidator(), ResolvedValidator())
-        return found
+        return consumed(self.folder / name, *(topics or ("t",)))
 
     def table(self, name: str, topic: str = "t") -> dict[str, object]:
-        """The table as a consumer rebuilds it, by key."""
-        rows: dict[str, tuple[Timestamp, object]] = {}
-        for message in self.messages(name, topic):
-            if message.truncated is not None:
-                rows = {k: v for k, v in rows.items() if v[0] > message.truncated}
-            if not message.is_row or message.key is None or message.topic != topic:
-                continue
-            at = message.at or Timestamp.ZERO
-            if message.key not in rows or rows[message.key][0] <= at:
-                rows[message.key] = (at, message.after)
-        return {key: row for key, (_, row) in rows.items() if row is not None}
+        found = self.messages(name, topic)
+        return rebuilt(m for m in found if not m.is_row or m.topic == topic)
 
     def status(self, name: str) -> str:
         return self.feeds.catalog.job(name).status.value

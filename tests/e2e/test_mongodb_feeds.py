@@ -9,14 +9,12 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from sinks.testing.readers import read_files
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.mongodb import MongoEmulator, Write
@@ -60,13 +58,9 @@ def engine_of(feeds: Feeds) -> psutil.Process:
 
 
 def documents(folder: Path) -> dict[str, object]:
-    """The collection as a consumer rebuilds it, by key."""
-    found = read_files(folder, ("orders",))
-    validate(found, OrderValidator(), ResolvedValidator())
-    rows: dict[str, Any] = {}
-    for message in sorted((m for m in found if m.is_row and m.key), key=lambda m: str(m.at)):
-        rows[message.key or ""] = message.after
-    return {key: row["document"] for key, row in rows.items() if row is not None}
+    """The documents of the collection as a consumer has them, by key."""
+    rows = rebuilt(consumed(folder, "orders"))
+    return {key: cast(dict[str, object], row)["document"] for key, row in rows.items()}
 
 
 def test_into_files_across_killed_processes(

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog.model import Status
-from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from sinks.testing.messages import Message
-from sinks.testing.readers import read_files
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
@@ -49,18 +46,10 @@ class Bench:
         )
 
     def messages(self, name: str, topic: str = "t") -> list[Message]:
-        found = read_files(self.folder / name, (topic,))
-        validate(found, OrderValidator(), ResolvedValidator())
-        return found
+        return consumed(self.folder / name, topic)
 
     def table(self, name: str) -> dict[str, object]:
-        """The table as a consumer rebuilds it, by key."""
-        rows: dict[str, tuple[Timestamp, object]] = {}
-        for message in self.messages(name):
-            at = message.at or Timestamp.ZERO
-            if message.is_row and message.key and rows.get(message.key, (at,))[0] <= at:
-                rows[message.key] = (at, message.after)
-        return {key: row for key, (_, row) in rows.items() if row is not None}
+        return rebuilt(self.messages(name))
 
     def wait_for(self, count: int) -> None:
         """Until the feed has delivered more messages than that."""
