@@ -84,8 +84,8 @@ def read(state: str, bootstrap: str, readers: int, folder: Path) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     spark_source.register(spark)
     for number in range(readers):
-        ways = {"changefeed": from_log, "kafka": from_kafka}
-        for name in list(ways)[:: 1 if number % 2 else -1]:
+        # Each way is the first one in some round.
+        for name in ("changefeed", "kafka")[:: 1 if number % 2 else -1]:
             frame = (
                 from_log(spark, state, f"r{number}")
                 if name == "changefeed"

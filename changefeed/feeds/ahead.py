@@ -26,12 +26,12 @@ class Workers:
     def __init__(self, name: str) -> None:
         #: Reads the log; prepares what it has read, unless several items are prepared at once.
         self.reader = ThreadPoolExecutor(1, thread_name_prefix=f"encode-{name}")
-        self.beside = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix=f"evaluate-{name}")
+        self.preparers = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix=f"evaluate-{name}")
 
     def close(self) -> None:
         """End the threads."""
         self.reader.shutdown(wait=False, cancel_futures=True)
-        self.beside.shutdown(wait=False, cancel_futures=True)
+        self.preparers.shutdown(wait=False, cancel_futures=True)
 
 
 class Ahead(Generic[Prepared]):
@@ -77,10 +77,10 @@ class Ahead(Generic[Prepared]):
         if item is None:
             return None
         if self._several and isinstance(item, Chunk) and item.rows >= self._least_rows:
-            self.go_on()
+            self.prepare_next()
         return self._prepare(item)
 
-    def go_on(self) -> None:
+    def prepare_next(self) -> None:
         """Begin to prepare what comes next."""
         while len(self._waiting) < self._most:
             self._waiting.append(self._workers.reader.submit(self._read))
@@ -109,7 +109,7 @@ class Ahead(Generic[Prepared]):
         if item is None:
             return lambda: None
         if self._several:
-            return _Later(self._workers.beside.submit(self._prepare, item))
+            return _Later(self._workers.preparers.submit(self._prepare, item))
         prepared = self._prepare(item)
         return lambda: prepared
 

@@ -170,7 +170,7 @@ class Delivery:
                     and not ended
                     and not isinstance(item, ControlItem)
                 ):
-                    ahead.go_on()
+                    ahead.prepare_next()
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
                 elif isinstance(item, ControlItem):

@@ -101,7 +101,7 @@ class _Images:
 
 
 def _read_columns(query: CompiledQuery, rows: pa.Table) -> list[str]:
-    """The columns of the log that the query or its result has something of."""
+    """The columns of the log that the query reads or its result takes as they are."""
     columns = range(len(query.source.columns)) if query.uses_prev else query.inputs
     read = {*columns, *query.source.key}
     read.update(output.ordinal for output in query.outputs if output.ordinal is not None)

@@ -64,7 +64,7 @@ def taken(items: Ahead[Any]) -> Iterator[Any]:
     while (item := items.next()) is not None:
         yield item
         if not isinstance(item, ControlItem):
-            items.go_on()
+            items.prepare_next()
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -97,7 +97,7 @@ def test_nothing_is_read_behind_a_control_event_before_it_is_done(workers: Worke
 
     items = ahead(workers, source())
     assert items.next() == 1
-    items.go_on()
+    items.prepare_next()
     assert items.next() is CONTROL
     workers.reader.submit(lambda: None).result()  # whatever was asked for is done
     assert read == [1, CONTROL]
@@ -116,7 +116,7 @@ def test_an_error_comes_after_the_items_before_it(workers: Workers) -> None:
 
     items = ahead(workers, iter([chunk(1), chunk(2), chunk(3), chunk(4)]), prepare)
     assert items.next() == 1
-    items.go_on()
+    items.prepare_next()
     assert items.next() == 2
     with pytest.raises(ValueError, match="chunk 3"):
         items.next()
@@ -158,5 +158,5 @@ def test_who_closes_waits_for_what_is_being_prepared(workers: Workers) -> None:
     closing.join(60)
     before = list(done)
     assert before and next(endless).number <= 5
-    workers.beside.submit(lambda: None).result()
+    workers.preparers.submit(lambda: None).result()
     assert done == before

@@ -15,7 +15,7 @@ Met = Callable[[str, int, int, tuple[int, int] | None], None]
 
 
 class MysqlBegins:
-    """Of a MySQL server's transactions."""
+    """Which transactions of a MySQL server begin, and which were read."""
 
     def __init__(self, read: GtidSet, met: Met | None) -> None:
         """
@@ -55,7 +55,7 @@ class MysqlBegins:
 
 
 class MariaBegins:
-    """Of a MariaDB server's transactions."""
+    """Which transactions of a MariaDB server begin, and which were read."""
 
     def __init__(self, read: MariaGtid, met: Met | None) -> None:
         """See :class:`MysqlBegins`."""

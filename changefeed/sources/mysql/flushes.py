@@ -84,8 +84,8 @@ class FlushBuilder:
         self.last = self.last.at_least(commit_us * 1000)
 
     def committed(self, commit_us: int, xid: int, *, touched: bool) -> BinlogCommit:
-        """The same for one that the position is already behind; ``touched``: the log learns of
-        it."""
+        """:meth:`reach` for a transaction that the position has passed; returns what its rows
+        carry. ``touched``: the next flush tells of the commit."""
         self.reach(commit_us)
         commit = BinlogCommit(self.last, xid, commit_us, self._read_upto.position)
         if touched:
