@@ -2,11 +2,11 @@
 
     python -m benchmarks.engines backlog --rows 2000000 --rounds 3
     python -m benchmarks.engines scan --rows 5000000 --rounds 3
-    python -m benchmarks.engines slow --rows 20000 --cores 4
+    python -m benchmarks.engines slow --cores 4
 
 *backlog*: two feeds into Kafka wait behind the same changes in the log and are resumed one after
 the other. *scan*: two feeds scan the same table into Kafka. *slow*: a webhook that takes 20 ms for
-each request of ten messages, one request at a time (``parallel=1``; by itself the sink has four):
+each request of ten messages, one request at a time (``--parallel``; by itself the sink has four):
 with four cores there are four lanes, which wait at the same time.
 The first round warms the session, Python workers and caches of both, and is not printed. CPU is
 that of the node's process and its children: capture, JVM and Python workers (and the webhook).
@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from benchmarks.measure import Meter
@@ -34,6 +35,8 @@ ENGINES = ("driver", "spark")
 SLOW_SECONDS = 0.02
 #: Messages of one of its requests.
 SLOW_MESSAGES = 10
+#: Rows of a round of each mode. One lane takes 45 seconds for those of *slow*.
+ROWS = {"backlog": 1_000_000, "scan": 1_000_000, "slow": 20_000}
 
 
 def backlog(run: Run, ours: Here, count: int, rounds: int) -> None:
@@ -42,7 +45,7 @@ def backlog(run: Run, ours: Here, count: int, rounds: int) -> None:
     _behind(run, ours, count, rounds, lambda engine: (f"{sink}{engine}", ""))
 
 
-def slow(run: Run, ours: Here, count: int, rounds: int) -> None:
+def slow(run: Run, ours: Here, count: int, rounds: int, parallel: int = 1) -> None:
     """A sink that waits."""
     with _webhook() as port:
         flush = f'{{"Flush": {{"Messages": {SLOW_MESSAGES}, "Frequency": "1s"}}}}'
@@ -52,7 +55,7 @@ def slow(run: Run, ours: Here, count: int, rounds: int) -> None:
             ours,
             count,
             rounds,
-            lambda _: (f"webhook-http://127.0.0.1:{port}/hook?parallel=1", more),
+            lambda _: (f"webhook-http://127.0.0.1:{port}/hook?parallel={parallel}", more),
         )
 
 
@@ -139,25 +142,27 @@ def _webhook() -> Iterator[int]:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serving, args=(theirs,))
     process.start()
-    yield ours.recv()
-    process.terminate()
-    process.join()
-
-
-MODES = {"backlog": backlog, "scan": scan, "slow": slow}
+    try:
+        yield ours.recv()
+    finally:
+        process.terminate()
+        process.join()
 
 
 def main() -> None:
     """Run one mode and print what it cost."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines")
-    parser.add_argument("mode", choices=sorted(MODES))
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("mode", choices=sorted(ROWS))
+    parser.add_argument("--rows", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--parallel", type=int, default=1, help="requests at a time, of slow")
     given = parser.parse_args()
+    count = given.rows or ROWS[given.mode]
+    modes = {"backlog": backlog, "scan": scan, "slow": partial(slow, parallel=given.parallel)}
     spark = NodeSpark(master=f"local[{given.cores}]")
     with place() as run, here(run, spark) as ours:
-        MODES[given.mode](run, ours, given.rows, given.rounds)
+        modes[given.mode](run, ours, count, given.rounds)
 
 
 if __name__ == "__main__":

@@ -134,8 +134,10 @@ class Queue:
         room, space = self._most
         while self._pieces:
             piece = self._pieces[0]
-            fits = int(np.searchsorted(np.cumsum(piece.sizes()), space, side="right"))
-            size = min(room, fits) or (0 if taken else 1)
+            # No more than could go: measuring the whole piece each time would be quadratic.
+            sizes = piece.slice(0, min(room, len(piece))).sizes()
+            size = int(np.searchsorted(np.cumsum(sizes), space, side="right"))
+            size = size or (0 if taken else 1)
             if not size:
                 break
             head = piece.slice(0, size)

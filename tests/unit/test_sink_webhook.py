@@ -6,6 +6,7 @@ import base64
 import json
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -120,6 +121,25 @@ def test_requests_hold_all_messages_in_order(
             assert both == value["payload"]
     assert sent == [json.loads(v) for values in pieces for v in values]
     assert (queue.messages, queue.bytes, queue.take()) == (0, 0, [])
+
+
+class LargePiece(BodyPiece):
+    """A piece that must not be measured as a whole."""
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        raise AssertionError("all messages were measured for one request")
+
+    @property
+    def bytes(self) -> int:
+        return BodyPiece(self.target, self.values, self.walls, self.logicals).bytes
+
+
+def test_a_request_costs_the_same_whatever_waits_behind_it() -> None:
+    queue = Queue(10, 1_000_000)
+    whole = piece([b"m"] * 30)
+    queue.put(LargePiece(whole.target, whole.values, whole.walls, whole.logicals))
+    assert count(queue.take()) == 10
+    assert (queue.messages, queue.bytes) == (20, 60)
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=40), st.integers(1, 8))
