@@ -159,7 +159,11 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=1, help="requests at a time, of slow")
     given = parser.parse_args()
     count = given.rows or ROWS[given.mode]
-    modes = {"backlog": backlog, "scan": scan, "slow": partial(slow, parallel=given.parallel)}
+    modes: dict[str, Callable[[Run, Here, int, int], None]] = {
+        "backlog": backlog,
+        "scan": scan,
+        "slow": partial(slow, parallel=given.parallel),
+    }
     spark = NodeSpark(master=f"local[{given.cores}]")
     with place() as run, here(run, spark) as ours:
         modes[given.mode](run, ours, count, given.rounds)
