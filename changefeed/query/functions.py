@@ -40,13 +40,15 @@ def called(query: nodes.Query) -> set[str]:
     return names
 
 
-def is_vectorized(reference: str, path: str) -> bool:
+def is_vectorized(reference: str, path: str, arguments: int) -> bool:
     """Whether ``module:function`` takes Arrow columns; imports it in a process of its own.
 
     Raises:
-        ChangefeedError: CF1204 it cannot be imported or is no function.
+        ChangefeedError: CF1204 it cannot be imported, is no function, or does not take so many
+            arguments.
     """
     command = [sys.executable, "-P", "-m", "changefeed.query.probe", reference, path]
+    command.append(str(arguments))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -65,6 +67,13 @@ def is_vectorized(reference: str, path: str) -> bool:
             f"{reference} cannot be used: {found['error']}",
             hint="install the module where changefeed and Spark's workers run, or name its folder: "
             "AS 'module:function' PATH '/folder'.",
+        )
+    if not found["fits"]:
+        given = f"{arguments} argument" + "s" * (arguments != 1)
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE,
+            f"{reference} cannot be called with {given}: its parameters are {found['parameters']}",
+            hint="declare one argument for each parameter of the Python function.",
         )
     return bool(found["vectorized"])
 
@@ -129,7 +138,7 @@ def _raised(function: Function, failure: Exception) -> ChangefeedError:
 
 
 def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> None:
-    """Refuse calls with another number of arguments: Spark would fail on the first row.
+    """Refuse calls with other arguments than declared: Spark would fail on the first row.
 
     Args:
         expressions: nodes of Spark's analysed expressions.
@@ -150,3 +159,25 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
                 f"function {function.name} takes {len(function.arguments)} arguments, not {given}",
                 hint=f"it is {function.signature}.",
             )
+        if function is not None:
+            for i, (name, kind) in enumerate(function.arguments):
+                found = str(each.children().apply(i).dataType().json())
+                _check_cast(function, name, kind, found)
+
+
+def _check_cast(function: Function, name: str, kind: str, found: str) -> None:
+    """Refuse an argument whose type (as Spark's JSON) has no cast to the declared one."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import DataType, _parse_datatype_json_string
+
+    given = _parse_datatype_json_string(found)
+    try:
+        pa.array([], to_arrow_type(given)).cast(to_arrow_type(DataType.fromDDL(kind)))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"argument {name} of function {function.name} is {kind}, and "
+            f"{given.simpleString()} cannot be cast to it",
+            hint=f"it is {function.signature}.",
+        ) from None

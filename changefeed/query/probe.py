@@ -38,12 +38,26 @@ def takes_arrow(function: Callable[..., Any]) -> bool:
     return bool(names) and all("pyarrow" in name or "pa.Array" in name for name in names)
 
 
-def _probed(reference: str, path: str) -> dict[str, object]:
+def can_take(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments."""
     try:
-        return {"vectorized": takes_arrow(load(reference, path))}
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _probed(reference: str, path: str, count: str) -> dict[str, object]:
+    try:
+        function = load(reference, path)
+        return {
+            "vectorized": takes_arrow(function),
+            "fits": can_take(function, int(count)),
+            "parameters": str(inspect.signature(function)),
+        }
     except Exception as failure:
         return {"error": f"{type(failure).__name__}: {failure}"}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_probed(*sys.argv[1:3])))
+    print(json.dumps(_probed(*sys.argv[1:4])))

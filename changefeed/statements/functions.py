@@ -137,7 +137,7 @@ def _function(statement: nodes.CreateFunction, context: Context) -> Function:
     )
     returns = column_type(statement.returns, "RETURNS")
     try:
-        vectorized = is_vectorized(reference, path)
+        vectorized = is_vectorized(reference, path, len(arguments))
     except ChangefeedError as error:
         error.span = span
         raise

@@ -141,6 +141,8 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused("CREATE FUNCTION f (a int) RETURNS int AS 'json:dumps' PATH 'x'", "from the root")
     refused("CREATE FUNCTION tax (a int) RETURNS int AS 'json:dumps'", "already exists")
     refused("CREATE FUNCTION event_op (a int) RETURNS int AS 'json:dumps'", "already")
+    few = r"shop_functions:tax cannot be called with 1 argument: .* \(total, percent\)"
+    refused(f"CREATE FUNCTION f (a int) RETURNS int AS 'shop_functions:tax' {path}", few)
     refused("DROP FUNCTION tex", 'function "tex" does not exist')
     feeds.execute("DROP FUNCTION IF EXISTS tex")
 
@@ -149,6 +151,8 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
             f"CREATE CHANGEFEED f INTO 'null://' AS SELECT id, {call} AS x FROM shop.public.orders"
         )
 
+    array = r"argument percent of function tax is int, and array<int> cannot be cast to it"
+    refused(query("tax(total, array(1))"), array)
     refused(query("tax(total)"), "function tax takes 2 arguments, not 1")
     refused(query("tex(total)"), "function tex.. does not exist")
     feeds.execute("CREATE FUNCTION upper (a string) RETURNS string AS 'json:dumps'")
