@@ -21,14 +21,18 @@ from changefeed.core.spark_sql import quoted
 from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
+from changefeed.query.moments import TYPED, moment_in, moments
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
     CHANGE_COLUMNS,
+    CREATION_TIME,
+    FUNCTIONS,
     KEEP,
     OP,
     PREV,
     ROW,
+    SCHEMA_TIME,
     TIME,
     BatchSql,
     Constants,
@@ -57,6 +61,12 @@ _NO_AGGREGATES = (
     "each message is made of one change",
 )
 _CHANGES = "its result differs from call to call, and a message may be sent again after a crash"
+#: For PostgreSQL's and CockroachDB's ``->>`` and ``#>>``.
+_JSON_HINT = "write get_json_object(column, '$.field'): Spark SQL has no operators for JSON paths."
+_MOMENT = (
+    "Spark replaces it by the time at which it reads the query, and a message may be sent again "
+    "after a restart"
+)
 #: Classes of Spark's expressions that are deterministic to Spark and not to a changefeed.
 _VOLATILE = frozenset(
     {
@@ -256,7 +266,10 @@ class QueryCompiler:
         """Refuse the functions that a query cannot have; ``allowed`` is a group that it can."""
         for place, (token, span) in enumerate(tokens[:-1]):
             before = tokens[place - 1][0].text if place else ""
-            called = tokens[place + 1][0].text == "(" and before != "."
+            following, behind = tokens[place + 1]
+            if token.word in TYPED and following.kind == "string":
+                self._refuse_moment(moment_in(following.text[1:]), behind)
+            called = following.text == "(" and before != "."
             if token.kind != "word" or not called or token.word in _NO_FUNCTIONS:
                 continue
             known = self._function(token.text)
@@ -272,6 +285,10 @@ class QueryCompiler:
                 raise refused(
                     f"{token.text}() is not supported by CDC queries", _FORBIDDEN[kind], span
                 )
+
+    def _refuse_moment(self, word: str | None, span: nodes.Span | None) -> None:
+        if word is not None:
+            raise refused(f"'{word}' is not supported by CDC queries", _MOMENT, span)
 
     def _function(self, name: str) -> tuple[str, str] | None:
         """Group and class of a function of Spark; None when there is none of the name."""
@@ -289,6 +306,7 @@ class QueryCompiler:
     # -- Spark's analysis -------------------------------------------------------------------
 
     def _analysed(self, written: SqlDraft) -> Analysis:
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         try:
@@ -298,9 +316,16 @@ class QueryCompiler:
             frame._jdf.queryExecution().optimizedPlan()
         except PySparkException as failure:
             raise self._translated(failure, written) from failure
-        expressions, groups = self._parts(frame._jdf.queryExecution().analyzed())
+        except Py4JJavaError as failure:
+            if "INTERNAL_ERROR" not in str(failure):
+                raise
+            raise self._unreadable(str(failure)) from failure
+        plan = frame._jdf.queryExecution().analyzed()
+        expressions, groups = self._parts(plan)
+        for word in moments(self._session, plan):
+            self._refuse_moment(word, self._moment(word))
         for expression in (*expressions, *groups):
-            self._refuse_volatile(expression)
+            self._refuse_volatile(expression, written)
             check_calls(tree(expression), self._functions)
         return Analysis(columns, expressions, groups)
 
@@ -325,16 +350,19 @@ class QueryCompiler:
             )
         return found.expressions
 
-    def _refuse_volatile(self, expression: Any) -> None:
+    def _refuse_volatile(self, expression: Any, written: SqlDraft) -> None:
         for each in tree(expression):
             kind = each.getClass().getSimpleName()
             if kind in _VOLATILE or kind in _FORBIDDEN:
                 name = str(each.prettyName())
-                raise refused(
+                error = refused(
                     f"{name} is not supported by CDC queries",
                     _FORBIDDEN.get(kind, _CHANGES),
                     self._word(name),
                 )
+                # unix_timestamp() is one of current_timestamp(), which the query has nowhere.
+                error.span = error.span or _origin(each, written)
+                raise error
         if not expression.deterministic():
             raise refused(
                 "expressions that are not deterministic are not supported by CDC queries",
@@ -344,8 +372,15 @@ class QueryCompiler:
 
     def _word(self, name: str) -> nodes.Span | None:
         """Where a word stands in the query."""
-        tokens = [t for item in self._sql.items for t in item.tokens] + self._sql.where
-        return next((span for token, span in tokens if token.text.lower() == name.lower()), None)
+        return next((s for token, s in self._tokens() if token.text.lower() == name.lower()), None)
+
+    def _moment(self, word: str) -> nodes.Span | None:
+        """Where the query has a string that begins with a word for a moment."""
+        strings = ((t, span) for t, span in self._tokens() if t.kind == "string")
+        return next((span for t, span in strings if moment_in(t.text[1:]) == word), None)
+
+    def _tokens(self) -> list[tuple[SparkToken, nodes.Span | None]]:
+        return [*(t for item in self._sql.items for t in item.tokens), *self._sql.where]
 
     def _translated(self, failure: Any, written: SqlDraft) -> ChangefeedError:
         condition = failure.getCondition() or ""
@@ -365,6 +400,7 @@ class QueryCompiler:
             return ChangefeedError(
                 Code.SYNTAX_ERROR,
                 f"Spark SQL cannot read the query near {near}" if near else "syntax error",
+                hint=_JSON_HINT if near in (">", "->", "#") else "",
                 span=span or core_span(self._word(near)),
             )
         if (failure.getSqlState() or "").startswith("22"):
@@ -373,6 +409,24 @@ class QueryCompiler:
             )
         sentence = _sentence(str(failure))
         return ChangefeedError(Code.NOT_SUPPORTED, f"the query is wrong: {sentence}", span=span)
+
+    def _unreadable(self, text: str) -> ChangefeedError:
+        """What Spark's analyzer has no error of its own for; ``text`` is not shown."""
+        # Spark 4.1 has this error without its text.
+        if "COLUMN_IS_NOT_VARIANT_TYPE" in text:
+            return ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "the query is wrong: the operator : reads a VARIANT, which json columns are not",
+                hint="write parse_json(column):field, or get_json_object(column, '$.field').",
+                span=core_span(self._word(":")),
+            )
+        arrow = core_span(self._word("->"))
+        return ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "Spark SQL cannot read the query" + " at ->" * (arrow is not None),
+            hint=_JSON_HINT if arrow else "take expressions away until it can.",
+            span=arrow,
+        )
 
     def _no_column(self, written: str, span: Span | None) -> ChangefeedError:
         name = written.replace("`", "")
@@ -391,7 +445,11 @@ class QueryCompiler:
     def _no_function(self, written: str, span: Span | None) -> ChangefeedError:
         name = written.replace("`", "")
         known = [row[0] for row in self._session.sql("SHOW FUNCTIONS").collect()]
-        own = ["event_op", "changefeed_creation_timestamp", "event_schema_timestamp"]
+        own = [*FUNCTIONS, CREATION_TIME, SCHEMA_TIME]
+        if name in own:
+            return ChangefeedError(
+                Code.NOT_SUPPORTED, f"function {name}() takes no arguments", span=span
+            )
         near = did_you_mean(name, [*known, *own])
         hint = f"did you mean {near}()?" if near else "Spark SQL's functions can be used."
         return ChangefeedError(
@@ -593,6 +651,14 @@ def tree(expression: Any) -> Iterator[Any]:
     yield expression
     for child in sequence(expression.children()):
         yield from tree(child)
+
+
+def _origin(expression: Any, written: SqlDraft) -> Span | None:
+    """Where an expression stands in the statement, as far as Spark kept it."""
+    start, stop = expression.origin().startIndex(), expression.origin().stopIndex()
+    if start.isEmpty() or stop.isEmpty():
+        return None
+    return written.span(start.get(), stop.get())
 
 
 def _attributes(expression: Any) -> Iterator[Any]:

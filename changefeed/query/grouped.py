@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog.rows import Function
@@ -32,7 +33,7 @@ from changefeed.query.windows import (
     is_window,
     window_length,
 )
-from changefeed.query.written import PREV, ROW, Constants
+from changefeed.query.written import PREV, ROW, Constants, SqlDraft
 from grammar import nodes
 from grammar.printer import to_sql
 from grammar.select import SparkToken, nested
@@ -51,6 +52,8 @@ _BY_ORDER = frozenset(
         "Mode", "PandasMode", "ApproximatePercentile", "HistogramNumeric", "ReservoirSample",
     }
 )  # fmt: skip
+#: Behind the last token.
+_END = SparkToken("", "", 0)
 _ORDERED = (
     "its result depends on the order of rows, and a window may be evaluated again after a crash"
 )
@@ -76,6 +79,7 @@ def compile_grouped(
 class _GroupedCompiler(QueryCompiler):
     def compile(self) -> CompiledQuery:
         length = self._window_length()
+        self._refuse_grouping_sets()
         self._refuse_names(WINDOW)
         self._lookups = [self._lookup(join) for join in self._query.joins]
         for item in self._sql.items:
@@ -95,6 +99,19 @@ class _GroupedCompiler(QueryCompiler):
             spans = [span for _, span in self._sql.group if span is not None]
             error.span = Span(spans[0].start, spans[-1].end) if spans else None
             raise
+
+    def _refuse_grouping_sets(self) -> None:
+        for (token, span), (behind, _) in pairwise([*self._sql.group, (_END, None)]):
+            sets = token.word in ("ROLLUP", "CUBE") and behind.text == "("
+            sets |= token.word == "GROUPING" and behind.word == "SETS"
+            sets |= token.word == "WITH" and behind.word in ("ROLLUP", "CUBE")
+            if sets:
+                name = token.text if behind.text == "(" else f"{token.text} {behind.text}"
+                raise refused(
+                    f"{name.upper()} is not supported by CDC queries",
+                    "a row of the result is known by all that the query groups by",
+                    span,
+                )
 
     def _refuse_functions(
         self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]], *, allowed: str = ""
@@ -117,7 +134,7 @@ class _GroupedCompiler(QueryCompiler):
             sequence(plan.groupingExpressions())
         )
 
-    def _refuse_volatile(self, expression: Any) -> None:
+    def _refuse_volatile(self, expression: Any, written: SqlDraft) -> None:
         for each in tree(expression):
             if each.getClass().getSimpleName() == "AggregateExpression":
                 function = each.aggregateFunction()
@@ -126,7 +143,7 @@ class _GroupedCompiler(QueryCompiler):
                     raise refused(
                         f"{name}() is not supported by CDC queries", _ORDERED, self._word(name)
                     )
-        super()._refuse_volatile(expression)
+        super()._refuse_volatile(expression, written)
 
     # -- the result -------------------------------------------------------------------------
 

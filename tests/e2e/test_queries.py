@@ -148,6 +148,59 @@ def test_what_a_query_cannot_have_is_refused_where_it_stands(feeds: Feeds) -> No
     )
 
 
+def test_a_moment_of_reading_the_query_is_refused(feeds: Feeds) -> None:
+    postgres_epoch = (
+        "CREATE CHANGEFEED f INTO 'null://' AS SELECT id, 'epoch'::timestamp AS e, 'now' AS n, "
+        "cast('2020-01-01' AS date) AS d FROM orders WHERE timestamp '2020-01-01' > 'epoch'"
+    )
+    for expression, words in {
+        "timestamp 'now' AS t": "'now'",
+        "Date ' TODAY' AS t": "' TODAY'",
+        "'tomorrow'::timestamp AS t": "'tomorrow'",
+        "to_date('yesterday') AS t": "'yesterday'",
+        "date_add('now', 1) AS t": "'now'",
+        "to_timestamp(concat('to', 'day')) AS t": "",
+    }.items():
+        found = refused(
+            feeds, f"CREATE CHANGEFEED f INTO 'null://' AS SELECT id, {expression} FROM orders"
+        )
+        assert found[0] == "CF1303"
+        assert found[1].endswith("is not supported by CDC queries")
+        assert found[2].startswith("Spark replaces it by the time at which it reads the query")
+        assert found[3] == words
+    feeds.execute(postgres_epoch)
+
+
+def test_what_spark_has_no_place_or_no_error_for(feeds: Feeds) -> None:
+    def no(item: str) -> tuple[str, str, str, str]:
+        return refused(feeds, f"CREATE CHANGEFEED f INTO 'null://' AS SELECT {item} FROM orders")
+
+    assert no("unix_timestamp() AS n") == (
+        "CF1303",
+        "current_timestamp is not supported by CDC queries",
+        "its result differs from call to call, and a message may be sent again after a crash",
+        "unix_timestamp()",
+    )
+    assert no("event_op(1) AS n") == (
+        "CF1303",
+        "function event_op() takes no arguments",
+        "",
+        "event_op(1)",
+    )
+    assert no("doc:k AS n") == (
+        "CF1303",
+        "the query is wrong: the operator : reads a VARIANT, which json columns are not",
+        "write parse_json(column):field, or get_json_object(column, '$.field').",
+        ":",
+    )
+    path = "write get_json_object(column, '$.field'): Spark SQL has no operators for JSON paths."
+    for operator in ("->", "->>", "#>"):
+        code, _, hint, words = no(f"doc {operator} 'k' AS n")
+        assert code in ("CF1001", "CF1303")
+        assert hint == path
+        assert words and words in operator
+
+
 def test_explain_says_the_types_and_show_create_makes_the_feed_again(
     feeds: Feeds, tmp_path: Path
 ) -> None:

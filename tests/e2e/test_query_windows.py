@@ -231,6 +231,16 @@ def test_what_a_query_with_groups_cannot_have_is_refused(feeds: Feeds, tmp_path:
             f"{ordered} a crash",
             call,
         )
+    for group, name in {
+        f"{window} WITH ROLLUP": "WITH ROLLUP",
+        f"GROUPING SETS (({window}))": "GROUPING SETS",
+        f"{window}, CUBE(shop)": "CUBE",
+    }.items():
+        assert no(some, group)[:3] == (
+            "CF1303",
+            f"{name} is not supported by CDC queries",
+            "a row of the result is known by all that the query groups by",
+        )
     assert no("window.start AS at, count(*)", window)[1] == (
         "an expression of the SELECT has no name"
     )
