@@ -152,7 +152,8 @@ def _place_options(command: F) -> F:
             "--engine",
             type=click.Choice([option.value for option in EngineOption]),
             default=EngineOption.AUTO.value,
-            help="Where scans and backlogs run for feeds that do not set engine (default: auto).",
+            help="Where scans, backlogs and queries run for feeds that do not set engine "
+            "(default: auto).",
         ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
         click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),

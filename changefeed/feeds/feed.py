@@ -82,7 +82,15 @@ class Feed:
         query = query_of(self.job)
         if query is None or sessions is None:
             return None
-        return FeedQuery(query, self.job, self._catalog, sessions, self.options[LOOKUP_REFRESH])
+        return FeedQuery(
+            query,
+            self.job,
+            self._catalog,
+            sessions,
+            self.options[LOOKUP_REFRESH],
+            self.asked_engine(sessions.spark.preferred),
+            lambda text: self._catalog.record_event(self.job.id, "engine", text),
+        )
 
     def _named_origin(self) -> Origin:
         if not names_origin(self.options):

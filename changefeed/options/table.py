@@ -427,8 +427,9 @@ ENGINE = option(
     EngineOption.AUTO,
     group="Sink and resources",
     summary="Where scans and backlogs run: auto compares an estimate for the node with one for a "
-    "Spark job, spark and driver force it. Lake tables are merged and queries evaluated by Spark "
-    "in any case.",
+    "Spark job, spark and driver force it. Lake tables are merged by Spark in any case. Of a "
+    "query, spark makes every batch of 1,000 rows a job and driver none; windows and Python "
+    "functions are always jobs.",
     example="engine = 'spark'",
     shown="auto",
 )

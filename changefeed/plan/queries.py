@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.formats import traits_of
 from changefeed.core.schema import BeforeImage, Column, TableSchema
@@ -12,6 +13,7 @@ from changefeed.core.shapes import Envelope
 from changefeed.options import (
     CURSOR,
     DIFF,
+    ENGINE,
     ENVELOPE,
     FORMAT,
     INITIAL_SCAN,
@@ -244,5 +246,9 @@ def query_lines(query: CompiledQuery, options: Options) -> Iterator[str]:
         yield "evaluated by a Spark job for whole windows"
     elif query.sql is None:
         yield "evaluated by Arrow in the node: the query only chooses columns"
+    elif options[ENGINE] is EngineOption.SPARK:
+        yield "evaluated by a Spark job, except for a few rows"
+    elif options[ENGINE] is EngineOption.DRIVER:
+        yield "evaluated by Spark SQL in the driver's JVM without a job, however large the batch is"
     else:
         yield "evaluated by Spark SQL: a small batch without a job, a large one by a job"

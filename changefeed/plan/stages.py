@@ -288,7 +288,7 @@ class EngineStage:
         asked = self.options[ENGINE]
         can = self.capabilities
         if self.query:
-            yield "driver: the query is evaluated in the node's Spark session"
+            yield "driver: the node reads and delivers, its Spark session evaluates the query"
             return
         once = can.keeps_progress and self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
         scan = scan_hindrance(can, query=False, exactly_once=once, parts_travel=self.parts_travel)

@@ -2,7 +2,8 @@
 
 A small batch goes through the query's compiled function in the driver's JVM
 (:mod:`.projection`): some 5 ms for 100 rows, and nothing is planned. Above :data:`DIRECT_BYTES`
-(more with few cores) the batch is cut over the executors and evaluated by a job.
+(more with few cores) the batch is cut over the executors and evaluated by a job. The option
+``engine`` can ask for jobs, or for none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 
 from changefeed.catalog.rows import Function
 from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
@@ -42,6 +44,9 @@ DIRECT_BYTES = 1 << 20
 #: threads of a backlog evaluate at the same time.
 DIRECT_BYTES_FEW_CORES = 16 << 20
 FEW_CORES = 8
+
+#: A feed tells of a job at most this often (seconds).
+TELL_SECONDS = 600.0
 
 #: So many compiled queries are kept.
 COMPILED_KEPT = 500
@@ -76,7 +81,7 @@ class QuerySessions:
             clock: for the age of look-up tables.
         """
         self.spark = spark
-        self._clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._functions = functions
         self._registered: dict[str, Function] = {}
         self._lock = threading.Lock()
@@ -139,7 +144,7 @@ class QuerySessions:
 
     def lookups(self, refresh: float = math.inf) -> LookupCache:
         """Look-up tables for one feed, which are read again after ``refresh`` seconds."""
-        return LookupCache(lambda lookup: read_lookup(self.spark, lookup), self._clock, refresh)
+        return LookupCache(lambda lookup: read_lookup(self.spark, lookup), self.clock, refresh)
 
     def _forget(self, session: SparkSession, names: set[str]) -> None:
         """Forgets functions that were dropped since."""
@@ -176,6 +181,8 @@ class Evaluator:
         sessions: Spark's sessions for queries.
         direct_bytes: batches up to this size need no job; by the number of cores when not given.
         lookups: the feed's look-up tables; ones that are read once when not given.
+        engine: ``spark`` makes a job of every batch but the smallest, ``driver`` of none.
+        note: told of jobs, now and then.
     """
 
     def __init__(
@@ -183,8 +190,13 @@ class Evaluator:
         sessions: QuerySessions,
         direct_bytes: int | None = None,
         lookups: LookupCache | None = None,
+        engine: EngineOption = EngineOption.AUTO,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         self._sessions = sessions
+        self._engine = engine
+        self._note = note
+        self._noted = -math.inf
         self._lookups = lookups or sessions.lookups()
         #: How many batches were evaluated without a job, and by one.
         self.direct = self.jobs = 0
@@ -208,13 +220,21 @@ class Evaluator:
         with self._sessions.spark.use() as plain:
             session = self._sessions.of(plain)
             self._sessions.register(session, query.functions)
-            if batch.nbytes <= self._direct_bytes:
+            if self._needs_no_job(batch):
                 projection = self._sessions.projection(session, query)
                 if projection is not None:
                     with _rows_that_fail(query):
                         self.direct += 1
                         return projection.run(batch)
             return _in_order(self._job(session, query, query.sql, batch))
+
+    def _needs_no_job(self, batch: pa.Table) -> bool:
+        if self._engine is EngineOption.DRIVER:
+            return True
+        least = self._sessions.spark.state().least_job_rows
+        if self._engine is EngineOption.SPARK and batch.num_rows >= least:
+            return False
+        return bool(batch.nbytes <= self._direct_bytes)
 
     def groups(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
         """The groups of whole windows: when the window of each ends, and ``c<i>``.
@@ -240,7 +260,14 @@ class Evaluator:
                 frame = frame.coalesce(1)  # one task: groups need no shuffle
             frame.createOrReplaceTempView(view)
             self.jobs += 1
+            self._tell(batch.num_rows)
             return session.sql(sql.replace(VIEW, view)).toArrow()
+
+    def _tell(self, rows: int) -> None:
+        now = self._sessions.clock.monotonic()
+        if self._note is not None and now - self._noted >= TELL_SECONDS:
+            self._noted = now
+            self._note(f"the query over {rows:,} rows as a Spark job")
 
 
 def _in_order(made: pa.Table) -> pa.Table:

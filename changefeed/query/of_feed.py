@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import Job
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
@@ -35,6 +37,7 @@ class FeedQuery:
         catalog: knows when versions of the table were seen.
         sessions: Spark's sessions for queries.
         lookup_refresh: seconds after which look-up tables are read again.
+        engine: see :class:`.evaluate.Evaluator`, as for ``note``.
     """
 
     def __init__(
@@ -44,12 +47,15 @@ class FeedQuery:
         catalog: Catalog,
         sessions: QuerySessions,
         lookup_refresh: float,
+        engine: EngineOption = EngineOption.AUTO,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         self._query = query
         self._job = job
         self._catalog = catalog
         self._sessions = sessions
-        self._evaluator = Evaluator(sessions, lookups=sessions.lookups(lookup_refresh))
+        lookups = sessions.lookups(lookup_refresh)
+        self._evaluator = Evaluator(sessions, lookups=lookups, engine=engine, note=note)
         self._compiled: dict[TableSchema, CompiledQuery] = {}
         self._lock = threading.Lock()
 

@@ -63,8 +63,8 @@ def _detail(job: Job, context: Context) -> Result:
 
 
 def _last_spark_job(job: Job, context: Context, now: int) -> str | None:
-    """The newest scan or backlog that ran as a Spark job; None: all bulk work ran in the node.
-    Merges and queries are not among them."""
+    """The newest scan, backlog or batch of a query that ran as a Spark job; None: all bulk work ran
+    in the node. Merges are not among them."""
     found = context.catalog.events(job.id, limit=1, kinds=("engine",))
     return f"{moment(found[0].at, now)}: {found[0].text}" if found else None
 

@@ -324,6 +324,36 @@ def test_cdc_prev_and_rows_that_leave_by_row_images_of_a_table_that_logs_its_key
     assert caught.value.code.number == "CF1303"
 
 
+def test_the_engine_that_is_asked_for_evaluates_the_query(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    postgres.execute("insert into orders select i, 'open', i from generate_series(10, 3000) i")
+    select = "AS SELECT id, total * 2 AS t FROM orders"
+    told, shown = {}, {}
+    for engine in ("auto", "spark", "driver"):
+        create = (
+            f"CREATE CHANGEFEED {engine} INTO 'file://{tmp_path}/{engine}' "
+            f"WITH engine = '{engine}' {select}"
+        )
+        plan = feeds.execute(f"EXPLAIN {create}").rows
+        told[engine] = [text for _, text in plan if str(text).startswith("evaluated")]
+        feeds.execute(create)
+        feeds.sync(engine)
+        found = feeds.execute(f"SHOW CHANGEFEED {engine}")
+        shown[engine] = dict(zip(found.columns, found.rows[0], strict=True))["last_spark_job"]
+    assert told == {
+        "auto": ["evaluated by Spark SQL: a small batch without a job, a large one by a job"],
+        "spark": ["evaluated by a Spark job, except for a few rows"],
+        "driver": [
+            "evaluated by Spark SQL in the driver's JVM without a job, however large the batch is"
+        ],
+    }
+    assert shown["auto"] is shown["driver"] is None
+    assert "the query over 2,994 rows as a Spark job" in str(shown["spark"])
+    made = [sorted((row["id"], row["t"]) for row in lines(tmp_path / e)) for e in told]
+    assert len(made[0]) == 2994 and made[0] == made[1] == made[2]
+
+
 def test_every_row_of_a_large_table_and_of_a_large_transaction_is_evaluated(
     feeds: Feeds, postgres: Database, tmp_path: Path
 ) -> None:
