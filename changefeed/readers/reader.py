@@ -99,7 +99,10 @@ class Reader:
                 hint="name its table, and it is made.",
             )
         named = table_name(table)
-        directory = Path(self.catalog.directory).absolute() / "readers" / quote(self.name, safe="")
+        folder = quote(self.name, safe="")
+        if not folder.strip("."):
+            folder = folder.replace(".", "%2E")  # . and .. are other folders
+        directory = Path(self.catalog.directory).absolute() / "readers" / folder
         options = [f"initial_scan = '{'yes' if start.scan else 'no'}'"]
         if start.after is not None:
             options.append(f"cursor = '{start.after}'")

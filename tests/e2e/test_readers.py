@@ -231,3 +231,14 @@ def test_names_that_do_not_fit(feeds: Feeds, table: Database, tmp_path: Path) ->
     with pytest.raises(ChangefeedError) as error:
         changefeed.subscribe(str(feeds.state), reader="nobody")
     assert error.value.code.number == "CF1101"
+
+
+def test_a_reader_stays_in_its_folder_whatever_its_name_is(feeds: Feeds, table: Database) -> None:
+    with subscribe(feeds, "plain") as changes:
+        part(changes)
+    before = {path.name for path in feeds.state.iterdir()}
+    for name in ("..", "../other", "."):
+        with subscribe(feeds, name) as changes:
+            part(changes)
+    assert {path.name for path in feeds.state.iterdir()} == before
+    assert len(list((feeds.state / "readers").iterdir())) == 4
