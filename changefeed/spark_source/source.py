@@ -17,7 +17,7 @@ from changefeed.readers.reader import Reader, announced_shape, table_name
 from changefeed.readers.table_log import Selection, TableLog
 from changefeed.spark_source.batch import ChangeBatchReader, LogPart
 from changefeed.spark_source.settings import SparkSourceSettings, settings_of
-from changefeed.spark_source.stream import ChangeStreamReader
+from changefeed.spark_source.stream import ChangeStreamReader, RefusedStreamReader
 
 
 class ChangefeedSource(DataSource):
@@ -56,6 +56,12 @@ class ChangefeedSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""
+        try:
+            return self._stream_reader()
+        except ChangefeedError as error:
+            return RefusedStreamReader(error)
+
+    def _stream_reader(self) -> DataSourceStreamReader:
         settings = self.settings
         if not settings.reader:
             raise ChangefeedError(

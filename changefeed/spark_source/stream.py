@@ -39,6 +39,40 @@ POLL_SECONDS = 0.1
 BEGIN = {"at": ""}
 
 
+class RefusedStreamReader(DataSourceStreamReader):
+    """A query with wrong options: the error comes when Spark asks where it begins.
+
+    If the source raised it instead of giving a reader, PySpark would end with an error of its own.
+    """
+
+    def __init__(self, error: ChangefeedError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, str]:
+        """Where to begin.
+
+        Raises:
+            ChangefeedError: the query's error.
+        """
+        raise self._error
+
+    def latestOffset(self) -> dict[str, str]:
+        """How far the next batch goes, of a query with a checkpoint.
+
+        Raises:
+            ChangefeedError: the query's error.
+        """
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, of which there is none.
+
+        Raises:
+            ChangefeedError: the query's error.
+        """
+        raise self._error
+
+
 class ChangeStreamReader(DataSourceStreamReader):
     """Plans batches in a process beside the driver, and reads ranges in executors."""
 

@@ -121,6 +121,21 @@ def failure(query: StreamingQuery) -> str:
     return str(query.exception())
 
 
+def test_the_error_of_a_stream_is_the_last_that_spark_says(
+    feeds: Feeds, postgres: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    postgres.execute("create table t (id int primary key)")
+    feeds.connect(shop=postgres.uri)
+    without = spark.readStream.format("changefeed").option("state", str(feeds.state))
+    query = start(without.option("table", "shop.public.t").load(), Copy(), tmp_path / "without")
+    said = failure(query)
+    assert "ChangefeedError: a streaming query needs the option reader" in said
+    assert "HINT: choose a name" in said and "UnboundLocalError" not in said
+    query = start(stream(spark, feeds, "r", endingVersion="1"), Copy(), tmp_path / "ending")
+    said = failure(query)
+    assert "a streaming query has no end" in said and "UnboundLocalError" not in said
+
+
 @pytest.mark.extended
 def test_changes_of_the_table_and_truncations(
     feeds: Feeds, postgres: Database, spark: SparkSession, tmp_path: Path

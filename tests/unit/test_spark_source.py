@@ -92,9 +92,11 @@ def test_a_stream_needs_a_reader_and_has_no_end() -> None:
     for given in ({"reader": ""}, {"endingVersion": "1"}):
         source = ChangefeedSource({**GIVEN, **given})
         source._shape = SCHEMA
-        with pytest.raises(ChangefeedError) as error:
-            source.streamReader(None)  # type: ignore[arg-type]
-        assert error.value.code.number == "CF1205"
+        reader = source.streamReader(None)  # type: ignore[arg-type]
+        for ask in (reader.initialOffset, reader.latestOffset):
+            with pytest.raises(ChangefeedError) as error:
+                ask()
+            assert error.value.code.number == "CF1205"
 
 
 def test_the_columns_are_the_tables() -> None:
