@@ -189,7 +189,8 @@ def marked(
     """The columns with their roles; names are compared without case.
 
     Raises:
-        ChangefeedError: CF1101 a name is no column, CF1204 a column is in both lists.
+        ChangefeedError: CF1101 a name is no column, CF1204 a column is in both lists, or
+            twice in the key.
     """
     known = {column.name.lower() for column in columns}
     for name in (*keys, *ignored, *sensitive):
@@ -199,6 +200,9 @@ def marked(
                 f"the extract has no column {name}",
                 hint=f"its columns are: {', '.join(c.name for c in columns[:20])}.",
             )
+    for i, name in enumerate(keys):
+        if name.lower() in (other.lower() for other in keys[:i]):
+            raise ChangefeedError(Code.INVALID_OPTION_VALUE, f"key column {name} is named twice")
     key, ignore = {name.lower() for name in keys}, {name.lower() for name in ignored}
     apart = {name.lower() for name in sensitive}
     if both := key & ignore:

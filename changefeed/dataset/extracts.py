@@ -84,7 +84,7 @@ def check_schedule(schedule: ExtractSchedule) -> None:
     if schedule.every is None and not schedule.local:
         raise ChangefeedError(
             Code.INVALID_OPTION_VALUE,
-            "option every is needed: files can only be watched on this machine",
+            "option every is needed: only files on this machine can be watched",
             hint="write every = '1h'.",
         )
     if schedule.every is not None and schedule.several:

@@ -183,6 +183,7 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused(f"{place} KEY (id) INTO 'null://' WITH format = 'jsn'", "unknown format")
     refused(f"{place} KEY (id) INTO 'nul://'", "unsupported sink|nul")
     refused(f"{place} KEY (no) INTO 'null://' WITH {columns}", "has no column no")
+    refused(f"{place} KEY (id, ID) INTO 'null://' WITH {columns}", "id is named twice")
     refused(f"{place} KEY (id) EXCEPT (id) INTO 'null://' WITH {columns}", "cannot be left out")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, extract = 'ful'", "unknown extract")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, every = 'x'", "is no interval")
