@@ -14,6 +14,8 @@ from changefeed.core.errors import ChangefeedError, Code
 
 #: The name of Spark's error condition; a text begins with it wherever it is in a chain of causes.
 _CANCELLED = "[SPARK_JOB_CANCELLED]"
+#: PySpark's condition when spark-submit ends before there is a session.
+_NOT_STARTED = "JAVA_GATEWAY_EXITED"
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 
 
@@ -65,9 +67,17 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
         return packed
     if _CANCELLED in text:
         return ChangefeedError(Code.SPARK_FAILED, "the Spark job was cancelled")
+    kind = _kind(failure)
+    if kind == _NOT_STARTED:
+        return ChangefeedError(
+            Code.SPARK_FAILED,
+            "Spark could not be started: its JVM ended at once",
+            hint="the end of spark.log in the state directory says why: for example --master or "
+            "--conf is wrong.",
+        )
     return ChangefeedError(
         Code.SPARK_FAILED,
-        f"Spark failed: {_kind(failure)}",
+        f"Spark failed: {kind}",
         hint="spark.log in the state directory has the details.",
     )
 

@@ -31,6 +31,19 @@ class SparkSays(Exception):
         return "CAST_INVALID_INPUT"
 
 
+class GatewayExited(Exception):
+    """What pyspark raises when spark-submit refuses its arguments."""
+
+    def getCondition(self) -> str:
+        return "JAVA_GATEWAY_EXITED"
+
+
+def test_a_jvm_that_did_not_start_says_where_to_look() -> None:
+    error = translate(GatewayExited(), jvm_died=False)
+    assert error.message == "Spark could not be started: its JVM ended at once"
+    assert "--master" in error.hint and "spark.log" in error.hint
+
+
 @pytest.mark.parametrize("failure", [SparkSays("the value 'secret'"), ValueError("'secret'")])
 def test_values_stay_out(failure: Exception) -> None:
     error = translate(failure, jvm_died=False)
