@@ -140,6 +140,8 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say which half of the tests each belongs to; on a worker, begin with the long ones."""
+    items[:], rest = selection.split(items)
+    config.hook.pytest_deselected(items=rest)
     selection.select(items)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: workers.rank(item.nodeid))

@@ -5,10 +5,14 @@ Delta, S3, and a stand-in for a cloud warehouse (Snowflake). `make test-all` add
 versions of these servers, the other stand-ins, stores and lake formats, and random faults. A test
 belongs to this second half, which has the marker ``extended``, by what it uses; one that is there
 because it takes long bears the marker itself.
+
+A test with the marker ``everything`` is in neither half: it takes long, and others prove the same
+code. It runs with ``CHANGEFEED_TESTS=all`` in the environment.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -32,6 +36,16 @@ USUAL = {
     "own_postgres": POSTGRES_MAJOR,
     "postgres": POSTGRES_MAJOR,
 }
+
+
+def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The tests that run, and those that wait for ``CHANGEFEED_TESTS=all``."""
+    everything = os.environ.get("CHANGEFEED_TESTS") == "all"
+    run, rest = [], []
+    for item in items:
+        waits = item.get_closest_marker("everything") is not None and not everything
+        (rest if waits else run).append(item)
+    return run, rest
 
 
 def _parameters(item: pytest.Function) -> dict[str, object]:

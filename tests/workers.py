@@ -27,34 +27,39 @@ OWN_SPARK = (
     "test_spark_cluster_queries.py",
     "test_spark_staging.py",
 )
-#: Folders in the order in which the tests of the other files begin.
-FOLDERS = ("nemesis", "e2e", "faults", "conformance", "services", "properties")
+#: Folders and markers in the order in which the tests of the other files begin. A test of the unit
+#: tests that is extended takes a minute: if it began last, a core would be idle meanwhile.
+OTHERS = ("nemesis", "e2e", "faults", "conformance", "services", "extended", "properties")
 
 _MARKER = re.compile(r"\bpytest\.mark\.(\w+)")
 
 
 @cache
+def markers(file: str) -> frozenset[str]:
+    """The markers that the text of a file names."""
+    path = ROOT / file
+    return frozenset(_MARKER.findall(path.read_text())) if path.is_file() else frozenset()
+
+
+@cache
 def group(file: str) -> str:
     """The name of the group of a test file, given relative to the repository."""
-    path = ROOT / file
-    used = set(_MARKER.findall(path.read_text())) if path.is_file() else set()
-    server = next((name for name in SERVERS if name in used), None)
+    server = next((name for name in SERVERS if name in markers(file)), None)
     if server != "spark":
         return server or file
     if file.startswith("tests/nemesis/"):
         return "spark nemesis"
     if not file.startswith("tests/e2e/"):
         return "spark"
-    return "spark clusters" if path.name in OWN_SPARK else "spark end to end"
+    return "spark clusters" if Path(file).name in OWN_SPARK else "spark end to end"
 
 
 def rank(nodeid: str) -> tuple[int, str]:
     """A key that sorts tests by when they should begin; those of a group stay together."""
     name = group(nodeid.partition("::")[0])
-    words = [*SERVERS, *FOLDERS]
-    first = name.partition(" ")[0]
-    word = first if first in SERVERS else next((f for f in FOLDERS if f"/{f}/" in name), None)
-    return (words.index(word) if word else len(words)), name
+    words = [*SERVERS, *OTHERS]
+    about = {name.partition(" ")[0], *Path(name).parts, *markers(name)}
+    return next((n for n, word in enumerate(words) if word in about), len(words)), name
 
 
 class ByServer(LoadFileScheduling):

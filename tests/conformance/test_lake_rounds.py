@@ -157,7 +157,13 @@ def test_two_texts_of_one_key_are_a_merges_error(bench: Bench) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("seed", "options"), [(1, {}), (2, {"partition_by": "v"})])
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.everything),  # partitions add to the same rounds
+        (2, {"partition_by": "v"}),
+    ],
+)
 def test_any_changes_give_the_same_as_a_dictionary(
     bench: Bench, seed: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

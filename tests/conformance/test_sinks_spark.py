@@ -198,6 +198,9 @@ MARKERS = {"kafka": [pytest.mark.kafka], "elasticsearch": [pytest.mark.elasticse
 #: Twenty jobs in a row, and a target that does not answer four attempts of a task: these cases take
 #: long, and run once for each kind of sink.
 LONG = ("delivers_in_order", "outlives_outage")
+#: What lanes into the webhook and Kafka prove of lanes, and what the node proves of the target:
+#: ``CHANGEFEED_TESTS=all`` has them.
+AGAIN = {("elasticsearch", case) for case in LONG}
 
 #: The ways of `make test-all`: scans into files and objects, backlogs into what takes both.
 #: ``CHANGEFEED_TESTS=all`` has all of them, which takes some minutes more.
@@ -216,7 +219,8 @@ def marks(kind: str, name: str, case: str = "") -> list[pytest.MarkDecorator]:
     """The markers of the tests of a way to a target."""
     first = f"{kind}-{name}" in FIRST and case not in LONG
     extended = [] if first else [pytest.mark.extended]
-    return [*MARKERS.get(kind, ()), *extended]
+    again = [pytest.mark.everything] if (kind, case) in AGAIN else []
+    return [*MARKERS.get(kind, ()), *extended, *again]
 
 
 ON_EVERY_TARGET = pytest.mark.parametrize(

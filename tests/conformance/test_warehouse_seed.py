@@ -98,12 +98,12 @@ def warehouse(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watche
 
 
 def two_batches(transactions: int) -> pytest.MarkDecorator:
-    """Parameters ``cut``, every place between two transactions; one on BigQuery, which is slow."""
+    """Parameters ``cut``, every place between two transactions. On BigQuery, which is slow, the
+    tests event by event repeat old batches, too; one place is for ``CHANGEFEED_TESTS=all``."""
     cases = [pytest.param("duckdb", cut, id=f"duckdb-{cut}") for cut in range(1, transactions)]
     middle = transactions // 2
-    cases.append(
-        pytest.param("bigquery", middle, id=f"bigquery-{middle}", marks=pytest.mark.bigquery)
-    )
+    marks = [pytest.mark.bigquery, pytest.mark.everything]
+    cases.append(pytest.param("bigquery", middle, id=f"bigquery-{middle}", marks=marks))
     return pytest.mark.parametrize(("warehouse", "cut"), cases, indirect=["warehouse"])
 
 

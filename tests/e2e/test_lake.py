@@ -117,6 +117,9 @@ WIDE = """
 
 
 @pytest.mark.extended  # a Spark query each time a table is compared
+@pytest.mark.parametrize(
+    "bench", [pytest.param("delta", marks=pytest.mark.everything), "iceberg"], indirect=True
+)
 def test_verify_finds_what_differs(bench: Bench) -> None:
     """Equal values of every type are equal; each kind of difference is named and repaired."""
     bench.db.execute(WIDE)

@@ -43,7 +43,13 @@ def rows(db: Database) -> list[tuple[object, ...]]:
     return [tuple(row) for row in db.execute("select a, b from t order by a")]
 
 
-def test_lake_feeds_survive_the_loss_of_an_executor(
+@pytest.mark.parametrize(
+    "kind",
+    # test_spark_staging.py and the nemesis lose executors while they write Delta tables.
+    [pytest.param("delta", marks=pytest.mark.everything), "iceberg"],
+)
+def test_a_lake_feed_survives_the_loss_of_an_executor(
+    kind: str,
     service: Service,
     tmp_path: Path,
     postgres: Database,
@@ -54,25 +60,20 @@ def test_lake_feeds_survive_the_loss_of_an_executor(
         "create table t (a int primary key, b text);"
         f"insert into t select i, 'row ' || i from generate_series(1, {ROWS}) i"
     )
-    delta = Lake(spark_engine, f"delta://{tmp_path}/delta")
-    place = f"type=hadoop&warehouse={tmp_path}/iceberg"
-    iceberg = Lake(spark_engine, f"iceberg://{unused_catalog()}/shop?{place}")
+    uri = f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={tmp_path}/lake"
+    lake = Lake(spark_engine, f"delta://{tmp_path}/lake" if kind == "delta" else uri)
     service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
-    for name, lake in {"d": delta, "i": iceberg}.items():
-        service.execute(f"CREATE CHANGEFEED {name} FOR shop.public.t INTO '{lake.uri}'")
-        service.sync(name)
+    service.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO '{lake.uri}'")
+    service.sync("f")
     query = "select a, b from {t} order by a"
-    assert delta.query(query) == rows(postgres)
-    assert iceberg.query(query) == rows(postgres)
+    assert lake.query(query) == rows(postgres)
 
     before = spark_cluster.executors()
     assert len(before) == 2
     postgres.execute("update t set b = 'new' where a % 3 = 0; delete from t where a % 7 = 0")
     before[0].kill()
-    for name in ("d", "i"):
-        service.sync(name)
-    assert delta.query(query) == rows(postgres)
-    assert iceberg.query(query) == rows(postgres)
+    service.sync("f")
+    assert lake.query(query) == rows(postgres)
 
 
 def test_scans_and_backlogs_survive_the_loss_of_an_executor(

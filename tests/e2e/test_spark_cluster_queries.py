@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,9 +92,16 @@ def kill(victim: str, service: Service, cluster: SparkCluster, executor: psutil.
         assert service.kill_child("jvm")
 
 
-VICTIMS = ("executor", "worker", "driver")
-#: A dataset's run takes two minutes here; ``CHANGEFEED_TESTS=all`` kills the others in it, too.
-VICTIMS_OF_DATASETS = VICTIMS if os.environ.get("CHANGEFEED_TESTS") == "all" else ("executor",)
+VICTIMS = (
+    pytest.param("executor", marks=pytest.mark.everything),  # a worker takes its executor with it
+    "worker",
+    "driver",
+)
+#: A dataset's run takes a minute here; ``CHANGEFEED_TESTS=all`` kills the others in it, too.
+VICTIMS_OF_DATASETS = (
+    "executor",
+    *(pytest.param(victim, marks=pytest.mark.everything) for victim in ("worker", "driver")),
+)
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

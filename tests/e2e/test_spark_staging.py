@@ -64,15 +64,17 @@ def test_rows_reach_the_executors_through_a_staging_place(
     place: str,
     postgres: Database,
     s3: S3Server,
-    hdfs: Hdfs,
     remote_spark: SparkCluster,
     spark_engine: NodeSpark,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Rounds of a lake, a rescan that the executors write down first, and the lanes of a backlog;
     an executor dies in the middle of each."""
     bucket = s3.bucket(f"staging-{place}")
-    in_hdfs = hdfs.directory(spark_engine.session(), "staging")
-    staging = s3.uri(f"{bucket}/rows") if place == "s3" else f"{in_hdfs}/rows"
+    staging = s3.uri(f"{bucket}/rows")
+    if place == "hdfs":
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+        staging = f"{hdfs.directory(spark_engine.session(), 'staging')}/rows"
     lake = Lake(spark_engine, in_a_store(s3, f"lake-{place}"))
     service.start(spark=[*remote_spark.flags, "--staging", staging])
     postgres.execute(
@@ -121,7 +123,7 @@ def test_rows_reach_the_executors_through_a_staging_place(
     if place == "hdfs":
         session = spark_engine.session()
         java: Any = session.sparkContext._jvm
-        folder = java.org.apache.hadoop.fs.Path(f"{in_hdfs}/rows")
+        folder = java.org.apache.hadoop.fs.Path(staging)
         assert len(hdfs.owned(session).listStatus(folder)) == 0
     for path in (service.layout.node_log, service.layout.spark_log):
         assert SECRET not in path.read_text(errors="replace")

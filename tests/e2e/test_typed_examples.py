@@ -235,6 +235,7 @@ def test_warehouse(tmp_path: Path, postgres: Database) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.everything  # test_examples.py has its statements and its rows
 def test_lake(tmp_path: Path, postgres: Database) -> None:
     places = {"postgresql://app:pw@localhost/sales": postgres.uri, "/data": str(tmp_path / "data")}
     typist = Typist(tmp_path, places)

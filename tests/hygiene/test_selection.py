@@ -27,10 +27,11 @@ def gcs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    items[:], _ = selection.split(items)
     selection.select(items)
 
 def pytest_configure(config):
-    for name in ("extended", "nemesis", "bigquery"):
+    for name in ("everything", "extended", "nemesis", "bigquery"):
         config.addinivalue_line("markers", name)
 """
 
@@ -60,6 +61,11 @@ def test_warehouse(kind): pass
 
 @pytest.mark.parametrize("client", ["native", "portable"])
 def test_kafka(client): pass
+
+@pytest.mark.parametrize(
+    "place", ["disk", pytest.param("s3", marks=[pytest.mark.everything, pytest.mark.extended])]
+)
+def test_repeated(place): pass
 """
 
 
@@ -68,12 +74,21 @@ def collected(pytester: pytest.Pytester, expression: str) -> set[str]:
     return {line.partition("::")[2] for line in run.outlines if "::" in line}
 
 
-def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> None:
+def write_tests(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     folder = pytester.mkpydir("tests") / "conformance"
     folder.mkdir()
     pytester.path.joinpath("tests", "__init__.py").unlink()
     folder.joinpath("test_made.py").write_text(TESTS)
+
+
+@pytest.fixture(autouse=True)
+def usual_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHANGEFEED_TESTS", raising=False)
+
+
+def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> None:
+    write_tests(pytester)
     first = collected(pytester, "not extended")
     assert first == {
         "test_usual",
@@ -82,6 +97,7 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_lake[delta on s3a]",
         "test_warehouse[snowflake]",
         "test_kafka[native]",
+        "test_repeated[disk]",
     }
     second = collected(pytester, "extended")
     assert second == {
@@ -96,6 +112,16 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_warehouse[x]",
         "test_kafka[portable]",
     }
+
+
+def test_what_others_prove_runs_when_everything_is_wanted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tests(pytester)
+    usual = collected(pytester, "extended or not extended")
+    monkeypatch.setenv("CHANGEFEED_TESTS", "all")
+    assert collected(pytester, "extended or not extended") - usual == {"test_repeated[s3]"}
+    assert "test_repeated[s3]" in collected(pytester, "extended")
 
 
 def test_files_that_use_one_server_share_a_worker() -> None:
@@ -116,5 +142,7 @@ def test_long_tests_begin_first_and_groups_stay_together() -> None:
     order = sorted((f"{file}::test_x" for file in files), key=workers.rank)
     groups = [workers.group(nodeid.partition("::")[0]) for nodeid in order]
     assert groups[0] == "spark"
+    assert groups.index("tests/hygiene/test_wheel.py") < groups.index("tests/unit/test_uri.py")
+    assert groups.index("tests/unit/test_shipping.py") < groups.index("tests/unit/test_api.py")
     assert groups[-1].startswith("tests/unit/")
     assert len([name for name, _ in itertools.groupby(groups)]) == len(set(groups))
