@@ -26,12 +26,10 @@ from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 
 #: Small processes that start fast.
-_FLAGS = (
-    "-Xmx256m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-Djava.net.preferIPv4Stack=true",
-)
+_FLAGS = ("-Xmx256m", "-Djava.net.preferIPv4Stack=true")
+#: Of every JVM, in the environment, which executors have from their worker: half of the CPU of one
+#: that lives for a minute would go into HotSpot's second compiler.
+_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: What was shipped to an executor is 440 MB in a folder of its own, and stays by default for a week
 #: after its application has ended.
 _TIDY = tuple(
@@ -168,6 +166,7 @@ class SparkCluster:
         environment = {
             "PATH": f"{self._python(account)}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
+            "JDK_JAVA_OPTIONS": _OPTIONS,
             # A worker builds the command line of its executors from these.
             "SPARK_HOME": str(jars.parent),
             "SPARK_SCALA_VERSION": "2.13",
