@@ -41,7 +41,8 @@ USUAL = {
 def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests that run, and those that wait for ``CHANGEFEED_TESTS=all``."""
     everything = os.environ.get("CHANGEFEED_TESTS") == "all"
-    run, rest = [], []
+    run: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
     for item in items:
         waits = item.get_closest_marker("everything") is not None and not everything
         (rest if waits else run).append(item)
