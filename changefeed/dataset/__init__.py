@@ -5,6 +5,8 @@ URI of FOR DATASET -> model and schedule             definition
 what has arrived -> the extract to compare           extracts
 extract -> typed, hashed rows                         incoming
 rows against the current dataset -> I, U, D, X, N     compare  (one Spark job)
+how many parts that job shuffles rows into            shuffle
+keys that an extract has twice                        duplicates
 the result -> current dataset and history             store    (files, one atomic switch)
 the folders as tables of Spark's catalog              tables
 all of it, once                                       run

@@ -63,7 +63,7 @@ def compare(
     if small and dataset.extract is Extract.DELTA:
         return _compare_small(dataset, incoming, current, today)
     new, old = incoming.alias("n"), current.alias("o")
-    joined = new.join(old.hint("shuffle_hash"), _same_key(dataset), "full_outer")
+    joined = new.join(old, _same_key(dataset), "full_outer")
     supplied, known = F.col(f"n.{KEYHASH}").isNotNull(), F.col(f"o.{KEYHASH}").isNotNull()
     changed = _changed(dataset)
     absent = Operation.DELETE if dataset.extract is Extract.FULL else Operation.NOT_SUPPLIED
@@ -135,11 +135,17 @@ def _changed(dataset: Dataset) -> Column:
 
 
 def _same_key(dataset: Dataset) -> Column:
+    """The condition of the joins: equal hashes, then equal keys.
+
+    Spark joins by every equation that it finds between the two sides, and would hash and copy the
+    key columns of each row once more. ``least`` hides theirs, so the one number is the join's key
+    and the columns are compared only where it is equal.
+    """
     from pyspark.sql import functions as F
 
-    same = F.col(f"n.{KEYHASH}") == F.col(f"o.{KEYHASH}")
-    for column in dataset.keys:
-        same = same & F.col(f"n.{quoted(column.name)}").eqNullSafe(
-            F.col(f"o.{quoted(column.name)}")
-        )
-    return same
+    same = [
+        F.col(f"n.{quoted(column.name)}").eqNullSafe(F.col(f"o.{quoted(column.name)}"))
+        for column in dataset.keys
+    ]
+    hashes = F.col(f"n.{KEYHASH}") == F.col(f"o.{KEYHASH}")
+    return hashes & (same[0] if len(same) == 1 else F.least(*same))

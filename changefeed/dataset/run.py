@@ -17,6 +17,7 @@ from changefeed.core.spark_sql import quoted
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
+from changefeed.dataset.duplicates import repeated_keys
 from changefeed.dataset.extracts import (
     FoundExtract,
     absolute_location,
@@ -43,6 +44,7 @@ from changefeed.dataset.model import (
     Operation,
     described,
 )
+from changefeed.dataset.shuffle import comparing_session
 from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version, check_sides
 from changefeed.dataset.tables import Registration, check_tables, register
@@ -222,10 +224,15 @@ def _stage(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    size = _bytes(extract)
+    session = comparing_session(
+        session,
+        0 if base is None else sum(base.counts.values()),
+        max(size or 0, 0 if base is None else _bytes(str(base.rows)) or 0),
+    )
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
     current = None if base is None else _current_rows(session, store, dataset, base)
-    size = _bytes(extract)
     small = size is not None and size <= broadcast
     compared = compare(dataset, incoming, current, date, small=small)
     seen = Observation()
@@ -244,7 +251,7 @@ def _stage(
         raise _refused_rows(dataset, faulty_rows(dataset, rows), store)
     counts = {o.value: found[o.value] for o in Operation if found[o.value]}
     if counts.keys() & {"I", "U", "N"}:
-        _check_unique(session, dataset, whole, store)
+        _check_unique(session, dataset, whole, counts, store)
     if dataset.sensitive_columns:
         _divide(session, dataset, whole, stage, sensitive)
     return counts
@@ -389,25 +396,22 @@ def _wanted(column: DatasetColumn | None) -> str:
 
 
 def _check_unique(
-    session: SparkSession, dataset: Dataset, stage: Path, store: DatasetFolders
+    session: SparkSession,
+    dataset: Dataset,
+    stage: Path,
+    counts: Mapping[str, int],
+    store: DatasetFolders,
 ) -> None:
-    """Refuse an extract that has a key twice: no rule could say which row is right.
-
-    Looks at the hashes that were just written; only rows of equal hashes are compared by key.
-    """
+    """Refuse an extract that has a key twice: no rule could say which row is right."""
     from pyspark.sql import functions as F
 
-    rows = session.read.parquet(str(stage)).filter(F.col(OPERATION).isin("I", "U", "N"))
-    twice = rows.groupBy(KEYHASH).count().filter("count > 1").select(KEYHASH)
-    if twice.isEmpty():
-        return
-    keys = [quoted(column.name) for column in dataset.keys]
-    suspects = rows.join(F.broadcast(twice), KEYHASH, "left_semi")
-    same = suspects.groupBy(*keys).count().filter("count > 1").orderBy(*keys)
-    total = same.count()
-    if not total:
+    supplied = [o for o in ("I", "U", "N") if o in counts]
+    rows = session.read.parquet(str(stage)).filter(F.col(OPERATION).isin(supplied))
+    same = repeated_keys(dataset, rows, sum(counts[o] for o in supplied))
+    if same is None:
         return
     _write_report(same, store)
+    total = same.count()
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         f"{total} {'key appears' if total == 1 else 'keys appear'} more than once in the extract",

@@ -309,6 +309,24 @@ def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path
 
 
 @pytest.mark.extended
+def test_more_rows_than_a_task_has_memory_for(tmp_path: Path) -> None:
+    """Rows are joined by hash tables only where these fit; the table of a whole side does not."""
+    with NodeSpark(heap="1g", settings={"spark.memory.fraction": "0.15"}) as spark:
+        dataset = config(tmp_path, KEYED)
+        wide = "x" * 20_000
+        day1 = write_csv(tmp_path / "1", ((key, f"{key}{wide}") for key in range(8_000)))
+        run_dataset(spark, dataset, day1, DAY1)
+        day2 = write_csv(
+            tmp_path / "2", ((key, f"{key % 9000}{wide}") for key in range(1_000, 9_000))
+        )
+        assert run_dataset(spark, dataset, day2, DAY2).counts == {
+            "I": 1_000,
+            "N": 7_000,
+            "D": 1_000,
+        }
+
+
+@pytest.mark.extended
 def test_command(tmp_path: Path) -> None:
     """The article's commands, in a process killed at the switch, then as they are."""
     path = article_config(tmp_path)

@@ -1,0 +1,74 @@
+"""How a comparison's rows are shuffled and joined, whatever their number.
+
+A hash table of one side's rows is the fastest join, but Spark fails where the table does not fit
+into a task's memory, and the size of rows is known only when they have been shuffled. So rows are
+shuffled into many parts; Spark's adaptive execution puts small parts together, and joins by hash
+tables if every part is small enough, else by sorting, which may use the disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from changefeed.spark.properties import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: A part's bytes in a task's memory are about the shuffled ones, or three times as many where they
+#: are compressed; the table and what reads and writes beside it take as much again.
+_SHARE_OF_TASK = 1 / 6
+_SMALLEST_PART, _LARGEST_PART = 16 << 20, 256 << 20
+#: What Spark keeps of a heap for itself, and the share of the rest that joins may have.
+_RESERVED, _FOR_EXECUTION = 300 << 20, 0.6
+#: Tasks at a time of an executor that the properties do not tell.
+_EXECUTOR_CORES = 8
+#: What a row is assumed to take at least.
+_ROW_BYTES = 128
+_MOST_PARTS = 1_000
+
+
+def part_bytes(heap: int, tasks: int) -> int:
+    """The size of a shuffled part that becomes a hash table; smaller ones are put together.
+
+    Args:
+        heap: bytes of the JVM that runs tasks.
+        tasks: how many it runs at the same time.
+    """
+    memory = max(0, heap - _RESERVED) * _FOR_EXECUTION / tasks
+    return min(_LARGEST_PART, max(_SMALLEST_PART, int(memory * _SHARE_OF_TASK)))
+
+
+def count_parts(rows: int, data: int, part: int, cores: int) -> int:
+    """Parts to shuffle into.
+
+    Args:
+        rows: of the larger side.
+        data: bytes of the larger side in memory, a guess.
+        part: bytes of a part.
+        cores: tasks that run at the same time.
+    """
+    size = max(rows * _ROW_BYTES, data)
+    return max(cores, min(_MOST_PARTS, -(-size // part)))
+
+
+def comparing_session(plain: SparkSession, rows: int, data: int) -> SparkSession:
+    """A session of the same Spark with the settings for one comparison; see :func:`count_parts`."""
+    session = plain.newSession()
+    context: Any = session.sparkContext
+    cores = context.defaultParallelism
+    if is_local(context.master):
+        heap, tasks = context._jvm.java.lang.Runtime.getRuntime().maxMemory(), cores
+    else:
+        heap = context._jsc.sc().executorMemory() << 20
+        tasks = int(context.getConf().get("spark.executor.cores", str(_EXECUTOR_CORES)))
+    part = part_bytes(heap, tasks)
+    settings = {
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.shuffle.partitions": str(count_parts(rows, data, part, cores)),
+        "spark.sql.adaptive.advisoryPartitionSizeInBytes": str(part),
+        "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(part),
+    }
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    return session
