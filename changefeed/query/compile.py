@@ -266,9 +266,12 @@ class QueryCompiler:
         """Refuse the functions that a query cannot have; ``allowed`` is a group that it can."""
         for place, (token, span) in enumerate(tokens[:-1]):
             before = tokens[place - 1][0].text if place else ""
-            following, behind = tokens[place + 1]
-            if token.word in TYPED and following.kind == "string":
-                self._refuse_moment(moment_in(following.text[1:]), behind)
+            following = tokens[place + 1][0]
+            if token.word in TYPED:
+                literal = place + (2 if following.word == "R" else 1)  # r'..' is a string, too
+                for text, at in tokens[literal : literal + 1]:
+                    if text.kind == "string":
+                        self._refuse_moment(moment_in(text.text[1:]), at)
             called = following.text == "(" and before != "."
             if token.kind != "word" or not called or token.word in _NO_FUNCTIONS:
                 continue

@@ -50,12 +50,15 @@ def _error(fields: dict[str, str]) -> ChangefeedError:
     )
 
 
-def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
+def translate(
+    failure: BaseException, *, jvm_died: bool, master: str | None = None
+) -> ChangefeedError:
     """The ChangefeedError for what Spark raised.
 
     Args:
         failure: an exception of pyspark or py4j.
         jvm_died: the JVM is known to be gone.
+        master: of a session that was being started.
     """
     if jvm_died:
         return ChangefeedError(
@@ -74,6 +77,13 @@ def translate(failure: BaseException, *, jvm_died: bool) -> ChangefeedError:
             "Spark could not be started: its JVM ended at once",
             hint="the end of spark.log in the state directory says why: for example --master or "
             "--conf is wrong.",
+        )
+    if master is not None:
+        return ChangefeedError(
+            Code.SPARK_FAILED,
+            f"Spark could not be started with master {master}: {kind}",
+            hint="check that the master runs and that this machine reaches it; spark.log in the "
+            "state directory has the details.",
         )
     return ChangefeedError(
         Code.SPARK_FAILED,

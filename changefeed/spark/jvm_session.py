@@ -119,7 +119,8 @@ class JvmSession:
         except ChangefeedError as error:
             self._abandon(error)
         except Exception as failure:
-            self._abandon(translate(failure, jvm_died=self.died(failure)))
+            died = self.died(failure)
+            self._abandon(translate(failure, jvm_died=died, master=self._spec.master))
         else:
             self.session.set_result(session)
         finally:

@@ -107,6 +107,13 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
             Code.OPTIONS_CONTRADICT,
             f"initialScan and {starting} contradict each other: give one of them",
         )
+    upto = _ending(given)
+    if after is not None and upto is not None and upto <= after:
+        raise ChangefeedError(
+            Code.OPTIONS_CONTRADICT,
+            f"the end is before {starting}: there is nothing between them",
+            hint="give an ending version or timestamp that is not before the starting one.",
+        )
     return SparkSourceSettings(
         state=state,
         table=table,
@@ -114,7 +121,7 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
         initial_scan=scan,
         after=after,
         latest=given.get("startingVersion", "").lower() == LATEST,
-        upto=_ending(given),
+        upto=upto,
         on_schema_change=_choice(given, "schemaChange", OnSchemaChange),
         on_truncate=_choice(given, "truncate", OnTruncate),
         max_rows=_count(given, "maxRowsPerTrigger"),

@@ -155,6 +155,7 @@ def test_a_moment_of_reading_the_query_is_refused(feeds: Feeds) -> None:
     )
     for expression, words in {
         "timestamp 'now' AS t": "'now'",
+        "timestamp r'now' AS t": "'now'",
         "Date ' TODAY' AS t": "' TODAY'",
         "'tomorrow'::timestamp AS t": "'tomorrow'",
         "to_date('yesterday') AS t": "'yesterday'",

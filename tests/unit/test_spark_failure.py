@@ -44,6 +44,12 @@ def test_a_jvm_that_did_not_start_says_where_to_look() -> None:
     assert "--master" in error.hint and "spark.log" in error.hint
 
 
+def test_a_session_that_did_not_start_names_its_master() -> None:
+    error = translate(ValueError("secret"), jvm_died=False, master="spark://far:7077")
+    assert error.message == ("Spark could not be started with master spark://far:7077: ValueError")
+    assert "reaches it" in error.hint
+
+
 @pytest.mark.parametrize("failure", [SparkSays("the value 'secret'"), ValueError("'secret'")])
 def test_values_stay_out(failure: Exception) -> None:
     error = translate(failure, jvm_died=False)

@@ -59,6 +59,12 @@ def test_options_are_of_any_case_and_typed() -> None:
         ({"startingVersion": "1", "startingTimestamp": "2020-01-01"}, "CF1205", "contradict"),
         ({"endingVersion": "1", "endingTimestamp": "2020-01-01"}, "CF1205", "contradict"),
         ({"startingVersion": "1", "initialScan": "true"}, "CF1205", "contradict"),
+        ({"startingVersion": "2", "endingVersion": "1"}, "CF1205", "end is before startingVersion"),
+        (
+            {"startingTimestamp": "2020-01-02", "endingTimestamp": "2020-01-01"},
+            "CF1205",
+            "end is before startingTimestamp",
+        ),
         ({"initialScan": "perhaps"}, "CF1204", "perhaps"),
         ({"schemaChange": "perhaps"}, "CF1204", "perhaps"),
         ({"truncate": "perhaps"}, "CF1204", "perhaps"),
