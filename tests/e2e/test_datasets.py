@@ -311,19 +311,29 @@ def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path
 @pytest.mark.extended
 def test_more_rows_than_a_task_has_memory_for(tmp_path: Path) -> None:
     """Rows are joined by hash tables only where these fit; the table of a whole side does not."""
-    with NodeSpark(heap="1g", settings={"spark.memory.fraction": "0.15"}) as spark:
-        dataset = config(tmp_path, KEYED)
-        wide = "x" * 20_000
-        day1 = write_csv(tmp_path / "1", ((key, f"{key}{wide}") for key in range(8_000)))
-        run_dataset(spark, dataset, day1, DAY1)
-        day2 = write_csv(
-            tmp_path / "2", ((key, f"{key % 9000}{wide}") for key in range(1_000, 9_000))
-        )
-        assert run_dataset(spark, dataset, day2, DAY2).counts == {
-            "I": 1_000,
-            "N": 7_000,
-            "D": 1_000,
-        }
+    config(tmp_path, KEYED)
+    wide = "x" * 20_000
+    write_csv(tmp_path / "1", ((key, f"{key}{wide}") for key in range(8_000)))
+    write_csv(tmp_path / "2", ((key, f"{key}{wide}") for key in range(1_000, 9_000)))
+    little = ["--heap", "1g", "--conf", "spark.memory.fraction=0.15"]
+    first = command(tmp_path, "config.yaml", "1", "2019-06-18", *little)
+    assert first.returncode == 0, first.stderr
+    second = command(tmp_path, "config.yaml", "2", "2019-06-19", *little)
+    assert second.returncode == 0, second.stderr
+    for line in ("I           1,000  inserted", "D           1,000  deleted"):
+        assert line in second.stdout
+
+
+def command(folder: Path, *words: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    """``changefeed dataset`` with some words, in a process of its own in ``folder``."""
+    return subprocess.run(
+        [sys.executable, "-m", "shell", "dataset", *words],
+        cwd=folder,
+        env={**os.environ, faults.VARIABLE: fault},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 @pytest.mark.extended
@@ -334,21 +344,12 @@ def test_command(tmp_path: Path) -> None:
     write_csv(tmp_path / "day1", day1)
     write_csv(tmp_path / "day2", day2)
 
-    def command(day: str, date: str, fault: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "shell", "dataset", str(path), day, date],
-            cwd=tmp_path,
-            env={**os.environ, faults.VARIABLE: fault},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    first = command("day1", "2019-06-18")
+    first = command(tmp_path, path.name, "day1", "2019-06-18")
     assert first.returncode == 0, first.stderr
     assert "I             100  inserted" in first.stdout
-    assert command("day2", "2019-06-19", "dataset.switched:kill").returncode == -signal.SIGKILL
-    second = command("day2", "2019-06-19")
+    killed = command(tmp_path, path.name, "day2", "2019-06-19", fault="dataset.switched:kill")
+    assert killed.returncode == -signal.SIGKILL
+    second = command(tmp_path, path.name, "day2", "2019-06-19")
     assert second.returncode == 0, second.stderr
     for line in (
         "I              20  inserted",
@@ -357,7 +358,7 @@ def test_command(tmp_path: Path) -> None:
         "N              40  unchanged",
     ):
         assert line in second.stdout
-    wrong = command("day2", "19.06.2019")
+    wrong = command(tmp_path, path.name, "day2", "19.06.2019")
     assert wrong.returncode == 1
     assert "2019-06-18" in wrong.stderr
 
