@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 #: Rows of which one task sorts the hashes: 8 bytes each, twice in the worker's memory.
 _TASK_ROWS = 8_000_000
-_NUMBER = "number"
 
 
 def repeated_keys(dataset: Dataset, rows: DataFrame, count: int) -> DataFrame | None:
@@ -31,16 +30,16 @@ def repeated_keys(dataset: Dataset, rows: DataFrame, count: int) -> DataFrame | 
     """
     from pyspark.sql import functions as F
 
-    number = _number(dataset).alias(_NUMBER)
+    number = _number(dataset).alias(KEYHASH)
     tasks = -(-count // _TASK_ROWS)
     numbers = rows.select(number)
     # Equal hashes meet in one task.
-    numbers = numbers.coalesce(1) if tasks <= 1 else numbers.repartition(tasks, _NUMBER)
-    repeated = numbers.mapInArrow(_repeated, f"{_NUMBER} bigint")
+    numbers = numbers.coalesce(1) if tasks <= 1 else numbers.repartition(tasks, KEYHASH)
+    repeated = numbers.mapInArrow(_repeated, f"{KEYHASH} bigint")
     if repeated.isEmpty():
         return None
     keys = [quoted(column.name) for column in dataset.keys]
-    suspects = rows.select(*keys, number).join(F.broadcast(repeated), _NUMBER, "left_semi")
+    suspects = rows.select(*keys, number).join(F.broadcast(repeated), KEYHASH, "left_semi")
     found = suspects.groupBy(*keys).count().filter("count > 1").orderBy(*keys)
     return None if found.isEmpty() else found
 
@@ -58,4 +57,4 @@ def _repeated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
     numbers.sort()
     repeated = np.unique(numbers[1:][numbers[1:] == numbers[:-1]])
-    yield pa.record_batch([pa.array(repeated, pa.int64())], names=[_NUMBER])
+    yield pa.record_batch([pa.array(repeated, pa.int64())], names=[KEYHASH])

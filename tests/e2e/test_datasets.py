@@ -299,6 +299,12 @@ def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path
     assert "(number of values): 1" in error.detail
 
 
+def test_a_key_twice_whatever_its_column_is_called(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    dataset = config(tmp_path, "- {name: number, type: int, key: true}\n- {name: b}\n")
+    with pytest.raises(ChangefeedError, match="1 key appears more than once"):
+        run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x"), (1, "y")]), DAY1)
+
+
 def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, KEYED)
     dataset.current.mkdir()
