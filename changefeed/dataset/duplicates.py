@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 _TASK_ROWS = 8_000_000
 
 
-def repeated_keys(dataset: Dataset, rows: DataFrame, count: int) -> DataFrame | None:
-    """The keys that appear in several rows, with their ``count``, in order; None for none.
+def repeated_keys(dataset: Dataset, rows: DataFrame, count: int) -> tuple[DataFrame, int] | None:
+    """The keys that appear in several rows, with their ``count``, in order, and how many keys these
+    are; None for none.
 
     Tasks sort the hashes of the keys; only rows of equal hashes are compared by key.
 
@@ -41,7 +42,8 @@ def repeated_keys(dataset: Dataset, rows: DataFrame, count: int) -> DataFrame | 
     keys = [quoted(column.name) for column in dataset.keys]
     suspects = rows.select(*keys, number).join(F.broadcast(repeated), KEYHASH, "left_semi")
     found = suspects.groupBy(*keys).count().filter("count > 1").orderBy(*keys)
-    return None if found.isEmpty() else found
+    total = found.count()
+    return (found, total) if total else None
 
 
 def _number(dataset: Dataset) -> Column:

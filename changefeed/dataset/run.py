@@ -225,11 +225,9 @@ def _stage(
     from pyspark.sql import functions as F
 
     size = _bytes(extract)
-    session = comparing_session(
-        session,
-        0 if base is None else sum(base.counts.values()),
-        max(size or 0, 0 if base is None else _bytes(str(base.rows)) or 0),
-    )
+    known_rows = 0 if base is None else sum(base.counts.values())
+    known_size = None if base is None else _bytes(str(base.rows))
+    session = comparing_session(session, known_rows, max(size or 0, known_size or 0))
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
     current = None if base is None else _current_rows(session, store, dataset, base)
@@ -407,11 +405,11 @@ def _check_unique(
 
     supplied = [o for o in ("I", "U", "N") if o in counts]
     rows = session.read.parquet(str(stage)).filter(F.col(OPERATION).isin(supplied))
-    same = repeated_keys(dataset, rows, sum(counts[o] for o in supplied))
-    if same is None:
+    repeated = repeated_keys(dataset, rows, sum(counts[o] for o in supplied))
+    if repeated is None:
         return
-    _write_report(same, store)
-    total = same.count()
+    keys, total = repeated
+    _write_report(keys, store)
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         f"{total} {'key appears' if total == 1 else 'keys appear'} more than once in the extract",

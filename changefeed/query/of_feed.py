@@ -37,7 +37,8 @@ class FeedQuery:
         catalog: knows when versions of the table were seen.
         sessions: Spark's sessions for queries.
         lookup_refresh: seconds after which look-up tables are read again.
-        engine: see :class:`.evaluate.Evaluator`, as for ``note``.
+        engine: where batches are evaluated; see :class:`.evaluate.Evaluator`.
+        note: told of Spark jobs; see there.
     """
 
     def __init__(
