@@ -22,6 +22,7 @@ from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
 from changefeed.query.moments import TYPED, moment_in, moments
+from changefeed.query.scala import sequence, tree
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
@@ -638,22 +639,6 @@ _OF_CHANGE = {OP: pa.string(), TIME: pa.decimal128(30, 10)}
 def prev_type(schema: TableSchema) -> pa.DataType:
     """``cdc_prev``: the columns that have a value before the change."""
     return pa.struct([pa.field(c.name, input_type(c)) for c in schema.columns])
-
-
-# ------------------------------------------------------------------------------- Scala trees
-
-
-def sequence(items: Any) -> Iterator[Any]:
-    """The elements of a Scala sequence."""
-    for i in range(items.size()):
-        yield items.apply(i)
-
-
-def tree(expression: Any) -> Iterator[Any]:
-    """An expression and all that it is made of."""
-    yield expression
-    for child in sequence(expression.children()):
-        yield from tree(child)
 
 
 def _origin(expression: Any, written: SqlDraft) -> Span | None:

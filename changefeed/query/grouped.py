@@ -20,10 +20,9 @@ from changefeed.query.compile import (
     QueryCompiler,
     batch_fields,
     refused,
-    sequence,
-    tree,
 )
 from changefeed.query.model import CompiledQuery, LookupField, Output
+from changefeed.query.scala import sequence, tree
 from changefeed.query.types import output_column, output_sql
 from changefeed.query.windows import (
     CALL_LENGTH,

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from changefeed.query.scala import sequence, tree
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -33,23 +35,20 @@ def moments(session: SparkSession, plan: Any) -> Iterator[str]:
     rules = jvm.org.apache.spark.sql.catalyst.optimizer
     # Shows what functions like to_date() stand for.
     replaced = getattr(getattr(rules, "ReplaceExpressions$"), "MODULE$").apply(plan)
-    expressions = replaced.expressions()
-    for i in range(expressions.size()):
-        for text in _constants(expressions.apply(i)):
-            word = moment_in(text)
+    for expression in sequence(replaced.expressions()):
+        for each in tree(expression):
+            word = moment_in(_constant(each) or "")
             if word:
                 yield word
 
 
-def _constants(expression: Any) -> Iterator[str]:
-    """The constant texts that become dates or timestamps."""
-    if expression.getClass().getSimpleName() == "Cast":
-        child = expression.child()
-        into, of = expression.dataType().simpleString(), child.dataType().simpleString()
-        if into in _TYPES and of == "string" and child.foldable():
-            value = child.eval(None)
-            if value is not None:
-                yield str(value.toString())
-    children = expression.children()
-    for i in range(children.size()):
-        yield from _constants(children.apply(i))
+def _constant(expression: Any) -> str | None:
+    """The constant text that an expression makes a date or a timestamp of."""
+    if expression.getClass().getSimpleName() != "Cast":
+        return None
+    child = expression.child()
+    into, of = expression.dataType().simpleString(), child.dataType().simpleString()
+    if into not in _TYPES or of != "string" or not child.foldable():
+        return None
+    value = child.eval(None)
+    return None if value is None else str(value.toString())

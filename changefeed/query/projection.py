@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from changefeed.query.compile import VIEW, batch_fields, sequence
+from changefeed.query.compile import VIEW, batch_fields
 from changefeed.query.model import CompiledQuery
+from changefeed.query.scala import sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
