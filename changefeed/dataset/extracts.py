@@ -28,8 +28,8 @@ class ExtractSchedule:
 
     Attributes:
         location: a file, folder or glob that Spark reads, or ``jdbc:url#table``. Each match of a
-            glob is an extract, in the order of their names; anything else is one extract, which
-            is replaced. It may hold a password.
+            glob is an extract, in the order of their names (:func:`name_order`); anything else is
+            one extract, which is replaced. It may hold a password.
         every: seconds between two comparisons; None: when the files are others than before.
         date: the effective date of every run, :data:`DATE_OF_NAME`, or None: the day of the run.
     """
@@ -131,16 +131,20 @@ def _due(schedule: ExtractSchedule, latest: Version | None, now: float) -> Itera
     if not schedule.local:
         yield FoundExtract(schedule.location, ExtractMark("", ""))
         return
-    for path in _matches(schedule.location):
-        if schedule.several and last is not None and path.name <= last.name:
+    for name, path in _matches(schedule.location):
+        if schedule.several and last is not None and name_order(name) <= name_order(last.name):
             continue
         signature = _signature(path)
         if not signature:
             continue
         if not schedule.several and last is not None and last.signature == signature:
             continue
-        name = path.name if schedule.several else ""
-        yield FoundExtract(str(path), ExtractMark(name, signature))
+        yield FoundExtract(str(path), ExtractMark(name if schedule.several else "", signature))
+
+
+def name_order(name: str) -> tuple[str, ...]:
+    """What the names of a glob's matches are sorted by: folders, then what is in them."""
+    return tuple(name.split("/"))
 
 
 def date_of(schedule: ExtractSchedule, extract: FoundExtract, today: dt.date) -> dt.date:
@@ -153,11 +157,13 @@ def date_of(schedule: ExtractSchedule, extract: FoundExtract, today: dt.date) ->
         return today
     if isinstance(schedule.date, dt.date):
         return schedule.date
-    for match in _DATE.finditer(extract.mark.name):
-        try:
-            return dt.date(int(match[1]), int(match[2]), int(match[3]))
-        except ValueError:
-            continue
+    # That of the file before those of the folders.
+    for part in reversed(name_order(extract.mark.name)):
+        for match in _DATE.finditer(part):
+            try:
+                return dt.date(int(match[1]), int(match[2]), int(match[3]))
+            except ValueError:
+                continue
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         f"the name of extract {extract.mark.name} holds no date",
@@ -178,9 +184,30 @@ def _local_path(location: str) -> str | None:
     return None if re.match(r"[A-Za-z][\w+.\-]+:", location) else location
 
 
-def _matches(location: str) -> list[Path]:
-    path = _local_path(location) or ""
-    return [Path(each) for each in sorted(glob.glob(path))]
+def check_files(location: str) -> None:
+    """Refuse a folder on this machine in which Spark would find no file: all rows of the dataset
+    would be deleted.
+
+    Raises:
+        ChangefeedError: CF1302.
+    """
+    found = _matches(location) if _local_path(location) is not None else []
+    if found and not any(_signature(path) for _, path in found):
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            f"there is no extract: {location} has no files",
+            hint="check the path.",
+        )
+
+
+def _matches(location: str) -> list[tuple[str, Path]]:
+    """The files and folders of a location with their names, in order. A name begins where the first
+    wildcard is: ``2019-06-18/stock.csv`` for ``/in/*/stock.csv``."""
+    pattern = Path(_local_path(location) or "")
+    fixed = next((f for f in reversed(pattern.parents) if _WILDCARD.search(f.name)), pattern).parent
+    named = [(str(path.relative_to(fixed)), path) for path in map(Path, glob.glob(str(pattern)))]
+    seen = [(name, path) for name, path in named if not any(map(_hidden, name.split("/")))]
+    return sorted(seen, key=lambda match: name_order(match[0]))
 
 
 def _signature(path: Path) -> str:
@@ -197,5 +224,12 @@ def _files(path: Path) -> Iterator[str]:
             state = file.stat()
         except FileNotFoundError:
             continue  # taken away since it was listed
-        if file.is_file() and not file.name.startswith((".", "_")):
-            yield f"{file.relative_to(path)}:{state.st_size}:{state.st_mtime_ns}"
+        inner = file.relative_to(path)
+        if file.is_file() and not any(map(_hidden, inner.parts)):
+            yield f"{inner}:{state.st_size}:{state.st_mtime_ns}"
+
+
+def _hidden(name: str) -> bool:
+    """Spark does not read a file or folder of this name, for example what another job of Spark is
+    writing in ``_temporary``."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)

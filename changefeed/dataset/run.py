@@ -21,6 +21,7 @@ from changefeed.dataset.duplicates import repeated_keys
 from changefeed.dataset.extracts import (
     FoundExtract,
     absolute_location,
+    check_files,
     date_of,
     effective_date,
     next_extract,
@@ -101,6 +102,7 @@ def run_dataset(
             failed. Current dataset and history are as before, unless the message says that the
             extract was compared. For the tables: see :func:`.tables.check_tables`.
     """
+    check_files(extract)
     store = DatasetFolders(dataset)
     with store.locked():
         base = _base(store, dataset, date)

@@ -58,7 +58,8 @@ class ExtractMark:
     """Which extract a version was made from.
 
     Attributes:
-        name: of the file or folder, where the dataset takes one after the other; else empty.
+        name: of the file or folder, where the dataset takes one after the other, from the first
+            wildcard on; else empty.
         signature: stands for its files with their sizes and times; empty where that is not known.
     """
 

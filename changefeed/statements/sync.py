@@ -10,7 +10,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.definition import definition_of, is_definition
-from changefeed.dataset.extracts import last_arrived, next_extract
+from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
@@ -109,7 +109,11 @@ def _await_extracts(job: Job, context: Context, waiting: _SyncWait) -> None:
         looked = context.clock.monotonic()
         found = next_extract(definition.schedule, store.latest(), now)
         # What came later to a glob sorts behind the others.
-        if found is None or last is None or found.mark.name > last.mark.name:
+        if (
+            found is None
+            or last is None
+            or name_order(found.mark.name) > name_order(last.mark.name)
+        ):
             return True
         refused = store.refusal(found.mark)
         if refused is not None:

@@ -24,6 +24,7 @@ from changefeed.dataset.extracts import (
     ExtractSchedule,
     FoundExtract,
     absolute_location,
+    check_files,
     check_schedule,
     date_of,
     last_arrived,
@@ -85,6 +86,39 @@ def test_each_match_of_a_glob_is_due_once_in_the_order_of_names(tmp_path: Path) 
     (tmp_path / "day3" / "part.csv").write_text("1")
     third = next_extract(schedule, latest, 0)
     assert third is not None and third.mark.name == "day3"
+
+
+def test_names_of_matches_begin_with_the_first_wildcard(tmp_path: Path) -> None:
+    """Files of equal names in one folder per day are as many extracts."""
+    for day in ("2019-06-19", "2019-06-18", "2019-06-18-late", "_being_written"):
+        (tmp_path / day).mkdir()
+        (tmp_path / day / "stock.csv").write_text("1")
+    for location in (f"{tmp_path}/*/stock.csv", f"{tmp_path}/*/"):
+        schedule = ExtractSchedule(location, date=DATE_OF_NAME)
+        latest, seen = None, []
+        while found := next_extract(schedule, latest, 0):
+            seen.append((found.mark.name.split("/")[0], date_of(schedule, found, TODAY).day))
+            latest = after(found)
+        assert seen == [("2019-06-18", 18), ("2019-06-18-late", 18), ("2019-06-19", 19)]
+        last = last_arrived(schedule, None, 0)
+        assert last is not None and last.mark == (latest and latest.extract)
+
+
+def test_what_spark_is_still_writing_is_no_extract(tmp_path: Path) -> None:
+    """Without a file that Spark reads a full extract would delete every row."""
+    folder = tmp_path / "day1"
+    made = folder / "_temporary" / "0" / "part-0.csv"
+    made.parent.mkdir(parents=True)
+    made.write_text("1")
+    assert next_extract(ExtractSchedule(str(folder)), None, 0) is None
+    for location in (str(folder), f"file://{folder}", f"{tmp_path}/day*"):
+        with pytest.raises(ChangefeedError, match="there is no extract") as caught:
+            check_files(location)
+        assert caught.value.hint == "check the path."
+    (folder / "_shop=1").mkdir()
+    (folder / "_shop=1" / "part-0.csv").write_text("1")
+    check_files(str(folder))
+    assert next_extract(ExtractSchedule(str(folder)), None, 0) is not None
 
 
 def test_the_last_that_arrived(tmp_path: Path) -> None:
