@@ -26,8 +26,11 @@ from changefeed.spark.packs import Pack, cached, pack, paths
 from changefeed.spark.properties import (
     STORE_PROPERTIES,
     choose_properties,
+    default_heap,
     is_local,
+    launch_properties,
     our_properties,
+    site_defaults,
     site_properties,
     with_attempts,
 )
@@ -51,7 +54,7 @@ class SessionSpec:
     Attributes:
         master: Spark's master URL.
         cores: tasks at the same time where this machine runs them.
-        heap: ``-Xmx`` of the driver.
+        heap: ``-Xmx`` of the driver; None: that of the site, else a share of the memory.
         defaults: properties beside ours.
         properties: a person's, on top of both.
         flags: further JVM flags.
@@ -62,7 +65,7 @@ class SessionSpec:
 
     master: str
     cores: int
-    heap: str
+    heap: str | None
     defaults: Mapping[str, str]
     properties: Mapping[str, str]
     flags: tuple[str, ...]
@@ -148,7 +151,7 @@ class JvmSession:
             self.jvm, gateway = launch_jvm(
                 Launch(
                     java=java,
-                    heap=spec.heap,
+                    heap=spec.heap or default_heap(),
                     master=with_attempts(spec.master),
                     scratch=self.scratch,
                     log=self._log,
@@ -159,8 +162,10 @@ class JvmSession:
             )
             client = connect(gateway)
         else:
-            person |= self._shipped(person)
-            self.jvm, client = launch_for_cluster(spec.master, spec.heap, person, self._log, jars)
+            defaults = site_defaults(spark_jars().parent)
+            person |= self._shipped(defaults | person)
+            told = launch_properties(spec.heap, defaults, person, jars)
+            self.jvm, client = launch_for_cluster(spec.master, told, self._log)
         settings = our_properties(spec.master, spec.cores, self.scratch) | dict(spec.defaults)
         if "hadoop-aws" in self.packs:
             settings |= STORE_PROPERTIES
@@ -180,11 +185,11 @@ class JvmSession:
             importlib.import_module(module)
         return SparkSession(context)
 
-    def _shipped(self, person: Mapping[str, str]) -> dict[str, str]:
+    def _shipped(self, given: Mapping[str, str]) -> dict[str, str]:
         """Properties that ship our Python to the executors, unless it is installed there."""
-        if "spark.pyspark.python" in person or "PYSPARK_PYTHON" in os.environ:
+        if "spark.pyspark.python" in given or "PYSPARK_PYTHON" in os.environ:
             return {}
-        return ship_python(self.scratch).properties(person)
+        return ship_python(self.scratch).properties(given)
 
     def died(self, failure: BaseException) -> bool:
         """Whether the JVM is gone, asked after ``failure``.

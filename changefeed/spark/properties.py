@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,45 @@ _SET_BY_LAUNCH = (
     "spark.driver.memory",
     "spark.ui.showConsoleProgress",
 )
+
+
+_DEFAULT = re.compile(r"([^\s=:#!][^\s=:]*)[ \t]*[=: \t][ \t]*(.*)")
+
+
+def site_defaults(spark_home: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The properties of ``spark-defaults.conf``, for what is decided before Spark's launcher reads
+    it.
+
+    Args:
+        spark_home: used where the environment names no other one.
+        environment: may have ``SPARK_CONF_DIR`` or ``SPARK_HOME``.
+    """
+    home = Path(environment.get("SPARK_HOME") or spark_home)
+    folder = Path(environment.get("SPARK_CONF_DIR") or home / "conf")
+    try:
+        lines = (folder / "spark-defaults.conf").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = filter(None, (_DEFAULT.match(line.strip()) for line in lines))
+    return {match[1]: match[2].strip() for match in found}
+
+
+def launch_properties(
+    heap: str | None, site: Mapping[str, str], given: Mapping[str, str], jars: Sequence[Path]
+) -> dict[str, str]:
+    """What Spark's launcher gets on its command line, which wins over the site's defaults.
+
+    Args:
+        heap: as a person asks for it.
+        site: what :func:`site_defaults` found.
+        given: a person's properties.
+        jars: shipped beside those of the person or the site.
+    """
+    made = {"spark.driver.memory": heap or site.get("spark.driver.memory") or default_heap()}
+    made |= given
+    theirs = given.get("spark.jars", site.get("spark.jars", ""))
+    names = [*filter(None, theirs.split(",")), *(jar.as_uri() for jar in jars)]
+    return made | ({"spark.jars": ",".join(names)} if names else {})
 
 
 def site_properties(gateway: Any) -> dict[str, str]:

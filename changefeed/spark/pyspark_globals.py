@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +55,14 @@ def connect(gateway: Gateway) -> Any:
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
 
 
-def launch_for_cluster(
-    master: str, heap: str, given: Mapping[str, str], log: Path, jars: Sequence[Path]
-) -> tuple[Jvm, Any]:
+def launch_for_cluster(master: str, properties: Mapping[str, str], log: Path) -> tuple[Jvm, Any]:
     """Spark's own launcher: it reads the cluster's settings (spark-env.sh, Hadoop's files)."""
     from pyspark import SparkConf
     from pyspark.java_gateway import launch_gateway
 
-    conf = SparkConf(loadDefaults=False).set("spark.driver.memory", heap)
-    conf.set("spark.master", master)
     # Some properties only count when the JVM starts, such as the class path.
-    conf.setAll(list(given.items()))
-    theirs = given.get("spark.jars", "")
-    names = [*filter(None, theirs.split(",")), *(jar.as_uri() for jar in jars)]
-    if names:
-        conf.set("spark.jars", ",".join(names))
+    conf = SparkConf(loadDefaults=False).set("spark.master", master)
+    conf.setAll(list(properties.items()))
     with open(log, "ab") as output:
         client = launch_gateway(  # type: ignore[no-untyped-call]
             conf, {"stdout": output, "stderr": output}

@@ -32,7 +32,6 @@ from changefeed.spark.jvm_session import JvmSession, SessionSpec
 from changefeed.spark.packs import pack, paths
 from changefeed.spark.properties import (
     count_cores,
-    default_heap,
     is_local,
 )
 from changefeed.spark.settings import SparkSettings
@@ -84,7 +83,7 @@ class NodeSpark:
             )
         self.cores = count_cores(master)
         self.master = master or f"local[{self.cores}]"
-        self.heap = heap or default_heap()
+        self.heap = heap
         self.preferred = preferred
         self.least_job_rows = least_job_rows
         self._settings = dict(settings or {})

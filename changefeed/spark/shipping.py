@@ -48,14 +48,14 @@ class PythonArchives:
     libraries: Path
     code: Path
 
-    def properties(self, person: Mapping[str, str]) -> dict[str, str]:
-        """Spark's properties with both archives, beside what a person wants shipped."""
+    def properties(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Spark's properties with both archives, beside what a person or the site wants shipped."""
         archives = [f"{self.code.as_uri()}#{_CODE}", f"{self.libraries.as_uri()}#{_LIBRARIES}"]
-        if person.get("spark.archives"):
-            archives.insert(0, person["spark.archives"])
+        if given.get("spark.archives"):
+            archives.insert(0, given["spark.archives"])
         places = [f"./{_CODE}", f"./{_LIBRARIES}"]
-        if person.get("spark.executorEnv.PYTHONPATH"):
-            places.insert(0, person["spark.executorEnv.PYTHONPATH"])
+        if given.get("spark.executorEnv.PYTHONPATH"):
+            places.insert(0, given["spark.executorEnv.PYTHONPATH"])
         return {
             "spark.archives": ",".join(archives),
             "spark.executorEnv.PYTHONPATH": os.pathsep.join(places),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.spark.properties import choose_properties
+from changefeed.spark.properties import (
+    choose_properties,
+    default_heap,
+    launch_properties,
+    site_defaults,
+)
 from changefeed.spark.settings import SparkSettings, parse_property
 
 
@@ -43,6 +49,30 @@ def test_a_person_wins_over_the_site_and_the_site_over_our_defaults() -> None:
         "spark.x": "person",
         "spark.y": "site",
     }
+
+
+def test_the_site_wins_over_our_defaults_before_spark_starts_too(tmp_path: Path) -> None:
+    """Spark's launcher takes what is on its command line before the site's file."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+        "# of the site\n\nspark.driver.memory   3g \nspark.jars=/a.jar,/b.jar\n"
+        'spark.driver.extraJavaOptions: -Dx="a b"\n#spark.master x\n'
+    )
+    site = site_defaults(Path("/nowhere"), {"SPARK_HOME": str(tmp_path)})
+    assert site == {
+        "spark.driver.memory": "3g",
+        "spark.jars": "/a.jar,/b.jar",
+        "spark.driver.extraJavaOptions": '-Dx="a b"',
+    }
+    assert site_defaults(tmp_path, {}) == site
+    assert site_defaults(tmp_path, {"SPARK_CONF_DIR": str(tmp_path / "none")}) == {}
+    assert launch_properties(None, site, {}, [Path("/ours.jar")]) == {
+        "spark.driver.memory": "3g",
+        "spark.jars": "/a.jar,/b.jar,file:///ours.jar",
+    }
+    person = {"spark.jars": "/c.jar", "spark.x": "1"}
+    assert launch_properties("2g", site, person, []) == {**person, "spark.driver.memory": "2g"}
+    assert launch_properties(None, {}, {}, []) == {"spark.driver.memory": default_heap()}
 
 
 def test_what_results_depend_on_stays_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
