@@ -267,11 +267,12 @@ class _Changes:
     def made(self) -> pa.Table:
         """The rows of the result's log."""
         query = self._query
-        if query.sql is None or not self._count or self._run is None:
+        total = len(self._after) + len(self._before) + len(self._deleted)
+        # Deletes alone may have no image: without the old row there is nothing to evaluate.
+        if query.sql is None or not total or self._run is None:
             result = None
         else:
             result = self._run(query, self._batch())
-        total = len(self._after) + len(self._before) + len(self._deleted)
         # Image -> its row in the result.
         place = np.full(total, _NOWHERE, np.int64)
         if result is None:

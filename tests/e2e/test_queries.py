@@ -279,6 +279,15 @@ def test_a_query_over_changes_tells_what_happened(
         feeds.execute("CREATE CHANGEFEED g AS SELECT id, cdc_prev.total AS was FROM orders")
     assert caught.value.code.number == "CF2003"
     assert "REPLICA IDENTITY FULL" in caught.value.hint
+    # Deletes without old values alone have nothing to evaluate.
+    keys = tmp_path / "keys"
+    feeds.execute(
+        f"CREATE CHANGEFEED h INTO 'file://{keys}' WITH initial_scan = 'no' "
+        "AS SELECT id, total * 2 AS t FROM orders WHERE status = 'open'"
+    )
+    postgres.execute("delete from orders where id in (1, 2)")
+    feeds.sync("h")
+    assert [(row["id"], row["t"]) for row in lines(keys)] == [(1, None), (2, None)]
 
 
 def test_cdc_prev_and_rows_that_leave_by_row_images_of_a_table_that_logs_its_key_alone(

@@ -101,6 +101,19 @@ def test_a_known_row_before_says_whether_a_row_enters_stays_or_leaves() -> None:
     ]
 
 
+def test_deletes_without_the_row_before_evaluate_nothing() -> None:
+    """Spark answers a batch without rows with no bytes at all, which failed the feed for good."""
+
+    def run(query: CompiledQuery, batch: pa.Table) -> pa.Table:
+        raise AssertionError("nothing to evaluate")
+
+    rows = log(KEY_ONLY, ("d", None, (1, "", 0)), ("d", None, (2, "", 0)))
+    assert told(changes_of_result(OPEN_BY_KEY, rows, run)) == [
+        ("d", None, None, 1, None),
+        ("d", None, None, 2, None),
+    ]
+
+
 def test_without_the_row_before_an_update_that_does_not_fit_is_a_delete() -> None:
     rows = log(
         KEY_ONLY,
