@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import glob
+import os
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ from changefeed.dataset.shuffle import comparing_session
 from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version, check_sides
 from changefeed.dataset.tables import Registration, check_tables, register
+from changefeed.spark.failure import LOG
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
@@ -174,8 +177,8 @@ def _run(
     broadcast: int = BROADCAST_BYTES,
 ) -> RunOutcome:
     """A run on the locked store."""
-    began = time.monotonic()
     with spark.use(f"dataset {dataset.name}") as session:
+        began = time.monotonic()
         try:
             counts = _stage(session, store, dataset, extract, base, date, broadcast)
         except BaseException:
@@ -190,11 +193,23 @@ def run_config(config: Path, extract: str, date: str, settings: SparkSettings) -
 
     Raises:
         ChangefeedError: see :func:`.config.read_config`, :func:`effective_date` and
-            :func:`run_dataset`; what is wrong with the words is found before Spark starts.
+            :func:`run_dataset`; what is wrong with the words is found before Spark starts. If Spark
+            failed, its log is kept, and the hint names it.
     """
     dataset, day = read_config(config), effective_date(date)
-    with NodeSpark.of(settings) as spark:
-        return run_dataset(spark, dataset, absolute_location(extract), day)
+    handle, name = tempfile.mkstemp(prefix="changefeed-spark-", suffix=".log")
+    os.close(handle)
+    kept = False
+    try:
+        with NodeSpark.of(settings, Path(name)) as spark:
+            return run_dataset(spark, dataset, absolute_location(extract), day)
+    except ChangefeedError as error:
+        kept = LOG in error.hint
+        error.hint = error.hint.replace(LOG, name)
+        raise
+    finally:
+        if not kept:
+            os.unlink(name)
 
 
 def _base(store: DatasetFolders, dataset: Dataset, date: dt.date) -> Version | None:
@@ -308,10 +323,43 @@ def _current_rows(
         .alias(c.name)
         for c in dataset.columns
     ]
+    _check_new_types(dataset, rows, rows.select(*columns))
     if base.hashing == dataset.hashing:
         return rows.select(*columns, EFF_START_DATE, *dataset.hashes)
     # Keys, types or the hash of the configuration changed since.
     return with_hashes(dataset, rows.select(*columns, EFF_START_DATE))
+
+
+def _check_new_types(dataset: Dataset, rows: DataFrame, cast: DataFrame) -> None:
+    """Refuse a type of the configuration that values of the current dataset do not have.
+
+    Raises:
+        ChangefeedError: CF1302.
+    """
+    from pyspark.sql import functions as F
+
+    before = {field.name.lower(): field.dataType for field in rows.schema.fields}
+    changed = [
+        c for c in dataset.columns
+        if before.get(c.name.lower(), cast.schema[c.name].dataType) != cast.schema[c.name].dataType
+    ]  # fmt: skip
+    if not changed:
+        return
+    values = [F.col(quoted(c.name)) for c in changed]
+    lost = [
+        F.count_if(value.isNotNull() & value.try_cast(c.type).isNull())
+        for c, value in zip(changed, values, strict=True)
+    ]
+    counts = rows.select(*lost).collect()[0]
+    parts = [f"{c.name} ({c.type}): {n}" for c, n in zip(changed, counts, strict=True) if n]
+    if parts:
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            "values of the current dataset cannot be cast to the new types of their columns",
+            detail=f"rows by column: {', '.join(parts)}",
+            hint="keep the old type, or begin with other folders for the current dataset and the "
+            "history.",
+        )
 
 
 def _with_sensitive(

@@ -11,11 +11,14 @@ import json
 import re
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.spark.properties import is_local
 
 #: The name of Spark's error condition; a text begins with it wherever it is in a chain of causes.
 _CANCELLED = "[SPARK_JOB_CANCELLED]"
 #: PySpark's condition when spark-submit ends before there is a session.
 _NOT_STARTED = "JAVA_GATEWAY_EXITED"
+#: Where a node's log of Spark is, in the words of the hints.
+LOG = "spark.log in the state directory"
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 
 
@@ -75,21 +78,23 @@ def translate(
         return ChangefeedError(
             Code.SPARK_FAILED,
             "Spark could not be started: its JVM ended at once",
-            hint="the end of spark.log in the state directory says why: for example --master or "
-            "--conf is wrong.",
+            hint=f"the end of {LOG} says why: for example --master or --conf is wrong.",
         )
     if master is not None:
         return ChangefeedError(
             Code.SPARK_FAILED,
             f"Spark could not be started with master {master}: {kind}",
-            hint="check that the master runs and that this machine reaches it; spark.log in the "
-            "state directory has the details.",
+            hint=f"check --master and --conf{_reached(master)}; {LOG} has the details.",
         )
     return ChangefeedError(
         Code.SPARK_FAILED,
         f"Spark failed: {kind}",
-        hint="spark.log in the state directory has the details.",
+        hint=f"{LOG} has the details.",
     )
+
+
+def _reached(master: str) -> str:
+    return "" if is_local(master) else ", and that the master runs and this machine reaches it"
 
 
 def _kind(failure: BaseException) -> str:

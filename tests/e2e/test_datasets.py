@@ -299,6 +299,23 @@ def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path
     assert "(number of values): 1" in error.detail
 
 
+def test_a_new_type_that_known_values_do_not_have(
+    spark_engine: NodeSpark, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = config(tmp_path, KEYED)
+    run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "abc"), (2, "5")]), DAY1)
+    changed = config(tmp_path, KEYED.replace("b, type: string", "b, type: int"))
+    later = write_csv(tmp_path / "2", [(1, "7"), (2, "5")])
+    with pytest.raises(ChangefeedError, match="cannot be cast to the new types") as caught:
+        run_dataset(spark_engine, changed, later, DAY2)
+    assert caught.value.detail == "rows by column: b (int): 1"
+    assert "keep the old type" in caught.value.hint
+    run_dataset(spark_engine, dataset, later, DAY2)
+    assert run_dataset(spark_engine, changed, later, DAY3).counts == {"N": 2}
+    assert run_dataset(spark_engine, changed, later, DAY3).counts == {"N": 2}
+    assert capfd.readouterr().err == ""
+
+
 def test_a_key_twice_whatever_its_column_is_called(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, "- {name: number, type: int, key: true}\n- {name: b}\n")
     with pytest.raises(ChangefeedError, match="1 key appears more than once"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from changefeed.core.errors import ChangefeedError
-from changefeed.dataset import Extract, Hash, read_config
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.dataset import Extract, Hash, read_config, run
+from changefeed.spark.failure import LOG
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.settings import SparkSettings
 from tests.helpers.datasets import article_config
 
 GOOD = """
@@ -123,3 +127,32 @@ def test_hashes_of_a_dataset_without_sensitive_columns_stay(tmp_path: Path) -> N
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ChangefeedError, match="No such file"):
         read_config(tmp_path / "none.yaml")
+
+
+def test_the_log_of_spark_is_kept_when_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has no state directory, which the hints of other errors of Spark name."""
+    path = article_config(tmp_path)
+    logs: list[Path] = []
+    failures = [
+        ChangefeedError(Code.SPARK_FAILED, "Spark failed: X", hint=f"{LOG} has the details."),
+        ChangefeedError(Code.TARGET_NOT_WATCHABLE, "no column", hint="check it."),
+    ]
+
+    def fail(*_: object) -> None:
+        raise failures[len(logs) - 1]
+
+    def spark(_: SparkSettings, log: Path) -> contextlib.nullcontext[None]:
+        logs.append(log)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(run, "run_dataset", fail)
+    monkeypatch.setattr(NodeSpark, "of", spark)
+    with pytest.raises(ChangefeedError, match="Spark failed: X") as caught:
+        run.run_config(path, "x.csv", "2019-06-18", SparkSettings())
+    assert caught.value.hint == f"{logs[0]} has the details."
+    with pytest.raises(ChangefeedError, match="no column"):
+        run.run_config(path, "x.csv", "2019-06-18", SparkSettings())
+    assert [log.exists() for log in logs] == [True, False]
+    logs[0].unlink()
