@@ -20,7 +20,7 @@ def quiet_py4j() -> None:
     """Keep a broken connection and a failed query from being printed: they are raised as well.
 
     py4j reports the one by the functions of the module ``logging`` themselves, which write to
-    standard error where nobody has set logging up; pyspark the other by a handler of its own,
+    standard error where nobody has set logging up; pyspark the other by handlers of its own,
     with the values of rows in it.
     """
     from py4j import java_gateway
@@ -30,7 +30,8 @@ def quiet_py4j() -> None:
     quiet = logging.getLogger("py4j")
     quiet.setLevel(logging.CRITICAL)
     java_gateway.logging = quiet
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
     for kind in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
         kind.handle_error = _log_accumulators  # type: ignore[assignment]
 

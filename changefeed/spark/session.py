@@ -219,11 +219,20 @@ class NodeSpark:
             ChangefeedError: CF4003 when Spark or Java is missing, CF4002 when the start failed,
                 CF1304 after ``timeout`` seconds.
         """
-        life = self._current()
-        try:
-            return life.session.result(timeout)
-        except TimeoutError as cause:
-            raise ChangefeedError(Code.TIMED_OUT, "Spark did not start in time") from cause
+        return self._usable(timeout)[1]
+
+    def _usable(self, timeout: float | None = None) -> tuple[JvmSession, SparkSession]:
+        """Where to work: as :meth:`session`."""
+        while True:
+            life = self._current()
+            try:
+                return life, life.session.result(timeout)
+            except TimeoutError as cause:
+                raise ChangefeedError(Code.TIMED_OUT, "Spark did not start in time") from cause
+            except ChangefeedError:
+                # Ended while it started, because something else requires packs: wait for the next.
+                if self._closed or self._life in (life, None):
+                    raise
 
     def require(self, *packs: str) -> None:
         """Have the session with these jar packs; waits for it.
@@ -257,8 +266,7 @@ class NodeSpark:
         """
         if packs:
             self.require(*packs)
-        life = self._current()
-        session = life.session.result()
+        life, session = self._usable()
         try:
             if any(pack(name).extension for name in packs):
                 session = life.extended()

@@ -1,0 +1,78 @@
+"""Who waits for Spark gets a session, however often it starts meanwhile; nobody prints values."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.spark import session as spark_session
+from changefeed.spark.pyspark_globals import quiet_py4j
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.settings import SparkSettings
+
+
+class Life:
+    """A JVM that starts until another one takes its place, or fails."""
+
+    fails = False
+    made: list[Life]
+
+    def __init__(self, spec: object) -> None:
+        self.session: Future[Any] = Future()
+        self.packs: frozenset[str] = frozenset()
+        self.begun = threading.Event()
+        self.made.append(self)
+
+    @property
+    def over(self) -> bool:
+        return self.session.done() and self.session.exception() is not None
+
+    def begin(self, after: Life | None) -> None:
+        if after is not None:
+            after.session.set_exception(ChangefeedError(Code.SPARK_FAILED, "the JVM ended"))
+            self.session.set_result("second")
+        elif self.fails:
+            self.session.set_exception(ChangefeedError(Code.SPARK_FAILED, "no master"))
+        self.begun.set()
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> list[Life]:
+    monkeypatch.setattr(Life, "made", [], raising=False)
+    monkeypatch.setattr(spark_session, "JvmSession", Life)
+    return Life.made
+
+
+def test_a_restart_for_packs_is_waited_for(lives: list[Life]) -> None:
+    """A statement that came first failed with CF4002, although another session was starting."""
+    spark = NodeSpark.of(SparkSettings())
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(spark.session()))
+    waiting.start()
+    while not (lives and lives[0].begun.is_set()):
+        threading.Event().wait(0.001)
+    spark._packs = frozenset({"delta"})
+    spark._with_packs()
+    waiting.join(10)
+    assert found == ["second"] and len(lives) == 2
+
+
+def test_a_start_that_fails_is_told(lives: list[Life], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Life, "fails", True)
+    with pytest.raises(ChangefeedError, match="no master"):
+        NodeSpark.of(SparkSettings()).session()
+    assert len(lives) == 1
+
+
+def test_pyspark_prints_no_failure_of_a_query(capfd: pytest.CaptureFixture[str]) -> None:
+    """It quotes values of rows there."""
+    from pyspark.logger import PySparkLogger
+
+    quiet_py4j()
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).error("The value 'abc' cannot be cast")
+    assert "abc" not in capfd.readouterr().err
