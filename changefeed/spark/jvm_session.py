@@ -41,6 +41,7 @@ from changefeed.spark.pyspark_globals import (
     launch_for_cluster,
     quiet_py4j,
 )
+from changefeed.spark.reach import check_master
 from changefeed.spark.shipping import ship_python
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class JvmSession:
         spark_jars()  # the errors that name what is missing come first
         spec = self._spec
         java = find_java() if is_local(spec.master) else None
+        check_master(spec.master)
         PYSPARK.take(self)
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark import session as spark_session
 from changefeed.spark.pyspark_globals import quiet_py4j
+from changefeed.spark.reach import check_master
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
@@ -66,6 +68,18 @@ def test_a_start_that_fails_is_told(lives: list[Life], monkeypatch: pytest.Monke
     with pytest.raises(ChangefeedError, match="no master"):
         NodeSpark.of(SparkSettings()).session()
     assert len(lives) == 1
+
+
+def test_a_master_that_does_not_answer_is_told_at_once() -> None:
+    """Spark tries for 60 s."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for master in (f"spark://127.0.0.1:1,127.0.0.1:{port}", "yarn", "spark://nonsense"):
+            check_master(master)
+    with pytest.raises(ChangefeedError, match=f"spark://127.0.0.1:{port}: Connection refused") as e:
+        check_master(f"spark://127.0.0.1:{port}")
+    assert (e.value.code.number, e.value.action) == ("CF4002", "retry")
+    assert "reaches it" in e.value.hint
 
 
 def test_pyspark_prints_no_failure_of_a_query(capfd: pytest.CaptureFixture[str]) -> None:
