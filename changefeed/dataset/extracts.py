@@ -19,6 +19,8 @@ from changefeed.dataset.store import ExtractMark, Version
 DATE_OF_NAME: Final = "name"
 
 _WILDCARD = re.compile(r"[*?\[{]")
+#: What a path may not have that Spark reads as it is.
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
 _DATE = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 
 
@@ -81,6 +83,12 @@ def check_schedule(schedule: ExtractSchedule) -> None:
     Raises:
         ChangefeedError: CF1204, CF1205.
     """
+    if schedule.local and "{" in schedule.location:
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE,
+            "braces in a location are not supported",
+            hint="write a glob with *, ? or [..].",
+        )
     if schedule.every is None and not schedule.local:
         raise ChangefeedError(
             Code.INVALID_OPTION_VALUE,
@@ -140,6 +148,20 @@ def _due(schedule: ExtractSchedule, latest: Version | None, now: float) -> Itera
         if not schedule.several and last is not None and last.signature == signature:
             continue
         yield FoundExtract(str(path), ExtractMark(name if schedule.several else "", signature))
+
+
+def check_name(schedule: ExtractSchedule, extract: FoundExtract) -> None:
+    """Refuse a match of a glob whose name Spark would take for a glob, and read other files.
+
+    Raises:
+        ChangefeedError: CF1302.
+    """
+    if schedule.several and _PATTERN.search(extract.location):
+        raise ChangefeedError(
+            Code.TARGET_NOT_WATCHABLE,
+            f"Spark would read the name of extract {extract.mark.name} as a pattern",
+            hint="rename it: names have none of * ? [ ] { } \\.",
+        )
 
 
 def name_order(name: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from changefeed.dataset.extracts import (
     FoundExtract,
     absolute_location,
     check_files,
+    check_name,
     date_of,
     effective_date,
     next_extract,
@@ -158,6 +159,7 @@ def run_next(
         now = clock.now().wall / 1e9
         if next_extract(schedule, latest, now) != found:
             return None
+        check_name(schedule, found)
         date = date_of(schedule, found, dt.datetime.fromtimestamp(now, dt.UTC).date())
         if latest is not None and date < latest.date:
             raise _too_early(dataset, date, latest)

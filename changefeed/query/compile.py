@@ -152,6 +152,7 @@ class QueryCompiler:
         self._lookups = [self._lookup(join) for join in self._query.joins]
         for tokens in (*(item.tokens for item in self._sql.items), self._sql.where):
             self._refuse_functions(tokens)
+            self._refuse_moments(tokens)
         with self._empty_batch(batch_fields(self._schema, lookups=self._lookups)):
             # The WHERE first: in the whole, errors of it name columns of our own.
             condition = self._condition()
@@ -268,11 +269,6 @@ class QueryCompiler:
         for place, (token, span) in enumerate(tokens[:-1]):
             before = tokens[place - 1][0].text if place else ""
             following = tokens[place + 1][0]
-            if token.word in TYPED:
-                literal = place + (2 if following.word == "R" else 1)  # r'..' is a string, too
-                for text, at in tokens[literal : literal + 1]:
-                    if text.kind == "string":
-                        self._refuse_moment(moment_in(text.text[1:]), at)
             called = following.text == "(" and before != "."
             if token.kind != "word" or not called or token.word in _NO_FUNCTIONS:
                 continue
@@ -289,6 +285,17 @@ class QueryCompiler:
                 raise refused(
                     f"{token.text}() is not supported by CDC queries", _FORBIDDEN[kind], span
                 )
+
+    def _refuse_moments(self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]]) -> None:
+        """Refuse words for moments as typed strings, ``timestamp 'now'``."""
+        for place, (token, _) in enumerate(tokens[:-1]):
+            if token.word not in TYPED:
+                continue
+            # r'..' is a string, too.
+            literal = place + (2 if tokens[place + 1][0].word == "R" else 1)
+            for text, span in tokens[literal : literal + 1]:
+                if text.kind == "string":
+                    self._refuse_moment(moment_in(text.text[1:]), span)
 
     def _refuse_moment(self, word: str | None, span: nodes.Span | None) -> None:
         if word is not None:

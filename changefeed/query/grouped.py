@@ -83,8 +83,10 @@ class _GroupedCompiler(QueryCompiler):
         self._lookups = [self._lookup(join) for join in self._query.joins]
         for item in self._sql.items:
             self._refuse_functions(item.tokens, allowed="agg_funcs")
+            self._refuse_moments(item.tokens)
         for tokens in (self._sql.where, self._sql.group):
             self._refuse_functions(tokens)
+            self._refuse_moments(tokens)
         fields = [*batch_fields(self._schema, lookups=self._lookups), WINDOW_FIELD]
         with self._empty_batch(fields):
             condition = self._condition()

@@ -25,6 +25,7 @@ from changefeed.dataset.extracts import (
     FoundExtract,
     absolute_location,
     check_files,
+    check_name,
     check_schedule,
     date_of,
     last_arrived,
@@ -121,6 +122,17 @@ def test_what_spark_is_still_writing_is_no_extract(tmp_path: Path) -> None:
     assert next_extract(ExtractSchedule(str(folder)), None, 0) is not None
 
 
+def test_a_name_that_spark_takes_for_a_pattern_is_refused(tmp_path: Path) -> None:
+    """Spark read x1.csv for x[1].csv."""
+    (tmp_path / "x[1].csv").write_text("1")
+    schedule = ExtractSchedule(f"{tmp_path}/*.csv")
+    found = next_extract(schedule, None, 0)
+    assert found is not None
+    with pytest.raises(ChangefeedError, match=r"extract x\[1\].csv as a pattern"):
+        check_name(schedule, found)
+    check_name(schedule, replace(found, location=f"{tmp_path}/x-1.csv"))
+
+
 def test_the_last_that_arrived(tmp_path: Path) -> None:
     schedule = ExtractSchedule(str(tmp_path / "*.csv"))
     assert last_arrived(schedule, None, 0) is None
@@ -146,6 +158,7 @@ def test_schedule_is_kept() -> None:
         (ExtractSchedule("s3a://bucket/x"), "option every is needed"),
         (ExtractSchedule("/in/*.csv", every=1), "does not go with a glob"),
         (ExtractSchedule("/in/x.csv", date=DATE_OF_NAME), "needs a glob"),
+        (ExtractSchedule("/in/{a,b}.csv"), "braces in a location"),
     ],
 )
 def test_schedules_that_could_not_be_kept(schedule: ExtractSchedule, said: str) -> None:
