@@ -113,6 +113,8 @@ def _kind(failure: BaseException) -> str:
 
 #: Java's "class not found" errors have the class's name, never a value, as their whole text.
 _NO_CLASS = re.compile(r"\b(?:ClassNotFoundException|NoClassDefFoundError): ([\w.$/]+)(?=\s|$)")
+#: A text of Java's own.
+_NO_DRIVER = re.compile(r"java\.sql\.SQLException: No suitable driver$", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+)", re.MULTILINE)
 
 
@@ -122,6 +124,8 @@ def _with_causes(kind: str, text: str) -> str:
     causes = _CAUSE.findall(text)
     if causes and causes[-1] != kind:
         parts.append(f"caused by {causes[-1]}")
+    if _NO_DRIVER.search(text):
+        parts.append("no JDBC driver for the URL (its jar: --conf spark.jars=..)")
     missing = _NO_CLASS.search(text)
     if missing:
         parts.append(f"class {missing[1].replace('/', '.')} is missing")

@@ -18,6 +18,7 @@ from changefeed.plan.words import duration_text
 from changefeed.statements.context import Context, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes
+from sinks.registry import capabilities, scheme_of
 
 #: How often capture is asked to look at the source at once, seconds.
 HASTEN_SECONDS = 0.5
@@ -210,15 +211,29 @@ class _SyncWait:
         shown = self.context.health(job)
         state = shown.status + (f", {shown.lag} behind" if shown.lag is not None else "")
         error = self.context.catalog.source_state(job.source).error
+        hint = (
+            f"the feed keeps running. Retry, or see SHOW CHANGEFEED {job.name} for what blocks it."
+        )
+        if _pulled(job, self.context):
+            hint = (
+                "SYNC waits until the program that reads these changes has committed them: see "
+                f"that it runs. SHOW CHANGEFEED {job.name} says how far it is."
+            )
         return ChangefeedError(
             Code.TIMED_OUT,
             f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
             f"it is {state}",
             detail=job.error or error or job.reason,
-            hint="the feed keeps running. Retry, or see "
-            f"SHOW CHANGEFEED {job.name} for what blocks it.",
+            hint=hint,
             span=to_span(self.statement.feed.span),
         )
+
+
+def _pulled(job: Job, context: Context) -> bool:
+    """A program reads the changes from the log, and its commits are the feed's progress."""
+    if job.sink_uri is None:
+        return False
+    return capabilities(scheme_of(context.catalog.resolve_uri(job.sink_uri))).pulled
 
 
 def _timeout(statement: nodes.Sync) -> float:

@@ -453,6 +453,14 @@ def test_sync_that_is_late_names_the_lag(world: World) -> None:
     assert error.message == (
         'changefeed "f" did not catch up within 50ms: it is running, 1m 30s behind'
     )
+    assert "what blocks it" in error.hint
+
+
+def test_sync_of_a_reader_says_that_it_waits_for_its_program(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'reader:///nowhere/orders'")
+    world.logs["shop"] = Timestamp(NOW)
+    error = refused(world, "SYNC CHANGEFEED f TIMEOUT '50ms'", "CF1304")
+    assert "until the program that reads these changes has committed them" in error.hint
 
 
 @pytest.mark.parametrize("status", [Status.PAUSED, Status.FAILED])

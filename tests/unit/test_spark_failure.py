@@ -100,3 +100,15 @@ def test_a_java_failure_names_its_class_its_root_cause_and_the_class_it_missed()
         "class io.delta.sql.DeltaSparkSessionExtension is missing"
     )
     assert "secret" not in error.message
+
+
+def test_a_jdbc_driver_that_is_not_there() -> None:
+    trace = (
+        "An error occurred while calling o1.load.\n: java.sql.SQLException: No suitable driver\n"
+        "\tat java.sql/java.sql.DriverManager.getDriver(DriverManager.java:299)\n"
+    )
+    error = translate(JavaSays(trace), jvm_died=False)
+    assert error.message == (
+        "Spark failed: java.sql.SQLException, "
+        "no JDBC driver for the URL (its jar: --conf spark.jars=..)"
+    )
