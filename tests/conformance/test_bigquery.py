@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -71,11 +70,9 @@ LONG = {
 @pytest.mark.parametrize(
     "case",
     [
-        case
+        pytest.param(case, marks=pytest.mark.everything if case.name in LONG else (), id=str(case))
         for case in MERGE_CASES
-        if case.name not in LONG or os.environ.get("CHANGEFEED_TESTS") == "all"
     ],
-    ids=str,
 )
 def test_merges(case: MergeCase, harness: BigQueryHarness) -> None:
     reason = run_merge_case(case, harness)

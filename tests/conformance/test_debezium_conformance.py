@@ -3,7 +3,6 @@ cannot: MariaDB, MySQL and PostgreSQL stand for those of which no server can be 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,10 +95,8 @@ def binlog(
         yield made
 
 
-#: MySQL's connector reads the same binlog as MariaDB's; ``CHANGEFEED_TESTS=all`` runs both.
-BINLOG_SERVERS = (
-    ["mariadb", "mysql8"] if os.environ.get("CHANGEFEED_TESTS") == "all" else ["mariadb"]
-)
+#: MySQL's connector reads the same binlog as MariaDB's.
+BINLOG_SERVERS = ["mariadb", pytest.param("mysql8", marks=pytest.mark.everything)]
 
 
 @pytest.mark.parametrize("binlog_server", BINLOG_SERVERS, indirect=True)

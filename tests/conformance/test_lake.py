@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -119,19 +118,20 @@ SLOW_OF_DELTA = {
 }
 
 
+def marks(kind: str, name: str) -> list[pytest.MarkDecorator]:
+    """The markers of a case of :data:`MERGE_CASES`."""
+    made = [pytest.mark.extended] if name in SLOW_OF_DELTA else []
+    if kind == "delta" and name not in OF_DELTA:
+        made.append(pytest.mark.everything)
+    return made
+
+
 def cases(*, scans: bool = False) -> list[object]:
     """Format and case."""
-    everything = os.environ.get("CHANGEFEED_TESTS") == "all"
     return [
-        pytest.param(
-            kind,
-            case,
-            id=f"{kind}-{case}",
-            marks=pytest.mark.extended if case.name in SLOW_OF_DELTA else (),
-        )
+        pytest.param(kind, case, id=f"{kind}-{case}", marks=marks(kind, case.name))
         for kind in ("delta", "iceberg")
         for case in MERGE_CASES
-        if everything or kind == "iceberg" or case.name in OF_DELTA
         if not scans or case.name.startswith("scans")
     ]
 

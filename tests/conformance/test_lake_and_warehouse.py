@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,17 +112,16 @@ def delivered(
 def _sets() -> Iterator[object]:
     """Format and options. `make test-all` has one set, of the format whose rounds
     take less. ``CHANGEFEED_TESTS=all`` has all of both formats."""
-    everything = os.environ.get("CHANGEFEED_TESTS") == "all"
     usual = [("iceberg", 7)]
     for kind in ("delta", "iceberg"):
         for number, options in enumerate(ALL):
-            if everything or (kind, number) in usual:
-                yield pytest.param(
-                    kind,
-                    options,
-                    marks=pytest.mark.extended,
-                    id=f"{kind}-{'-'.join(f'{n}={v}' for n, v in options.items()) or 'plain'}",
-                )
+            more = () if (kind, number) in usual else (pytest.mark.everything,)
+            yield pytest.param(
+                kind,
+                options,
+                marks=(pytest.mark.extended, *more),
+                id=f"{kind}-{'-'.join(f'{n}={v}' for n, v in options.items()) or 'plain'}",
+            )
 
 
 @pytest.mark.parametrize(("kind", "options"), list(_sets()))

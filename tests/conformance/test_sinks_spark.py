@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -211,7 +210,6 @@ WAYS = [
     for kind in MAKERS
     for name, way in (("scan", as_scan), ("lanes", as_lanes))
     if name == "scan" or kind not in SCANS
-    if f"{kind}-{name}" in USUAL or os.environ.get("CHANGEFEED_TESTS") == "all"
 ]
 
 
@@ -219,8 +217,9 @@ def marks(kind: str, name: str, case: str = "") -> list[pytest.MarkDecorator]:
     """The markers of the tests of a way to a target."""
     first = f"{kind}-{name}" in FIRST and case not in LONG
     extended = [] if first else [pytest.mark.extended]
-    again = [pytest.mark.everything] if (kind, case) in AGAIN else []
-    return [*MARKERS.get(kind, ()), *extended, *again]
+    usual = f"{kind}-{name}" in USUAL and (kind, case) not in AGAIN
+    more = [] if usual else [pytest.mark.everything]
+    return [*MARKERS.get(kind, ()), *extended, *more]
 
 
 ON_EVERY_TARGET = pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -110,7 +109,10 @@ def harness(postgres: Database, tmp_path: Path) -> Iterator[PostgresHarness]:
 
 
 #: The oldest and newest ones and one between; ``CHANGEFEED_TESTS=all`` has each.
-VERSIONS = MAJORS if os.environ.get("CHANGEFEED_TESTS") == "all" else (14, 16, 18)
+VERSIONS = [
+    major if major in (14, 16, 18) else pytest.param(major, marks=pytest.mark.everything)
+    for major in MAJORS
+]
 
 
 @pytest.mark.parametrize("postgres", VERSIONS, indirect=True)

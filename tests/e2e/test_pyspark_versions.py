@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,8 +32,10 @@ CATALOG = "org.apache.spark.sql.connector.catalog.SharedTablesInMemoryRowLevelOp
 
 #: PySpark 4.2 has flows of type 1 alone. Each version is another 400 MB to download and build, so
 #: 4.3 is for ``CHANGEFEED_TESTS=all``.
-FLOWS = [("4.2.1", 1)]
-FLOWS += [("4.3.0", 1), ("4.3.0", 2)] if os.environ.get("CHANGEFEED_TESTS") == "all" else []
+FLOWS = [
+    ("4.2.1", 1),
+    *(pytest.param("4.3.0", scd, marks=pytest.mark.everything) for scd in (1, 2)),
+]
 
 #: One test of each thing that Spark does for us: scans and backlogs as jobs, the Spark source in
 #: queries and in streams, CDC queries, datasets, and Delta tables.

@@ -3,7 +3,6 @@ reach."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,8 @@ def event(service: Service, feed: str, name: str) -> object:
     return dict(zip(result.columns, next(iter(result.rows)), strict=True))[name]
 
 
-#: HDFS takes three minutes more, with ``CHANGEFEED_TESTS=all``.
-PLACES = ["s3", "hdfs"] if os.environ.get("CHANGEFEED_TESTS") == "all" else ["s3"]
+#: HDFS takes three minutes more.
+PLACES = ["s3", pytest.param("hdfs", marks=pytest.mark.everything)]
 
 
 @pytest.mark.parametrize("place", PLACES)
