@@ -91,6 +91,7 @@ __all__ = [
     "Session",
     "Size",
     "Summary",
+    "connection_name",
     "ShownText",
     "parsed_statement",
     "sink_capabilities",
@@ -282,7 +283,7 @@ class Interpreter:
             if uri == source:
                 session.source = name
                 return
-        name = base = _connection_name(source)
+        name = base = connection_name(source)
         number = 1
         while name in taken:
             number += 1
@@ -440,7 +441,7 @@ def _tie(error: ChangefeedError, written: str, shown: str) -> ChangefeedError:
     return hide_masked(error, written, shown).located(shown)
 
 
-def _connection_name(uri: str) -> str:
+def connection_name(uri: str) -> str:
     """A name for a connection made from a URI: its database."""
     path = uri.partition("://")[2].partition("?")[0].partition("/")[2]
     name = re.sub(r"[^a-z0-9_]", "_", path.lower()).strip("_")

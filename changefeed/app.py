@@ -22,6 +22,7 @@ from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
     from changefeed.capture.standby import Standby
+    from changefeed.core.node_lock import NodeLock
     from changefeed.core.schema import TableSchema
     from changefeed.dataset.model import DatasetColumn
     from changefeed.dataset.tables import Registration
@@ -54,6 +55,7 @@ class Application:
         max_memory: int | None = None,
         max_disk: int | None = None,
         ready: Standby | None = None,
+        lock: NodeLock | None = None,
     ) -> None:
         """Open the state.
 
@@ -64,6 +66,7 @@ class Application:
             max_memory: limit in bytes for encoded messages that the feeds of this node share.
             max_disk: limit in bytes for the change log of each source.
             ready: a capture process on standby, for a node that starts now.
+            lock: the state's lock, if it was taken for the node of this process.
 
         Raises:
             ChangefeedError: CF6001, CF6002.
@@ -77,6 +80,7 @@ class Application:
         self._max_memory = max_memory
         self._max_disk = max_disk
         self._ready = ready
+        self._node_lock = lock
         self._node: Node | None = None
         self._lock = threading.RLock()
 
@@ -142,6 +146,7 @@ class Application:
                     max_memory=self._max_memory,
                     max_disk=self._max_disk,
                     ready=self._ready,
+                    lock=self._node_lock,
                 )
             return self._node
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from changefeed.capture.standby import Standby
 from changefeed.core.loading import loading
+
+if TYPE_CHECKING:
+    from changefeed.app import Application
+
+#: The main thread looks up this often: a signal's handler runs in it.
+_TICK = 1.0
 
 
 @contextmanager
@@ -22,3 +32,25 @@ def node_process(state: str) -> Iterator[Standby]:
 
             load_node()
         yield ready
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM, SIGINT and SIGHUP set from now on."""
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    return stopping
+
+
+def serve_until_told(application: Application, stopping: threading.Event) -> None:
+    """Wait for ``stopping``, while the node runs.
+
+    Raises:
+        ChangefeedError: CF6005, the node has ended by itself.
+    """
+    while not stopping.wait(_TICK):
+        application.check_node()

@@ -5,13 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-
-def data_folder() -> Path:
-    """The user's data folder of ``changefeed``; not made yet."""
-    # Loaded on use: --help needs no folder.
-    from platformdirs import user_data_path
-
-    return user_data_path("changefeed", appauthor=False)
+from changefeed.core.state import data_folder
 
 
 def default_state() -> str:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.service import node_process
+from changefeed.service import node_process, serve_until_told, stop_on_signals
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-
-#: The main thread looks up this often: a signal's handler runs in it.
-_TICK = 1.0
 
 
 def serve(
@@ -38,7 +32,7 @@ def serve(
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
             has ended by itself; CF6006 ``http`` cannot be listened on.
     """
-    stopping = _stop_on_signals()
+    stopping = stop_on_signals()
     with ExitStack() as stack:
         ready = stack.enter_context(node_process(state))
         from changefeed.app import Application
@@ -58,8 +52,7 @@ def serve(
         if http is not None:
             server = stack.enter_context(application.monitor(*http))
             logger.info("status at %s/, /metrics and /healthz", server.address)
-        while not stopping.wait(_TICK):
-            application.check_node()
+        serve_until_told(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK
 
@@ -77,14 +70,3 @@ def _logging() -> Iterator[logging.Logger]:
         logger.info("stopped")
     finally:
         logger.removeHandler(handler)
-
-
-def _stop_on_signals() -> threading.Event:
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
-    return stopping

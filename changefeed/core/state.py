@@ -25,6 +25,14 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{b:02x}" for b in m[0].encode()), name)
 
 
+def data_folder() -> Path:
+    """The user's data folder of ``changefeed``; not made yet."""
+    # Loaded on use: --help needs no folder.
+    from platformdirs import user_data_path
+
+    return user_data_path("changefeed", appauthor=False)
+
+
 @dataclass(frozen=True, slots=True)
 class StateLayout:
     """The paths under one state directory."""

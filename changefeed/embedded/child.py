@@ -25,12 +25,13 @@ def spawn(
     account: Account | None = None,
     at_our_death: signal.Signals = signal.SIGKILL,
     environment: Mapping[str, str] | None = None,
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` (absolute path first) with its output appended to ``log_file``.
 
     It runs as ``account`` (our own by default) in a session of its own, because Ctrl-C of the
     terminal is ours to handle, and gets ``at_our_death`` when we are gone, even by SIGKILL
-    (Linux). Its environment is ``environment`` alone.
+    (Linux). Its environment is ``environment`` alone; ``inherited`` are files that it has, too.
     """
     uid, gid = (account.uid, account.gid) if account else (os.geteuid(), os.getegid())
     words = [str(at_our_death.value), str(os.getpid()), str(uid), str(gid)]
@@ -46,6 +47,7 @@ def spawn(
                 cwd="/",
                 env=dict(environment or {}),
                 start_new_session=True,
+                pass_fds=inherited,
             )
 
     return _STARTER.submit(start).result()

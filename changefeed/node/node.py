@@ -29,6 +29,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow
 from changefeed.core.internal_errors import log_failure
+from changefeed.core.node_lock import NodeLock
 from changefeed.core.schema import TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.state import StateLayout
@@ -39,7 +40,6 @@ from changefeed.dataset.tables import Registration, check_tables
 from changefeed.feeds.message_cache import DEFAULT_BYTES, MessageCache
 from changefeed.feeds.runner import FeedServices
 from changefeed.node.datasets import DatasetThreads
-from changefeed.node.lock import NodeLock
 from changefeed.node.questions import NodeAnswers
 from changefeed.node.running_feeds import RunningFeeds
 from changefeed.node.sinkless import SinklessFeeds
@@ -68,6 +68,7 @@ class Node:
         max_memory: int | None = None,
         max_disk: int | None = None,
         ready: Standby | None = None,
+        lock: NodeLock | None = None,
     ) -> None:
         """
         Args:
@@ -81,13 +82,14 @@ class Node:
             max_disk: limit in bytes for the change log of each source.
             ready: a capture process for the first source; it ends with the node, or at once if
             the state has no feed when the node starts.
+            lock: the state's lock, if it was taken for this node.
         """
         self.catalog = catalog
         self.id = uuid.uuid4().hex[:12]
         self.clock: Clock = clock or SystemClock()
         self.timings = timings or Timings()
         self._layout = StateLayout(Path(catalog.directory))
-        self._lock_file = NodeLock(self._layout.lock)
+        self._lock_file = lock or NodeLock(self._layout.lock)
         self.spark = spark or NodeSpark()
         self.shared = MessageCache(max_memory or DEFAULT_BYTES)
         #: Spark's sessions for CDC queries.

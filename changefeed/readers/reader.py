@@ -25,6 +25,9 @@ from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog,
 from sinks.base import ConsumerProgress, LogConsumer, ScanFiles
 from sinks.registry import open_sink
 
+#: The folder of a state that has those of the readers.
+READERS = "readers"
+
 #: Files of a scan that make one range.
 SCAN_FILES = 4
 
@@ -102,7 +105,7 @@ class Reader:
         folder = quote(self.name, safe="")
         if not folder.strip("."):
             folder = folder.replace(".", "%2E")  # . and .. are other folders
-        directory = Path(self.catalog.directory).absolute() / "readers" / folder
+        directory = Path(self.catalog.directory).absolute() / READERS / folder
         options = [f"initial_scan = '{'yes' if start.scan else 'no'}'"]
         if start.after is not None:
             options.append(f"cursor = '{start.after}'")
@@ -197,6 +200,27 @@ class Reader:
             ChangefeedError: the source cannot be asked for the shape of a table nobody has read.
         """
         return announced_shape(self.catalog, selection_of(self.progress()))
+
+    def trouble(self) -> ChangefeedError | None:
+        """Why the feed makes no progress now, if it has said so.
+
+        Raises:
+            ChangefeedError: as :meth:`progress`.
+        """
+        self.progress()
+        job = self.job()
+        source = self.catalog.source_state(job.source)
+        if job.error:
+            message, code, hint = job.error, Code.stored(job.error_code), job.hint
+        else:
+            message, code, hint = source.error, Code.stored(source.error_code), ""
+        if not message:
+            return None
+        return ChangefeedError(
+            code or Code.INTERNAL_ERROR,
+            f'reader "{self.name}" has not begun: {message}',
+            hint=hint or (code.hint if code else ""),
+        )
 
     def check(self) -> None:
         """Whether the reader may read on.
@@ -357,15 +381,21 @@ def table_name(text: str) -> TableName:
     Raises:
         ChangefeedError: CF1101, it has not three parts.
     """
-    parts = [part.group() for part in _PART.finditer(text)]
-    names = [p[1:-1].replace('""', '"') if p.startswith('"') else p.strip() for p in parts]
-    if ".".join(parts) != text or len(names) != 3 or not all(names):
+    names = table_parts(text)
+    if len(names) != 3:
         raise ChangefeedError(
             Code.NAME_UNKNOWN,
             f"{text!r} does not name a table of a source",
             hint="write connection.schema.table, for example shop.public.orders.",
         )
     return TableName(*names)
+
+
+def table_parts(text: str) -> list[str]:
+    """The parts of a name with dots, without their quotes; none if it is malformed."""
+    parts = [part.group() for part in _PART.finditer(text)]
+    names = [p[1:-1].replace('""', '"') if p.startswith('"') else p.strip() for p in parts]
+    return names if ".".join(parts) == text and all(names) else []
 
 
 def moment(text: str, option: str) -> Timestamp:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.readers.own_node import OwnNode
+from changefeed.readers.own_state import SourceState
 from changefeed.readers.reader import Reader, Start
 from changefeed.readers.table_log import OnTruncate, Range
 
@@ -63,9 +67,15 @@ class Subscription:
     """
 
     def __init__(
-        self, reader: Reader, max_rows: int = MAX_ROWS, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        reader: Reader,
+        max_rows: int = MAX_ROWS,
+        *,
+        node: OwnNode | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Subscribe with an open reader, which is closed with the subscription."""
+        """Subscribe with an open reader and its node, which are closed with the subscription."""
+        self._node = node
         self._reader = reader
         self._max_rows = max_rows
         self._clock = clock
@@ -113,12 +123,16 @@ class Subscription:
 
     def _look(self) -> Changes | None:
         reader = self._reader
+        if self._node is not None:
+            self._node.check()
         reader.check()
         if reader.paused:
             return None
         begun = reader.begun() if self._at is None else self._at
         frontier = reader.log().frontier()
         if begun is None or frontier is None:
+            if self._node is not None:
+                self._node.check_begin(reader)
             return None
         if self._at is None:
             span = reader.work(None, begun)
@@ -149,13 +163,16 @@ class Subscription:
     def close(self) -> None:
         """Close state and log; what was not committed comes again next time."""
         self._reader.close()
+        if self._node is not None:
+            self._node.close()
 
 
 def subscribe(
-    state: str,
+    state: str = "",
     table: str = "",
     *,
     reader: str,
+    source: str = "",
     initial_scan: bool = True,
     after: Timestamp | None = None,
     truncate: str = "error",
@@ -171,12 +188,18 @@ def subscribe(
                     ...
                 changes.commit()
 
-    A node has to run the state's feeds: the one of the shell, or ``changefeed start``.
+    A node has to run the state's feeds: the one of the shell, or ``changefeed start``. With
+    ``source`` the subscription starts one where none runs, which ends with it::
+
+        changefeed.subscribe(source="postgresql://..", table="public.orders", reader="audit")
 
     Args:
-        state: directory or ``postgresql://`` URL of the state.
-        table: ``connection.schema.table``; not needed where the reader exists.
+        state: directory or ``postgresql://`` URL of the state; with ``source``, by default a
+            directory for this database in the user's data folder.
+        table: ``connection.schema.table``, with ``source`` also ``schema.table``; not needed where
+            the reader exists.
         reader: the subscription's name: a changefeed that keeps the log for it, made at first use.
+        source: URL of the source.
         initial_scan: a reader that is made begins with the rows that are there.
         after: without a scan, a reader that is made begins above this; with the next change when
             not given.
@@ -189,12 +212,29 @@ def subscribe(
             that name is no reader.
         ValueError: ``truncate`` is none of the three.
     """
-    opened = Reader.open(
-        state, reader, table, Start(initial_scan, after), on_truncate=OnTruncate(truncate)
-    )
+    on_truncate, start = OnTruncate(truncate), Start(initial_scan, after)
+    if not source:
+        if not state:
+            raise ChangefeedError(
+                Code.OPTIONS_CONTRADICT,
+                "neither source nor state is given",
+                hint="source is the URL of a database; state is the directory or URL of a state "
+                "that a node runs.",
+            )
+        opened, node = Reader.open(state, reader, table, start, on_truncate), None
+    else:
+        place = SourceState.of(source, state)
+        full = place.table(table, place.connect())
+        place.retry(reader)
+        opened = Reader.open(place.state, reader, full, start, on_truncate)
+        node = OwnNode(place.state, Path(opened.catalog.directory))
     try:
+        if node is not None:
+            node.start()
         opened.occupy()
     except BaseException:
         opened.close()
+        if node is not None:
+            node.close()
         raise
-    return Subscription(opened, max_rows)
+    return Subscription(opened, max_rows, node=node)

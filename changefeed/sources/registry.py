@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.uri import Host, split_uri
 from changefeed.sources.base import Source
 
 #: Entry points of other packages: ``scheme = "module:Class"``.
@@ -31,8 +33,56 @@ SOURCES: dict[str, str] = {
     "sqlserver": "changefeed.sources.debezium:DebeziumSource",
 }
 
+#: Schemes that mean the same as another one.
+SAME: dict[str, str] = {"mariadb": "mysql", "postgres": "postgresql"}
+
+#: The ports that a URI may leave out.
+PORTS: dict[str, int] = {
+    "db2": 50000,
+    "mongodb": 27017,
+    "mysql": 3306,
+    "oracle": 1521,
+    "postgresql": 5432,
+    "sqlserver": 1433,
+}
+
+#: Parameters that name the server or the database instead of the parts before them.
+_PLACES = ("host", "hostaddr", "port", "service", "dbname", "database")
+
 #: Databases that Debezium reads and this program does not.
 NOT_READ = frozenset({"spanner-source", "vitess"})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAddress:
+    """Which database a URI leads to, without the login.
+
+    Attributes:
+        kind: the scheme, one for all that mean the same.
+        server: hosts with their ports; may be empty.
+        database: may be empty.
+    """
+
+    kind: str
+    server: str
+    database: str
+
+
+def address(uri: str) -> SourceAddress:
+    """The address in the URI of a source, as it is written: names of hosts are not looked up.
+
+    Raises:
+        ChangefeedError: CF1201, the URI is malformed.
+    """
+    parts = split_uri(uri)
+    kind = SAME.get(parts.scheme, parts.scheme)
+    hosts = [
+        str(host if host.port or kind not in PORTS else Host(host.name, PORTS[kind]))
+        for host in parts.hosts
+        if host.name
+    ]
+    named = [f"{name}={value}" for name, value in parts.parameters if name in _PLACES and value]
+    return SourceAddress(kind, ",".join([*hosts, *named]), parts.database)
 
 
 def schemes() -> tuple[str, ...]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.readers.own_node import OwnNode, own_node, until_begun, until_logged
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
+from changefeed.readers.snapshot import snapshot
 from changefeed.readers.table_log import Range, TableLog, TableRanges, lost_columns
 from changefeed.spark_source.settings import OnSchemaChange, SparkSourceSettings
 
@@ -41,28 +44,39 @@ class ChangeBatchReader(DataSourceReader):
     """Plans the ranges of a batch query in the driver, and reads one in an executor."""
 
     def __init__(
-        self, settings: SparkSourceSettings, shape: TableSchema, part: LogPart | None = None
+        self,
+        settings: SparkSourceSettings,
+        shape: TableSchema,
+        part: LogPart | None = None,
+        *,
+        as_it_is: bool = False,
     ) -> None:
         """
         Args:
             settings: the query's options.
             shape: the shape of all its rows.
             part: the table in the log; None where the settings name a reader.
+            as_it_is: the rows that the table has are wanted, not changes.
         """
         self._settings: SparkSourceSettings | None = settings
         self._shape = shape
         self._part = part
+        self._as_it_is = as_it_is
 
     def __getstate__(self) -> dict[str, object]:
         # Executors get no more than they need: the settings may hold a password.
-        return {"_settings": None, "_shape": self._shape, "_part": None}
+        return {"_settings": None, "_shape": self._shape, "_part": None, "_as_it_is": False}
 
     def partitions(self) -> Sequence[InputPartition]:
         """The ranges; looks at the log's index alone."""
         settings = self._settings
         if settings is None:
             raise AssertionError("planned in the driver")
-        span = self._of_reader(settings) if self._part is None else self._of_log(self._part)
+        if settings.source is None:
+            span = self._span(settings, None)
+        else:
+            with own_node(settings.state, settings.source.directory()) as node:
+                span = self._span(settings, node)
         check_shapes(span, self._shape, settings.on_schema_change)
         ranges: Sequence[Range] = span.ranges
         if settings.staging:
@@ -73,6 +87,19 @@ class ChangeBatchReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The changes of a range."""
         return read_partition(partition)
+
+    def _span(self, settings: SparkSourceSettings, node: OwnNode | None) -> TableRanges:
+        if node is not None and self._as_it_is:
+            return snapshot(settings.state, settings.table, self._shape, node)
+        if self._part is None:
+            return self._of_reader(settings, node)
+        if node is not None:
+            catalog = Catalog.open(settings.state, must_exist=True)
+            try:
+                until_logged(catalog, self._part.log.selection.table.source, node)
+            finally:
+                catalog.close()
+        return self._of_log(self._part)
 
     def _of_log(self, part: LogPart) -> TableRanges:
         settings = self._settings
@@ -101,9 +128,12 @@ class ChangeBatchReader(DataSourceReader):
         finally:
             part.log.close()
 
-    def _of_reader(self, settings: SparkSourceSettings) -> TableRanges:
+    def _of_reader(self, settings: SparkSourceSettings, node: OwnNode | None) -> TableRanges:
         reader = open_reader(settings)
         try:
+            if node is not None:
+                until_begun(reader, node)
+                until_logged(reader.catalog, reader.job().source, node)
             frontier = reader.log().frontier()
             committed = reader.consumer_progress().committed
             if frontier is None or (committed is None and reader.begun() is None):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import redact
+from changefeed.readers.own_state import SourceState
 from changefeed.readers.reader import Start, moment, version
 from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
 from changefeed.spark.staging_place import staging_place
 
-#: Before the name of the environment variable that has the state.
+#: Before the name of the environment variable that has a URL.
 VARIABLE = "env:"
 
 #: Parameters of a staging place that no plan may show.
@@ -25,6 +26,7 @@ _SECRETS = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 EARLIEST, LATEST = "earliest", "latest"
 
 KNOWN = (
+    "source",
     "state",
     "table",
     "reader",
@@ -56,16 +58,20 @@ class SparkSourceSettings:
     """Attributes are the options; see docs/spark-source.md.
 
     Attributes:
+        source: the source, of a query that was given one; ``table`` then may lack its connection.
         after: everything above it is wanted; None: ``initial_scan`` says where to begin.
+        earliest: begin where the log does.
         latest: begin with the next change.
         upto: nothing above it is wanted; None: all there is.
     """
 
     state: str
+    source: SourceState | None
     table: str
     reader: str
     initial_scan: bool
     after: Timestamp | None
+    earliest: bool
     latest: bool
     upto: Timestamp | None
     on_schema_change: OnSchemaChange
@@ -75,8 +81,25 @@ class SparkSourceSettings:
     staging: str = ""
 
     def __repr__(self) -> str:
-        # State and staging place may be URLs with a password.
+        # State, source and staging place may be URLs with a password.
         return f"Settings(table={self.table!r}, reader={self.reader!r})"
+
+    def located(self) -> SparkSourceSettings:
+        """With the state's connection to the source in the name of the table; both are made where
+        they are not there.
+
+        Raises:
+            ChangefeedError: see :meth:`changefeed.readers.own_state.SourceState.connect`.
+        """
+        if self.source is None:
+            return self
+        connection = self.source.connect()
+        return replace(self, table=self.source.table(self.table, connection))
+
+    @property
+    def from_log(self) -> bool:
+        """Changes of a certain time are wanted, not the table as it is."""
+        return self.earliest or self.latest or self.after is not None or self.upto is not None
 
     @property
     def start(self) -> Start:
@@ -92,13 +115,15 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
             contradict each other.
     """
     given = _named(options)
-    state = _state(given)
+    state, source = _place(given)
     table, reader = given.get("table", ""), given.get("reader", "")
     if not table and not reader:
         raise ChangefeedError(
             Code.OPTIONS_CONTRADICT,
             "neither the option table nor the option reader is given",
-            hint="for example .option('table', 'shop.public.orders').",
+            hint="for example .option('table', 'public.orders')."
+            if source
+            else "for example .option('table', 'shop.public.orders').",
         )
     starting, after = _starting(given)
     scan = _flag(given, "initialScan", default=not starting)
@@ -116,10 +141,12 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
         )
     return SparkSourceSettings(
         state=state,
+        source=source,
         table=table,
         reader=reader,
         initial_scan=scan,
         after=after,
+        earliest=given.get("startingVersion", "").lower() == EARLIEST,
         latest=given.get("startingVersion", "").lower() == LATEST,
         upto=upto,
         on_schema_change=_choice(given, "schemaChange", OnSchemaChange),
@@ -165,19 +192,27 @@ def _staging(given: Mapping[str, str]) -> str:
     return text
 
 
-def _state(given: Mapping[str, str]) -> str:
-    """The state; never one whose password Spark would print with its plans."""
-    text, hidden = _of_variable(given, "state")
-    if hidden:
-        return text
-    if not text:
+def _place(given: Mapping[str, str]) -> tuple[str, SourceState | None]:
+    """The state, and the source if one is given."""
+    state, uri = _url(given, "state"), _url(given, "source")
+    if uri:
+        source = SourceState.of(uri, state)
+        return source.state, source
+    if not state:
         raise ChangefeedError(
             Code.OPTIONS_CONTRADICT,
-            "the option state is missing",
-            hint="name the state's directory or URL, as changefeed --state has it.",
+            "neither the option source nor the option state is given",
+            hint="source is the URL of a database; state is the directory or URL of a state that "
+            "a node runs, as changefeed --state has it.",
         )
-    if "://" in text and redact(text) != text:
-        raise _shown("state")
+    return state, None
+
+
+def _url(given: Mapping[str, str], option: str) -> str:
+    """The text of an option; never one whose password Spark would print with its plans."""
+    text, hidden = _of_variable(given, option)
+    if not hidden and "://" in text and redact(text) != text:
+        raise _shown(option)
     return text
 
 

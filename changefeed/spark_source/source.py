@@ -33,7 +33,7 @@ class ChangefeedSource(DataSource):
     @property
     def settings(self) -> SparkSourceSettings:
         """The options, checked."""
-        return settings_of(self.options)
+        return settings_of(self.options).located()
 
     def schema(self) -> StructType:
         """The table's columns, then what happened and when.
@@ -42,7 +42,10 @@ class ChangefeedSource(DataSource):
         """
         # Kept with this object, which is what the query's processes get: all of them must see
         # the shape that the query was planned with.
-        self._shape = _shape(self.settings)
+        settings = self.settings
+        if settings.source is not None:
+            settings.source.retry(settings.reader)
+        self._shape = _shape(settings)
         made: StructType = from_arrow_schema(change_schema(self._shape))
         return made
 
@@ -51,6 +54,8 @@ class ChangefeedSource(DataSource):
         settings, shape = self.settings, self._planned()
         if settings.reader:
             return ChangeBatchReader(settings, shape)
+        if settings.source is not None and not settings.from_log:
+            return ChangeBatchReader(settings, shape, as_it_is=True)
         with_log = _log_part(settings)
         return ChangeBatchReader(settings, shape, with_log)
 

@@ -7,8 +7,10 @@ change log keeps what a query that is started again from its checkpoint asks for
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -16,6 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.readers.own_node import OwnNode
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
 from changefeed.readers.table_log import Range
@@ -84,6 +87,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._settings: SparkSourceSettings | None = settings
         self._shape = shape
         self._opened: Reader | None = None
+        self._node: OwnNode | None = None
+        #: Spark's process, which this one must not outlive.
+        self._parent = os.getppid()
         self._planned: Timestamp | None = None
         #: Where the batch ends that was planned last; None once it was committed.
         self._ran: Timestamp | None = None
@@ -97,7 +103,13 @@ class ChangeStreamReader(DataSourceStreamReader):
 
     def __getstate__(self) -> dict[str, object]:
         # Executors get no more than they need: the settings may hold a password.
-        return {"_settings": None, "_shape": self._shape, "_opened": None, "_copies": None}
+        return {
+            "_settings": None,
+            "_shape": self._shape,
+            "_opened": None,
+            "_node": None,
+            "_copies": None,
+        }
 
     # -- offsets --------------------------------------------------------------------------------
 
@@ -144,6 +156,10 @@ class ChangeStreamReader(DataSourceStreamReader):
         has read what there is would end before it has begun."""
         deadline = self._clock.monotonic() + BEGIN_SECONDS
         while (begun := reader.begun()) is None and self._clock.monotonic() < deadline:
+            if self._node is not None:
+                self._node.check_begin(reader)
+            if os.getppid() != self._parent:
+                break
             self._clock.wait(self._stopped, POLL_SECONDS)
         return begun
 
@@ -169,6 +185,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         now = self._clock.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
+            if self._node is not None:
+                self._node.check()
             reader.check()
             self._paused = reader.paused
         return not self._paused
@@ -226,6 +244,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+        if self._node is not None:
+            self._node.close()
+            self._node = None
 
     @property
     def _reader(self) -> Reader:
@@ -234,6 +255,9 @@ class ChangeStreamReader(DataSourceStreamReader):
                 raise AssertionError("planned beside the driver")
             reader = open_reader(self._settings)
             try:
+                if self._settings.source is not None and self._node is None:
+                    self._node = OwnNode(self._settings.state, Path(reader.catalog.directory))
+                    self._node.start()
                 reader.occupy()
             except BaseException:
                 reader.close()
