@@ -1,4 +1,4 @@
-"""The state of a reader that was given a source: a directory of its own for each database."""
+"""The source that a reader was given, and its state: by default a directory for each database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_DATABASE = "(none)"
 
 
 @dataclass(frozen=True)
-class SourceState:
+class ReaderSource:
     """A source, and the state in which its readers are.
 
     Attributes:
@@ -34,7 +34,7 @@ class SourceState:
     own: bool
 
     @classmethod
-    def of(cls, uri: str, state: str = "") -> SourceState:
+    def of(cls, uri: str, state: str = "") -> ReaderSource:
         """The state of a source.
 
         Args:

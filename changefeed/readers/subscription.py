@@ -12,7 +12,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.readers.own_node import OwnNode
-from changefeed.readers.own_state import SourceState
+from changefeed.readers.own_state import ReaderSource
 from changefeed.readers.reader import Reader, Start
 from changefeed.readers.table_log import OnTruncate, Range
 
@@ -223,7 +223,7 @@ def subscribe(
             )
         opened, node = Reader.open(state, reader, table, start, on_truncate), None
     else:
-        place = SourceState.of(source, state)
+        place = ReaderSource.of(source, state)
         full = place.table(table, place.connect())
         place.retry(reader)
         opened = Reader.open(place.state, reader, full, start, on_truncate)

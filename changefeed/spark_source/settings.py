@@ -12,7 +12,7 @@ from typing import TypeVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import redact
-from changefeed.readers.own_state import SourceState
+from changefeed.readers.own_state import ReaderSource
 from changefeed.readers.reader import Start, moment, version
 from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
 from changefeed.spark.staging_place import staging_place
@@ -66,7 +66,7 @@ class SparkSourceSettings:
     """
 
     state: str
-    source: SourceState | None
+    source: ReaderSource | None
     table: str
     reader: str
     initial_scan: bool
@@ -89,7 +89,7 @@ class SparkSourceSettings:
         they are not there.
 
         Raises:
-            ChangefeedError: see :meth:`changefeed.readers.own_state.SourceState.connect`.
+            ChangefeedError: see :meth:`changefeed.readers.own_state.ReaderSource.connect`.
         """
         if self.source is None:
             return self
@@ -192,11 +192,11 @@ def _staging(given: Mapping[str, str]) -> str:
     return text
 
 
-def _place(given: Mapping[str, str]) -> tuple[str, SourceState | None]:
+def _place(given: Mapping[str, str]) -> tuple[str, ReaderSource | None]:
     """The state, and the source if one is given."""
     state, uri = _url(given, "state"), _url(given, "source")
     if uri:
-        source = SourceState.of(uri, state)
+        source = ReaderSource.of(uri, state)
         return source.state, source
     if not state:
         raise ChangefeedError(

@@ -46,7 +46,11 @@ def test_options_are_of_any_case_and_typed() -> None:
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [
-        ({"state": ""}, "CF1205", "state is missing"),
+        ({"state": ""}, "CF1205", "neither the option source nor the option state"),
+        ({"source": "env:NO_SUCH_VARIABLE"}, "CF1205", "NO_SUCH_VARIABLE"),
+        ({"source": "postgresql://u:geheim@h/d"}, "CF1205", "Spark's plans"),
+        ({"source": "postgresql://h/d?password=geheim"}, "CF1205", "Spark's plans"),
+        ({"source": "kafka://h:9092"}, "CF1201", "does not belong to a source"),
         ({"state": "env:NO_SUCH_VARIABLE"}, "CF1205", "NO_SUCH_VARIABLE"),
         ({"state": "postgresql://u:geheim@h/d"}, "CF1205", "Spark's plans"),
         ({"staging": "s3://rows?AWS_SECRET_ACCESS_KEY=geheim"}, "CF1205", "staging: a URL with"),
