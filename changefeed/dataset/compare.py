@@ -21,7 +21,7 @@ import operator
 from typing import TYPE_CHECKING
 
 from changefeed.core.spark_sql import quoted
-from changefeed.dataset.incoming import FAULTS
+from changefeed.dataset.incoming import FAULTY
 from changefeed.dataset.model import (
     EFF_START_DATE,
     KEYHASH,
@@ -46,7 +46,7 @@ def compare(
     *,
     small: bool = False,
 ) -> DataFrame:
-    """One row for each key of either side: columns, hashes, operation, date and faults.
+    """One row for each key of either side: columns, hashes, operation, date, and :data:`.FAULTY`.
 
     Args:
         dataset: describes both sides.
@@ -82,9 +82,9 @@ def compare(
         .alias(name)
         for name in names
     ]
-    faults = F.coalesce(F.col(f"n.{FAULTS}"), F.lit("")).alias(FAULTS)
+    faulty = F.coalesce(F.col(f"n.{FAULTY}"), F.lit(False)).alias(FAULTY)
     return joined.select(
-        *taken, faults, date_column.alias(EFF_START_DATE), operation.alias(OPERATION)
+        *taken, faulty, date_column.alias(EFF_START_DATE), operation.alias(OPERATION)
     )
 
 
@@ -113,8 +113,8 @@ def _compare_small(
         .alias(name)
         for name in names
     ]
-    faults = F.coalesce(F.col(f"n.{FAULTS}"), F.lit("")).alias(FAULTS)
-    known = found.select(*taken, faults, date.alias(EFF_START_DATE), operation.alias(OPERATION))
+    faulty = F.coalesce(F.col(f"n.{FAULTY}"), F.lit(False)).alias(FAULTY)
+    known = found.select(*taken, faulty, date.alias(EFF_START_DATE), operation.alias(OPERATION))
     keys = [quoted(c.name) for c in dataset.keys]
     met = current.alias("o").join(new, _same_key(dataset), "left_semi").select(KEYHASH, *keys)
     fresh = incoming.alias("n").join(F.broadcast(met).alias("o"), _same_key(dataset), "left_anti")
@@ -122,7 +122,7 @@ def _compare_small(
 
 
 def _shaped(dataset: Dataset, rows: DataFrame, operation: Column, date: Column) -> DataFrame:
-    names = [*(c.name for c in dataset.columns), *dataset.hashes, FAULTS]
+    names = [*(c.name for c in dataset.columns), *dataset.hashes, FAULTY]
     plain = [quoted(name) for name in names]
     return rows.select(*plain, date.alias(EFF_START_DATE), operation.alias(OPERATION))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import glob
+import operator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,9 @@ from changefeed.dataset.model import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Names of the columns of a row that is not as the dataset wants it; empty for a good row.
+#: Whether a row is not as the dataset wants it.
+FAULTY = "__changefeed_faulty"
+#: Names of the columns that are wrong in a faulty row.
 FAULTS = "_faults"
 _CORRUPT = "_corrupt"
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".orc": "orc", ".json": "json", ".txt": "csv"}
@@ -129,15 +133,11 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
 
 
 def typed_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
-    """The rows cast to the dataset's types, with their hashes and :data:`FAULTS`."""
-    from pyspark.sql import functions as F
-
-    values = {c.name: F.col(quoted(c.name)).try_cast(c.type) for c in dataset.columns}
-    typed = frame.select(
-        *[value.alias(name) for name, value in values.items()],
-        _faults(dataset, frame).alias(FAULTS),
-    )
-    return with_hashes(dataset, typed)
+    """The rows cast to the dataset's types, with their hashes and :data:`FAULTY`."""
+    faults = _faults(dataset, frame)
+    faulty = functools.reduce(operator.or_, faults.values())
+    values = [_value(column).alias(column.name) for column in dataset.columns]
+    return with_hashes(dataset, frame.select(*values, faulty.alias(FAULTY)))
 
 
 def faulty_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
@@ -145,26 +145,30 @@ def faulty_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
     names of the columns that are wrong in :data:`FAULTS`."""
     from pyspark.sql import functions as F
 
-    return frame.withColumn(FAULTS, _faults(dataset, frame)).filter(F.col(FAULTS) != "")
+    faults = _faults(dataset, frame)
+    names = F.concat_ws(",", *[F.when(wrong, F.lit(name)) for name, wrong in faults.items()])
+    return frame.withColumn(FAULTS, names).filter(F.col(FAULTS) != "")
 
 
-def _faults(dataset: Dataset, frame: DataFrame) -> Column:
+def _value(column: DatasetColumn) -> Column:
     from pyspark.sql import functions as F
 
-    faults = [_fault(c, F.col(quoted(c.name)).try_cast(c.type)) for c in dataset.columns]
+    return F.col(quoted(column.name)).try_cast(column.type)
+
+
+def _faults(dataset: Dataset, frame: DataFrame) -> dict[str, Column]:
+    """For each thing that can be wrong with a row, whether it is; never NULL."""
+    from pyspark.sql import functions as F
+
+    faults = {}
+    for column in dataset.columns:
+        wrong = _value(column).isNull()
+        if column.nullable:
+            wrong = wrong & F.col(quoted(column.name)).isNotNull()
+        faults[column.name] = wrong
     if _CORRUPT in frame.columns:
-        wrong = F.col(_CORRUPT).isNotNull()
-        faults.append(F.when(wrong, F.lit("(number of values)")))
-    return F.concat_ws(",", *faults)
-
-
-def _fault(column: DatasetColumn, value: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    wrong = value.isNull()
-    if column.nullable:
-        wrong = wrong & F.col(quoted(column.name)).isNotNull()
-    return F.when(wrong, F.lit(column.name))
+        faults["(number of values)"] = F.col(_CORRUPT).isNotNull()
+    return faults
 
 
 def with_hashes(dataset: Dataset, frame: DataFrame) -> DataFrame:
@@ -186,15 +190,32 @@ def _hash(kind: Hash, columns: tuple[DatasetColumn, ...]) -> Column:
     if kind is Hash.MD5:
         options = {"ignoreNullFields": "false", "timeZone": "UTC"}
         return F.md5(F.to_json(F.struct(*values), options)) if values else F.md5(F.lit(""))
-    # xxhash64 skips NULLs, so (NULL, 'a') and ('a', NULL) would be equal without the mask.
-    masks = [_null_mask(values[i : i + 32]) for i in range(0, len(values), 32)]
-    return F.xxhash64(*values, *(masks or [F.lit(0)]))
+    return F.xxhash64(*values, *_null_masks(values))
+
+
+def key_checksum(dataset: Dataset) -> Column:
+    """A hash of a row's key that does not depend on its ``keyhash``."""
+    from pyspark.sql import functions as F
+
+    values = [F.col(quoted(column.name)) for column in dataset.keys]
+    # What comes first is the seed of what follows.
+    return F.xxhash64(F.lit(1), *values, *_null_masks(values))
+
+
+def _null_masks(values: list[Column]) -> list[Column]:
+    """A bit for each NULL, which xxhash64 skips: (NULL, 'a') and ('a', NULL) would be equal."""
+    from pyspark.sql import functions as F
+
+    return [_null_mask(values[i : i + 32]) for i in range(0, len(values), 32)] or [F.lit(0)]
 
 
 def _null_mask(values: list[Column]) -> Column:
+    """A bit for each NULL, as a bigint. The bits are added up only where there is one."""
     from pyspark.sql import functions as F
 
-    mask = F.lit(0).cast("bigint")
+    none = F.lit(0).cast("bigint")
+    mask = none
     for place, value in enumerate(values):
         mask = mask + F.when(value.isNull(), F.lit(1 << place)).otherwise(F.lit(0))
-    return mask
+    some = functools.reduce(operator.or_, [value.isNull() for value in values])
+    return F.when(some, mask).otherwise(none)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.spark_sql import quoted
+from changefeed.dataset.by_hash import Written, can_compare, write_by_hash
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
@@ -31,6 +32,7 @@ from changefeed.dataset.extracts import (
 )
 from changefeed.dataset.incoming import (
     FAULTS,
+    FAULTY,
     faulty_rows,
     read_extract,
     typed_rows,
@@ -44,10 +46,12 @@ from changefeed.dataset.model import (
     SENSITIVEHASH,
     Dataset,
     DatasetColumn,
+    Extract,
     Hash,
     Operation,
     described,
 )
+from changefeed.dataset.output import write_rows
 from changefeed.dataset.shuffle import comparing_session
 from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version, check_sides
@@ -240,9 +244,6 @@ def _stage(
     date: dt.date,
     broadcast: int,
 ) -> dict[str, int]:
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
     size = _bytes(extract)
     known_rows = 0 if base is None else sum(base.counts.values())
     known_size = None if base is None else _bytes(str(base.rows))
@@ -250,28 +251,40 @@ def _stage(
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
     current = None if base is None else _current_rows(session, store, dataset, base)
-    small = size is not None and size <= broadcast
-    compared = compare(dataset, incoming, current, date, small=small)
+    small = dataset.extract is Extract.DELTA and size is not None and size <= broadcast
+    stage = whole = store.stage()
+    if dataset.sensitive_columns:
+        whole, sensitive = store.stage_sensitive()
+    written = None
+    if base is not None and current is not None and not small and can_compare(dataset, base):
+        written = write_by_hash(session, dataset, incoming, current, base, date, whole)
+    unique = written is not None
+    if written is None:
+        written = _write_by_key(compare(dataset, incoming, current, date, small=small), whole)
+    if written.faulty:
+        raise _refused_rows(dataset, faulty_rows(dataset, rows), store)
+    counts = dict(written.counts)
+    if not unique and counts.keys() & {"I", "U", "N"}:
+        _check_unique(session, dataset, whole, counts, store)
+    if dataset.sensitive_columns:
+        _divide(session, dataset, whole, stage, sensitive)
+    return counts
+
+
+def _write_by_key(compared: DataFrame, target: Path) -> Written:
+    """Write the rows of a comparison and count them."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
     seen = Observation()
     metrics = [
         F.count_if(F.col(OPERATION) == operation.value).alias(operation.value)
         for operation in Operation
     ]
-    faulty = F.count_if(F.col(FAULTS) != "").alias("faulty")
-    observed = compared.observe(seen, faulty, *metrics).drop(FAULTS)
-    stage = whole = store.stage()
-    if dataset.sensitive_columns:
-        whole, sensitive = store.stage_sensitive()
-    observed.write.partitionBy(OPERATION).parquet(str(whole))
+    faulty = F.count_if(FAULTY).alias("faulty")
+    write_rows(compared.observe(seen, faulty, *metrics).drop(FAULTY), target)
     found = seen.get
-    if found["faulty"]:
-        raise _refused_rows(dataset, faulty_rows(dataset, rows), store)
-    counts = {o.value: found[o.value] for o in Operation if found[o.value]}
-    if counts.keys() & {"I", "U", "N"}:
-        _check_unique(session, dataset, whole, counts, store)
-    if dataset.sensitive_columns:
-        _divide(session, dataset, whole, stage, sensitive)
-    return counts
+    return Written({o.value: found[o.value] for o in Operation if found[o.value]}, found["faulty"])
 
 
 def _divide(

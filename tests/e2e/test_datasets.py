@@ -20,7 +20,9 @@ import pytest
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, effective_date, read_config
+from changefeed.dataset.by_hash import Written, can_compare, write_by_hash
 from changefeed.dataset.compare import BROADCAST_BYTES
+from changefeed.dataset.incoming import read_extract, typed_rows
 from changefeed.dataset.run import run_dataset
 from changefeed.spark.session import NodeSpark
 from tests.helpers.datasets import article_config, article_days
@@ -322,6 +324,76 @@ def test_a_key_twice_whatever_its_column_is_called(spark_engine: NodeSpark, tmp_
         run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1, "x"), (1, "y")]), DAY1)
 
 
+def test_keys_with_one_hash_are_different_rows(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    """Rows are matched by hashes; where these match different keys, the keys are compared."""
+    key = "- {name: a, type: bigint, key: true}\n- {name: k, type: bigint, key: true}\n"
+    dataset = config(tmp_path, key + "- {name: b}\n- {name: c, type: int}\n")
+    twin = (3, same_hash((1, 2), 3))
+    first = [(1, 2, "x", 1), (5, 6, "y", 1), (7, 8, "z", 1)]
+    run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", first), DAY1)
+    second = [(*twin, "x", 1), (5, 6, "y", 2), (7, 8, "z", 1)]
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "2", second), DAY2)
+    assert outcome.counts == {"I": 1, "U": 1, "D": 1, "N": 1}
+    hashes = pads.dataset(dataset.history, format="parquet", partitioning="hive").to_table()
+    of = {(r["a"], r["k"]): r["keyhash"] for r in hashes.to_pylist()}
+    assert of[twin] == of[1, 2], "the hashes of the test are not equal"
+    both = [*second, (1, 2, "x", 1)]
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "3", both), DAY3)
+    assert outcome.counts == {"I": 1, "N": 3}
+    again = run_dataset(spark_engine, dataset, write_csv(tmp_path / "4", both), DAY3)
+    assert again.counts == {"I": 1, "N": 3}
+
+
+def same_hash(key: tuple[int, int], first: int) -> int:
+    """``b`` with xxhash64(first, b) = xxhash64(key), the algorithm undone.
+
+    For a long: seed + P5 + 8, xor f(long), and more that depends on these alone, where f(long) is
+    rotate_left(long * P2, 31) * P1 (github.com/Cyan4973/xxHash, doc/xxhash_spec.md).
+    """
+    p1, p2, p3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+    p4, p5, mask = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5, (1 << 64) - 1
+
+    def rotate(number: int, left: int) -> int:
+        return ((number << left) | (number >> (64 - left))) & mask
+
+    def mixed(number: int) -> int:
+        return rotate(number * p2 & mask, 31) * p1 & mask
+
+    def hashed(number: int, seed: int) -> int:
+        made = (seed + p5 + 8 & mask) ^ mixed(number)
+        made = rotate(made, 27) * p1 + p4 & mask
+        made = (made ^ made >> 33) * p2 & mask
+        made = (made ^ made >> 29) * p3 & mask
+        return made ^ made >> 32
+
+    seeds = [hashed(number, 42) + p5 + 8 & mask for number in (key[0], first)]
+    wanted = mixed(key[1]) ^ seeds[0] ^ seeds[1]
+    b = rotate(wanted * pow(p1, -1, 1 << 64) & mask, 33) * pow(p2, -1, 1 << 64) & mask
+    return b - (1 << 64) if b >> 63 else b
+
+
+def test_rows_are_matched_by_hash(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    """No join: the rows of both sides are written as they are read."""
+    dataset = config(tmp_path, KEYED)
+    first = write_csv(tmp_path / "1", [(1, "x"), (2, "y"), (3, "z")])
+    base = run_dataset(spark_engine, dataset, first, DAY1).version
+    second = write_csv(tmp_path / "2", [(2, "y"), (3, "Z"), (4, "w")])
+    target = tmp_path / "written"
+    with spark_engine.use("test") as session:
+        rows = typed_rows(dataset, read_extract(session, dataset, second))
+        current = session.read.parquet(str(base.rows)).drop("OPERATION")
+        assert can_compare(dataset, base)
+        written = write_by_hash(session, dataset, rows, current, base, DAY2, target)
+    assert written == Written({"N": 1, "U": 1, "I": 1, "D": 1}, 0)
+    assert short(read(target)) == [
+        (1, "x", "D", 19),
+        (2, "y", "N", 18),
+        (3, "Z", "U", 19),
+        (4, "w", "I", 19),
+    ]
+    assert not (tmp_path / "hashes").exists()
+
+
 def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, KEYED)
     dataset.current.mkdir()
@@ -334,7 +406,7 @@ def test_current_folder_of_somebody_else(spark_engine: NodeSpark, tmp_path: Path
 @pytest.mark.extended
 def test_more_rows_than_a_task_has_memory_for(tmp_path: Path) -> None:
     """Rows are joined by hash tables only where these fit; the table of a whole side does not."""
-    config(tmp_path, KEYED)
+    config(tmp_path, KEYED, hash="md5")
     wide = "x" * 20_000
     write_csv(tmp_path / "1", ((key, f"{key}{wide}") for key in range(8_000)))
     write_csv(tmp_path / "2", ((key, f"{key}{wide}") for key in range(1_000, 9_000)))

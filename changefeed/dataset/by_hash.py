@@ -1,0 +1,310 @@
+"""An extract against the current dataset by hashes alone, without a join of their rows.
+
+The hashes and dates of the current dataset are sorted into files that every task maps into its
+memory. Each row of the extract is looked up there while it is read, and is written once; nothing is
+shuffled. Then the rows of the current dataset whose key the extract does not have are read and
+written.
+
+Different keys may have the same hash. A checksum of the keys of all matched rows, with another
+hash, is taken on both sides: where the two differ, or where one side has a hash twice, the caller
+compares by :func:`.compare.compare`, which looks at the keys themselves.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from changefeed.core.spark_sql import quoted
+from changefeed.dataset.incoming import FAULTY, key_checksum
+from changefeed.dataset.model import (
+    EFF_START_DATE,
+    IN_CURRENT,
+    KEYHASH,
+    NONKEYHASH,
+    OPERATION,
+    Dataset,
+    Extract,
+    Hash,
+    Operation,
+)
+from changefeed.dataset.output import write_rows
+from changefeed.dataset.store import Version
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Rows that the driver sorts the hashes of: about 60 bytes each while it does.
+_MOST_ROWS = 32_000_000
+#: Rows of the current dataset whose hashes are sent to every task, some 100 bytes each.
+_BROADCAST_ROWS = 2_000_000
+#: What a row of an extract can be.
+_SUPPLIED = (Operation.NO_CHANGE, Operation.UPDATE, Operation.INSERT)
+_FOUND, _CHECKSUM = "__changefeed_found", "__changefeed_checksum"
+_Hashes = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        counts: rows by operation; operations of no row are absent.
+        faulty: rows of the extract that are not as the dataset wants them.
+    """
+
+    counts: Mapping[str, int]
+    faulty: int
+
+
+@dataclass(frozen=True, slots=True)
+class _HashIndex:
+    """The hashes and dates of a version's rows as arrays in files, in the order of the keys'."""
+
+    folder: Path
+
+    def write(self, rows: Path) -> bool:
+        """Fill the folder; False where a key's hash appears twice.
+
+        Args:
+            rows: of the version, a folder for each operation.
+        """
+        columns = _columns(rows, [KEYHASH, NONKEYHASH, EFF_START_DATE])
+        keys = columns[KEYHASH].to_numpy(zero_copy_only=False)
+        order = np.argsort(keys)
+        keys = keys[order]
+        self.folder.mkdir()
+        np.save(self.folder / "keys.npy", keys)
+        others = columns[NONKEYHASH].to_numpy(zero_copy_only=False)
+        np.save(self.folder / "others.npy", others[order])
+        days = columns[EFF_START_DATE].cast(pa.int32()).to_numpy(zero_copy_only=False)
+        np.save(self.folder / "days.npy", days[order])
+        return not _repeats(keys)
+
+    def keys(self) -> _Hashes:
+        """The hashes of the keys, sorted."""
+        keys: _Hashes = np.load(self.folder / "keys.npy", mmap_mode="r")
+        return keys
+
+    def found(self) -> Column:
+        """Of a row of the extract: its operation, and the date that stays if nothing changed."""
+        from pyspark.sql.pandas.functions import arrow_udf
+
+        def look_up(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+            keys = self.keys()
+            others = np.load(self.folder / "others.npy", mmap_mode="r")
+            days = np.load(self.folder / "days.npy", mmap_mode="r")
+            for key, other in batches:
+                yield _found(keys, others, days, key, other)
+
+        # PySpark's stubs do not know functions of several columns.
+        made: Any = arrow_udf
+        column: Column = made(look_up, "operation string, since date")(KEYHASH, NONKEYHASH)
+        return column
+
+
+def _found(
+    keys: _Hashes,
+    others: _Hashes,
+    days: np.ndarray[Any, np.dtype[np.int32]],
+    key: pa.Array,
+    other: pa.Array,
+) -> pa.StructArray:
+    """The operations and dates of one batch."""
+    wanted = key.to_numpy(zero_copy_only=False)
+    # Neighbours are looked up one after the other, which is kind to the processor's cache.
+    order = np.argsort(wanted)
+    places = np.empty(len(wanted), np.int64)
+    places[order] = np.searchsorted(keys, wanted[order])
+    places[places == len(keys)] = 0
+    known = keys[places] == wanted
+    same = known & (others[places] == other.to_numpy(zero_copy_only=False))
+    codes = np.where(same, 0, np.where(known, 1, 2)).astype(np.int8)
+    names = pa.array([operation.value for operation in _SUPPLIED])
+    operations = pa.DictionaryArray.from_arrays(pa.array(codes), names).cast(pa.string())
+    since = pa.array(days[places], pa.int32(), mask=~same).cast(pa.date32())
+    return pa.StructArray.from_arrays([operations, since], names=["operation", "since"])
+
+
+def can_compare(dataset: Dataset, base: Version | None) -> bool:
+    """Whether :func:`write_by_hash` compares extracts with this version."""
+    return (
+        base is not None
+        and base.hashing == dataset.hashing
+        and dataset.hash is Hash.XXHASH
+        and not dataset.sensitive_columns
+        and 0 < sum(base.counts.get(o, 0) for o in IN_CURRENT) <= _MOST_ROWS
+    )
+
+
+def write_by_hash(
+    session: SparkSession,
+    dataset: Dataset,
+    incoming: DataFrame,
+    current: DataFrame,
+    base: Version,
+    date: dt.date,
+    target: Path,
+) -> Written | None:
+    """Write the rows of both sides with their operations.
+
+    Args:
+        session: where the work is done.
+        dataset: describes both sides.
+        incoming: typed and hashed rows of the extract.
+        current: rows of the current dataset.
+        base: its version.
+        date: the run's effective date.
+        target: a folder that does not exist.
+
+    Returns:
+        None where the hashes cannot tell; what was written is removed. With faulty rows the
+        rows of the current dataset were not written.
+    """
+    index = _HashIndex(target.with_name("hashes"))
+    try:
+        written = None
+        if index.write(base.rows):
+            written = _write(session, dataset, incoming, current, index, date, target)
+    finally:
+        shutil.rmtree(index.folder, ignore_errors=True)
+    if written is None:
+        shutil.rmtree(target, ignore_errors=True)
+    return written
+
+
+def _write(
+    session: SparkSession,
+    dataset: Dataset,
+    incoming: DataFrame,
+    current: DataFrame,
+    index: _HashIndex,
+    date: dt.date,
+    target: Path,
+) -> Written | None:
+    supplied = _write_supplied(dataset, incoming, index, date, target)
+    if supplied.faulty:
+        return Written(supplied.counts, supplied.faulty)
+    hashes = np.sort(_columns(target, [KEYHASH])[KEYHASH].to_numpy(zero_copy_only=False))
+    if _repeats(hashes):
+        return None
+    absent = np.setdiff1d(index.keys(), hashes, assume_unique=True)
+    matched = _write_absent(session, dataset, current, absent, date, target)
+    if matched != supplied.matched:
+        return None
+    counts = dict(supplied.counts)
+    if len(absent):
+        counts[_absence(dataset).value] = len(absent)
+    return Written(counts, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Supplied:
+    """What became of the rows of an extract.
+
+    Attributes:
+        counts: rows by operation.
+        faulty: rows that are not as the dataset wants them.
+        matched: checksum of the keys of the rows that the current dataset has, too.
+    """
+
+    counts: Mapping[str, int]
+    faulty: int
+    matched: int
+
+
+def _write_supplied(
+    dataset: Dataset, incoming: DataFrame, index: _HashIndex, date: dt.date, target: Path
+) -> _Supplied:
+    """Write the rows of the extract."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    operation = F.col(f"{_FOUND}.operation")
+    rows = incoming.withColumn(_FOUND, index.found()).select(
+        *_plain(dataset),
+        F.coalesce(F.col(f"{_FOUND}.since"), F.lit(date)).alias(EFF_START_DATE),
+        operation.alias(OPERATION),
+        FAULTY,
+        F.when(operation != Operation.INSERT.value, key_checksum(dataset)).alias(_CHECKSUM),
+    )
+    seen = Observation()
+    observed = rows.observe(
+        seen,
+        F.count_if(FAULTY).alias("faulty"),
+        F.bit_xor(_CHECKSUM).alias("matched"),
+        *[F.count_if(F.col(OPERATION) == o.value).alias(o.value) for o in _SUPPLIED],
+    )
+    write_rows(observed.drop(FAULTY, _CHECKSUM), target)
+    found = seen.get
+    counts = {o.value: found[o.value] for o in _SUPPLIED if found[o.value]}
+    return _Supplied(counts, found["faulty"], found["matched"] or 0)
+
+
+def _write_absent(
+    session: SparkSession,
+    dataset: Dataset,
+    current: DataFrame,
+    absent: _Hashes,
+    date: dt.date,
+    target: Path,
+) -> int:
+    """Write the rows of the current dataset that the extract does not have.
+
+    Returns:
+        The checksum of the keys of all others.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    checked = current.withColumn(_CHECKSUM, key_checksum(dataset))
+    checksum = F.bit_xor(_CHECKSUM).alias("keys")
+    if not len(absent):
+        found = checked.agg(checksum).collect()
+        return found[0]["keys"] or 0
+    hashes = session.createDataFrame(pa.table({KEYHASH: absent}))
+    if len(absent) <= _BROADCAST_ROWS:
+        hashes = F.broadcast(hashes)
+    every, gone = Observation(), Observation()
+    rows = checked.observe(every, checksum).join(hashes, KEYHASH, "left_semi")
+    operation = _absence(dataset)
+    if operation is Operation.DELETE:
+        rows = rows.withColumn(EFF_START_DATE, F.lit(date))
+    rows = rows.select(
+        *_plain(dataset), EFF_START_DATE, F.lit(operation.value).alias(OPERATION), _CHECKSUM
+    )
+    write_rows(rows.observe(gone, checksum).drop(_CHECKSUM), target)
+    matched: int = (every.get["keys"] or 0) ^ (gone.get["keys"] or 0)
+    return matched
+
+
+def _absence(dataset: Dataset) -> Operation:
+    return Operation.DELETE if dataset.extract is Extract.FULL else Operation.NOT_SUPPLIED
+
+
+def _plain(dataset: Dataset) -> list[str]:
+    """The columns that are the same on both sides."""
+    return [quoted(name) for name in (*(c.name for c in dataset.columns), *dataset.hashes)]
+
+
+def _columns(rows: Path, names: list[str]) -> dict[str, pa.Array]:
+    """Columns of all files of a version, which are a folder for each operation."""
+    files = sorted(rows.glob(f"{OPERATION}=*/*.parquet"))
+    parts = [pq.ParquetFile(file).read(columns=names) for file in files]
+    if not parts:
+        return {KEYHASH: pa.array([], pa.int64())}
+    whole = pa.concat_tables(parts)
+    return {name: whole.column(name).combine_chunks() for name in names}
+
+
+def _repeats(hashes: _Hashes) -> bool:
+    """Whether sorted hashes have one twice."""
+    return bool((hashes[1:] == hashes[:-1]).any())
