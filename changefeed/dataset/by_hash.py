@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from changefeed.dataset.model import (
     Hash,
     Operation,
 )
-from changefeed.dataset.output import write_rows
+from changefeed.dataset.output import unrepeated, write_rows
 from changefeed.dataset.store import Version
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ _MOST_ROWS = 32_000_000
 _BROADCAST_ROWS = 2_000_000
 #: What a row of an extract can be.
 _SUPPLIED = (Operation.NO_CHANGE, Operation.UPDATE, Operation.INSERT)
+#: Stands for an operation where a row is not as the dataset wants it.
+_FAULTY_ROWS = "faulty"
 _FOUND, _CHECKSUM = "__changefeed_found", "__changefeed_checksum"
 _Hashes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -173,7 +175,7 @@ def write_by_hash(
     try:
         written = None
         if index.write(base.rows):
-            written = _write(session, dataset, incoming, current, index, date, target)
+            written = _write(session, dataset, incoming, current, base, index, date, target)
     finally:
         shutil.rmtree(index.folder, ignore_errors=True)
     if written is None:
@@ -186,18 +188,20 @@ def _write(
     dataset: Dataset,
     incoming: DataFrame,
     current: DataFrame,
+    base: Version,
     index: _HashIndex,
     date: dt.date,
     target: Path,
 ) -> Written | None:
-    supplied = _write_supplied(dataset, incoming, index, date, target)
+    plain = unrepeated(base.rows, dataset)
+    supplied = _write_supplied(dataset, incoming, index, date, target, plain)
     if supplied.faulty:
         return Written(supplied.counts, supplied.faulty)
     hashes = np.sort(_columns(target, [KEYHASH])[KEYHASH].to_numpy(zero_copy_only=False))
     if _repeats(hashes):
         return None
     absent = np.setdiff1d(index.keys(), hashes, assume_unique=True)
-    matched = _write_absent(session, dataset, current, absent, date, target)
+    matched = _write_absent(session, dataset, current, absent, date, target, plain)
     if matched != supplied.matched:
         return None
     counts = dict(supplied.counts)
@@ -222,7 +226,12 @@ class _Supplied:
 
 
 def _write_supplied(
-    dataset: Dataset, incoming: DataFrame, index: _HashIndex, date: dt.date, target: Path
+    dataset: Dataset,
+    incoming: DataFrame,
+    index: _HashIndex,
+    date: dt.date,
+    target: Path,
+    plain: Collection[str],
 ) -> _Supplied:
     """Write the rows of the extract."""
     from pyspark.sql import Observation
@@ -230,23 +239,18 @@ def _write_supplied(
 
     operation = F.col(f"{_FOUND}.operation")
     rows = incoming.withColumn(_FOUND, index.found()).select(
-        *_plain(dataset),
+        *_same(dataset),
         F.coalesce(F.col(f"{_FOUND}.since"), F.lit(date)).alias(EFF_START_DATE),
-        operation.alias(OPERATION),
-        FAULTY,
+        F.when(F.col(FAULTY), _FAULTY_ROWS).otherwise(operation).alias(OPERATION),
         F.when(operation != Operation.INSERT.value, key_checksum(dataset)).alias(_CHECKSUM),
     )
     seen = Observation()
-    observed = rows.observe(
-        seen,
-        F.count_if(FAULTY).alias("faulty"),
-        F.bit_xor(_CHECKSUM).alias("matched"),
-        *[F.count_if(F.col(OPERATION) == o.value).alias(o.value) for o in _SUPPLIED],
-    )
-    write_rows(observed.drop(FAULTY, _CHECKSUM), target)
-    found = seen.get
-    counts = {o.value: found[o.value] for o in _SUPPLIED if found[o.value]}
-    return _Supplied(counts, found["faulty"], found["matched"] or 0)
+    observed = rows.observe(seen, F.bit_xor(_CHECKSUM).alias("matched"))
+    write_rows(observed.drop(_CHECKSUM), target, plain)
+    # The files know how many rows they have; Spark would count row by row.
+    counts = _count_rows(target)
+    faulty = counts.pop(_FAULTY_ROWS, 0)
+    return _Supplied(counts, faulty, seen.get["matched"] or 0)
 
 
 def _write_absent(
@@ -256,6 +260,7 @@ def _write_absent(
     absent: _Hashes,
     date: dt.date,
     target: Path,
+    plain: Collection[str],
 ) -> int:
     """Write the rows of the current dataset that the extract does not have.
 
@@ -279,9 +284,9 @@ def _write_absent(
     if operation is Operation.DELETE:
         rows = rows.withColumn(EFF_START_DATE, F.lit(date))
     rows = rows.select(
-        *_plain(dataset), EFF_START_DATE, F.lit(operation.value).alias(OPERATION), _CHECKSUM
+        *_same(dataset), EFF_START_DATE, F.lit(operation.value).alias(OPERATION), _CHECKSUM
     )
-    write_rows(rows.observe(gone, checksum).drop(_CHECKSUM), target)
+    write_rows(rows.observe(gone, checksum).drop(_CHECKSUM), target, plain)
     matched: int = (every.get["keys"] or 0) ^ (gone.get["keys"] or 0)
     return matched
 
@@ -290,9 +295,18 @@ def _absence(dataset: Dataset) -> Operation:
     return Operation.DELETE if dataset.extract is Extract.FULL else Operation.NOT_SUPPLIED
 
 
-def _plain(dataset: Dataset) -> list[str]:
+def _same(dataset: Dataset) -> list[str]:
     """The columns that are the same on both sides."""
     return [quoted(name) for name in (*(c.name for c in dataset.columns), *dataset.hashes)]
+
+
+def _count_rows(rows: Path) -> dict[str, int]:
+    """Rows by operation, of what :func:`.output.write_rows` wrote."""
+    counts: dict[str, int] = {}
+    for file in sorted(rows.glob(f"{OPERATION}=*/*.parquet")):
+        operation = file.parent.name.partition("=")[2]
+        counts[operation] = counts.get(operation, 0) + pq.read_metadata(file).num_rows
+    return counts
 
 
 def _columns(rows: Path, names: list[str]) -> dict[str, pa.Array]:
