@@ -241,14 +241,26 @@ def _signature(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[str]:
-    for file in path.rglob("*") if path.is_dir() else [path]:
+    for file in _inner_files(path):
         try:
             state = file.stat()
         except FileNotFoundError:
             continue  # taken away since it was listed
-        inner = file.relative_to(path)
-        if file.is_file() and not any(map(_hidden, inner.parts)):
-            yield f"{inner}:{state.st_size}:{state.st_mtime_ns}"
+        yield f"{file.relative_to(path)}:{state.st_size}:{state.st_mtime_ns}"
+
+
+def _inner_files(path: Path) -> Iterator[Path]:
+    """The files that Spark reads of a file or folder."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file() and not any(map(_hidden, file.relative_to(path).parts)):
+            yield file
+
+
+def data_files(location: str) -> list[Path] | None:
+    """The files that Spark reads of a location; None where that is not on this machine."""
+    if _local_path(location) is None:
+        return None
+    return sorted(file for _, path in _matches(location) for file in _inner_files(path))
 
 
 def _hidden(name: str) -> bool:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.spark_sql import quoted
+from changefeed.core.uri import redact
 from changefeed.dataset.config import column_type
+from changefeed.dataset.csv_files import csv_options
+from changefeed.dataset.extracts import data_files
 from changefeed.dataset.model import (
     KEYHASH,
     NONKEYHASH,
@@ -46,7 +49,7 @@ def read_extract(session: SparkSession, dataset: Dataset, location: str) -> Data
         return _selected(dataset, reader.load(location), location)
     from pyspark.sql.types import StringType, StructField, StructType
 
-    reader = reader.option("sep", dataset.delimiter).option("header", dataset.header)
+    reader = csv_options(reader, data_files(location), dataset.delimiter, dataset.header)
     if dataset.header:
         named = reader.load(location)
         fields = [StructField(name, StringType()) for name in named.columns]
@@ -55,7 +58,9 @@ def read_extract(session: SparkSession, dataset: Dataset, location: str) -> Data
     # A line with too few or too many values is kept as _corrupt, instead of filled with NULLs.
     schema = StructType([*fields, StructField(_CORRUPT, StringType())])
     reader = reader.schema(schema).option("columnNameOfCorruptRecord", _CORRUPT)
-    return _selected(dataset, reader.option("enforceSchema", True).load(location), location)
+    # Of files elsewhere, Spark compares the headers with the schema.
+    frame = reader.option("enforceSchema", not dataset.header).load(location)
+    return _selected(dataset, frame, location)
 
 
 def extract_columns(
@@ -72,7 +77,7 @@ def extract_columns(
         form = form or _format(location)
         reader = session.read.format(form)
         if form == "csv":
-            reader = reader.option("sep", delimiter).option("header", True)
+            reader = csv_options(reader, data_files(location), delimiter, header=True)
             reader = reader.option("inferSchema", True)
         frame = reader.load(location)
     columns = []
@@ -118,13 +123,16 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
     names = {name.lower(): name for name in frame.columns}
     for column in dataset.columns:
         if column.name.lower() not in names:
-            close = difflib.get_close_matches(column.name, frame.columns, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(frame.columns)}"
+            there = [name for name in frame.columns if name != _CORRUPT]
+            close = difflib.get_close_matches(column.name, there, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(there)}"
+            if not there:
+                hint = "its files are empty."
             raise ChangefeedError(
                 Code.TARGET_NOT_WATCHABLE,
                 f"the extract has no column {column.name}",
                 hint=hint,
-                detail=location,
+                detail=redact(location),
             )
     chosen = [frame[quoted(names[c.name.lower()])].alias(c.name) for c in dataset.columns]
     if _CORRUPT in frame.columns:
@@ -188,7 +196,13 @@ def _hash(kind: Hash, columns: tuple[DatasetColumn, ...]) -> Column:
 
     values = [F.col(quoted(column.name)) for column in columns]
     if kind is Hash.MD5:
-        options = {"ignoreNullFields": "false", "timeZone": "UTC"}
+        options = {
+            "ignoreNullFields": "false",
+            "timeZone": "UTC",
+            # Spark's own formats have milliseconds.
+            "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+            "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+        }
         return F.md5(F.to_json(F.struct(*values), options)) if values else F.md5(F.lit(""))
     return F.xxhash64(*values, *_null_masks(values))
 

@@ -182,7 +182,9 @@ class Dataset:
         ]
         if self.sensitive_columns:
             parts.append([(c.name, c.type.lower()) for c in self.compared_sensitive])
-        text = json.dumps([self.hash.value, *parts])
+        # What an MD5 is made from changed: it had no microseconds.
+        scheme = "md5-2" if self.hash is Hash.MD5 else self.hash.value
+        text = json.dumps([scheme, *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_columns(self, columns: tuple[DatasetColumn, ...]) -> Dataset:

@@ -318,6 +318,33 @@ def test_a_new_type_that_known_values_do_not_have(
     assert capfd.readouterr().err == ""
 
 
+def test_csv_as_programs_write_it(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    """Quotes that are doubled, backslashes, line breaks; columns that are not compared."""
+    dataset = config(tmp_path, "- {name: a, type: string, key: true}\n- {name: b}\n", header="true")
+    values = ['say "hi", then', "C:\\dir\\", "two\nlines,or three", 'a"b']
+    rows = [(str(number), value, "more") for number, value in enumerate(values)]
+    first = write_csv(tmp_path / "1", [("a", "b", "c"), *rows])
+    assert run_dataset(spark_engine, dataset, first, DAY1).counts == {"I": 4}
+    assert [row["b"] for row in sorted(read(dataset.current), key=str)] == values
+    short_line = write_csv(tmp_path / "2", [("a", "b", "c"), ("1", "x")])
+    with pytest.raises(ChangefeedError, match="rows of the extract") as raised:
+        run_dataset(spark_engine, dataset, short_line, DAY2)
+    assert "(number of values): 1" in raised.value.detail
+
+
+@pytest.mark.parametrize("kind", ["md5", "xxhash"])
+def test_a_microsecond_is_a_difference(spark_engine: NodeSpark, tmp_path: Path, kind: str) -> None:
+    columns = KEYED + "- {name: t, type: timestamp}\n- {name: n, type: timestamp_ntz}\n"
+    dataset = config(tmp_path, columns, hash=kind)
+    base = "2020-01-01 00:00:00.000001"
+    first = write_csv(tmp_path / "1", [(key, "x", base, base) for key in (1, 2, 3)])
+    run_dataset(spark_engine, dataset, first, DAY1)
+    later = "2020-01-01 00:00:00.000002"
+    changed = [(1, "x", base, base), (2, "x", later, base), (3, "x", base, later)]
+    outcome = run_dataset(spark_engine, dataset, write_csv(tmp_path / "2", changed), DAY2)
+    assert outcome.counts == {"N": 1, "U": 2}
+
+
 def test_a_key_twice_whatever_its_column_is_called(spark_engine: NodeSpark, tmp_path: Path) -> None:
     dataset = config(tmp_path, "- {name: number, type: int, key: true}\n- {name: b}\n")
     with pytest.raises(ChangefeedError, match="1 key appears more than once"):
