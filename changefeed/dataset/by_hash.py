@@ -55,8 +55,8 @@ _Hashes = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What was written.
+class RowCounts:
+    """How many rows were written.
 
     Attributes:
         counts: rows by operation; operations of no row are absent.
@@ -155,7 +155,7 @@ def write_by_hash(
     base: Version,
     date: dt.date,
     target: Path,
-) -> Written | None:
+) -> RowCounts | None:
     """Write the rows of both sides with their operations.
 
     Args:
@@ -192,11 +192,11 @@ def _write(
     index: _HashIndex,
     date: dt.date,
     target: Path,
-) -> Written | None:
+) -> RowCounts | None:
     plain = unrepeated(base.rows, dataset)
     supplied = _write_supplied(dataset, incoming, index, date, target, plain)
     if supplied.faulty:
-        return Written(supplied.counts, supplied.faulty)
+        return RowCounts(supplied.counts, supplied.faulty)
     hashes = np.sort(_columns(target, [KEYHASH])[KEYHASH].to_numpy(zero_copy_only=False))
     if _repeats(hashes):
         return None
@@ -207,11 +207,11 @@ def _write(
     counts = dict(supplied.counts)
     if len(absent):
         counts[_absence(dataset).value] = len(absent)
-    return Written(counts, 0)
+    return RowCounts(counts, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Supplied:
+class _ExtractRows:
     """What became of the rows of an extract.
 
     Attributes:
@@ -232,7 +232,7 @@ def _write_supplied(
     date: dt.date,
     target: Path,
     plain: Collection[str],
-) -> _Supplied:
+) -> _ExtractRows:
     """Write the rows of the extract."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -250,7 +250,7 @@ def _write_supplied(
     # The files know how many rows they have; Spark would count row by row.
     counts = _count_rows(target)
     faulty = counts.pop(_FAULTY_ROWS, 0)
-    return _Supplied(counts, faulty, seen.get["matched"] or 0)
+    return _ExtractRows(counts, faulty, seen.get["matched"] or 0)
 
 
 def _write_absent(

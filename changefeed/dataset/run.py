@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.spark_sql import quoted
-from changefeed.dataset.by_hash import Written, can_compare, write_by_hash
+from changefeed.dataset.by_hash import RowCounts, can_compare, write_by_hash
 from changefeed.dataset.compare import BROADCAST_BYTES, compare
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import Definition
@@ -271,7 +271,7 @@ def _stage(
     return counts
 
 
-def _write_by_key(compared: DataFrame, target: Path) -> Written:
+def _write_by_key(compared: DataFrame, target: Path) -> RowCounts:
     """Write the rows of a comparison and count them."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -284,7 +284,9 @@ def _write_by_key(compared: DataFrame, target: Path) -> Written:
     faulty = F.count_if(FAULTY).alias("faulty")
     write_rows(compared.observe(seen, faulty, *metrics).drop(FAULTY), target)
     found = seen.get
-    return Written({o.value: found[o.value] for o in Operation if found[o.value]}, found["faulty"])
+    return RowCounts(
+        {o.value: found[o.value] for o in Operation if found[o.value]}, found["faulty"]
+    )
 
 
 def _divide(

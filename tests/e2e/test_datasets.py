@@ -20,7 +20,7 @@ import pytest
 from changefeed.core import faults
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, effective_date, read_config
-from changefeed.dataset.by_hash import Written, can_compare, write_by_hash
+from changefeed.dataset.by_hash import RowCounts, can_compare, write_by_hash
 from changefeed.dataset.compare import BROADCAST_BYTES
 from changefeed.dataset.incoming import read_extract, typed_rows
 from changefeed.dataset.run import run_dataset
@@ -411,7 +411,7 @@ def test_rows_are_matched_by_hash(spark_engine: NodeSpark, tmp_path: Path) -> No
         current = session.read.parquet(str(base.rows)).drop("OPERATION")
         assert can_compare(dataset, base)
         written = write_by_hash(session, dataset, rows, current, base, DAY2, target)
-    assert written == Written({"N": 1, "U": 1, "I": 1, "D": 1}, 0)
+    assert written == RowCounts({"N": 1, "U": 1, "I": 1, "D": 1}, 0)
     assert short(read(target)) == [
         (1, "x", "D", 19),
         (2, "y", "N", 18),
