@@ -1,8 +1,8 @@
 """An extract against the current dataset by hashes alone, without a join of their rows.
 
 The hashes and dates of the current dataset are sorted into files that every task maps into its
-memory. Each row of the extract is looked up there while it is read, and is written once; nothing is
-shuffled. Then the rows of the current dataset whose key the extract does not have are read and
+memory. Each row of the extract is looked up there while it is read, and is written once, without a
+shuffle. Then the rows of the current dataset whose key the extract does not have are read and
 written.
 
 Different keys may have the same hash. A checksum of the keys of all matched rows, with another
@@ -42,8 +42,8 @@ from changefeed.dataset.store import Version
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Rows that the driver sorts the hashes of: about 60 bytes each while it does.
-_MOST_ROWS = 32_000_000
+#: Rows that the driver sorts the hashes of: about 100 bytes each while it does.
+_MOST_ROWS = 16_000_000
 #: Rows of the current dataset whose hashes are sent to every task, some 100 bytes each.
 _BROADCAST_ROWS = 2_000_000
 #: What a row of an extract can be.
