@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -91,7 +91,7 @@ __all__ = [
     "Session",
     "Size",
     "Summary",
-    "connection_name",
+    "new_connection_name",
     "ShownText",
     "parsed_statement",
     "sink_capabilities",
@@ -283,11 +283,7 @@ class Interpreter:
             if uri == source:
                 session.source = name
                 return
-        name = base = connection_name(source)
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{base}_{number}"
+        name = new_connection_name(source, taken)
         self.catalog.create_connection(name, source)
         session.source = name
 
@@ -441,8 +437,17 @@ def _tie(error: ChangefeedError, written: str, shown: str) -> ChangefeedError:
     return hide_masked(error, written, shown).located(shown)
 
 
-def connection_name(uri: str) -> str:
-    """A name for a connection made from a URI: its database."""
+def new_connection_name(uri: str, taken: Container[str]) -> str:
+    """A name for a connection made from a URI: its database, with a number if that is taken."""
+    name = base = _database_name(uri)
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    return name
+
+
+def _database_name(uri: str) -> str:
     path = uri.partition("://")[2].partition("?")[0].partition("/")[2]
     name = re.sub(r"[^a-z0-9_]", "_", path.lower()).strip("_")
     return name if name and not name[0].isdigit() else "source"

@@ -136,11 +136,10 @@ def _found(
     return pa.StructArray.from_arrays([operations, since], names=["operation", "since"])
 
 
-def can_compare(dataset: Dataset, base: Version | None) -> bool:
+def can_compare(dataset: Dataset, base: Version) -> bool:
     """Whether :func:`write_by_hash` compares extracts with this version."""
     return (
-        base is not None
-        and base.hashing == dataset.hashing
+        base.hashing == dataset.hashing
         and dataset.hash is Hash.XXHASH
         and not dataset.sensitive_columns
         and 0 < sum(base.counts.get(o, 0) for o in IN_CURRENT) <= _MOST_ROWS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import glob
 import operator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,16 +101,13 @@ def _read_jdbc(session: SparkSession, location: str) -> DataFrame:
 
 def _format(location: str) -> str:
     """By the name of the first data file."""
-    path = location.removeprefix("file://")
-    if "://" in path:
-        return _ENDINGS.get(Path(path).suffix, "parquet")
-    found = [Path(each) for each in sorted(glob.glob(path))]
-    for each in found:
-        files = sorted(each.rglob("*")) if each.is_dir() else [each]
-        for file in files:
-            if file.is_file() and not file.name.startswith((".", "_")):
-                plain = file.with_suffix("") if file.suffix in (".gz", ".zst", ".bz2") else file
-                return _ENDINGS.get(plain.suffix, "csv")
+    files = data_files(location)
+    if files is None:
+        return _ENDINGS.get(Path(location).suffix, "parquet")
+    if files:
+        file = files[0]
+        plain = file.with_suffix("") if file.suffix in (".gz", ".zst", ".bz2") else file
+        return _ENDINGS.get(plain.suffix, "csv")
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         f"there is no extract: {location} has no files",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import glob
 import os
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from changefeed.dataset.extracts import (
     absolute_location,
     check_files,
     check_name,
+    data_files,
     date_of,
     effective_date,
     next_extract,
@@ -421,12 +421,11 @@ def _with_sensitive(
 
 def _bytes(extract: str) -> int | None:
     """The size of an extract on this machine; None of one elsewhere."""
-    files = [Path(each) for each in glob.glob(extract.removeprefix("file://"))]
+    files = data_files(extract)
     if not files:
         return None
-    inner = [f for each in files for f in (each.rglob("*") if each.is_dir() else [each])]
     # Columnar files are smaller than their rows.
-    return 4 * sum(f.stat().st_size for f in inner if f.is_file())
+    return 4 * sum(file.stat().st_size for file in files)
 
 
 def _refused_rows(dataset: Dataset, bad: DataFrame, store: DatasetFolders) -> ChangefeedError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
-from changefeed.api import Interpreter, Session, connection_name
+from changefeed.api import Interpreter, Session, new_connection_name
 from changefeed.catalog import Catalog, Status
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import data_folder
 from changefeed.core.uri import split_uri
-from changefeed.readers.reader import table_parts
+from changefeed.readers.reader import folder_name, quoted_name, table_parts
 from changefeed.sources.registry import address, open_source, schemes
 from grammar import nodes
 
@@ -86,11 +85,7 @@ class ReaderSource:
                         open_source(name, self.uri).current_position()
                         catalog.alter_connection(name, self.uri)
                     return name
-            base, number = connection_name(self.uri), 1
-            name = base
-            while name in taken:
-                number += 1
-                name = f"{base}_{number}"
+            name = new_connection_name(self.uri, taken)
             open_source(name, self.uri)
             # Another process may do the same now, with the same name.
             catalog.create_connection(name, self.uri, if_not_exists=True)
@@ -111,7 +106,7 @@ class ReaderSource:
                 f"{text!r} does not name a table of a source",
                 hint="write schema.table, for example public.orders.",
             )
-        return f"{_quoted(connection)}.{text}" if number == 2 else text
+        return f"{quoted_name(connection)}.{text}" if number == 2 else text
 
     def retry(self, reader: str) -> None:
         """Let a reader go on that has failed because the source could not be used.
@@ -143,15 +138,8 @@ def own_directory(uri: str) -> Path:
 
 
 def _folder(name: str) -> str:
-    if name == _NO_DATABASE:
-        return name
-    quoted = quote(name, safe=":,[]")
-    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    return name if name == _NO_DATABASE else folder_name(name, safe=":,[]")
 
 
 def _scheme(uri: str) -> str:
     return uri.partition("://")[0].lower()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -102,17 +102,14 @@ class Reader:
                 hint="name its table, and it is made.",
             )
         named = table_name(table)
-        folder = quote(self.name, safe="")
-        if not folder.strip("."):
-            folder = folder.replace(".", "%2E")  # . and .. are other folders
-        directory = Path(self.catalog.directory).absolute() / READERS / folder
+        directory = Path(self.catalog.directory).absolute() / READERS / folder_name(self.name)
         options = [f"initial_scan = '{'yes' if start.scan else 'no'}'"]
         if start.after is not None:
             options.append(f"cursor = '{start.after}'")
-        target = ".".join(_quoted(part) for part in (named.source, named.schema, named.name))
+        target = ".".join(quoted_name(part) for part in (named.source, named.schema, named.name))
         interpreter = Interpreter(self.catalog)
         interpreter.execute(
-            f"CREATE CHANGEFEED IF NOT EXISTS {_quoted(self.name)} FOR TABLE {target} "
+            f"CREATE CHANGEFEED IF NOT EXISTS {quoted_name(self.name)} FOR TABLE {target} "
             f"INTO 'reader://{quote(str(directory))}' WITH {', '.join(options)}",
             Session(client="reader"),
         )
@@ -391,6 +388,13 @@ def table_name(text: str) -> TableName:
     return TableName(*names)
 
 
+def folder_name(name: str, safe: str = "") -> str:
+    """The name of a folder for whatever is called ``name``; ``safe`` stays as it is."""
+    folder = quote(name, safe=safe)
+    # . and .. are other folders.
+    return folder if folder.strip(".") else folder.replace(".", "%2E")
+
+
 def table_parts(text: str) -> list[str]:
     """The parts of a name with dots, without their quotes; none if it is malformed."""
     parts = [part.group() for part in _PART.finditer(text)]
@@ -434,5 +438,6 @@ def _later(one: Timestamp | None, other: Timestamp) -> Timestamp:
     return other if one is None else max(one, other)
 
 
-def _quoted(name: str) -> str:
+def quoted_name(name: str) -> str:
+    """A name as a statement has it, in quotes."""
     return '"' + name.replace('"', '""') + '"'
