@@ -81,9 +81,11 @@ class SchemaChange:
     """``new`` describes every row of the table from ``at`` on.
 
     ``rewritten`` is true if existing rows have changed without being sent as changes (a column
-    added with a default, a type changed): a copy then needs a backfill. ``arrived`` is true for a
-    reader of the table's new name: the table has had this name since ``at``, and ``old`` is its
-    schema from before.
+    added with a default, a type changed): a copy then needs a backfill. ``moved`` is true if rows
+    entered or left the table without being sent as changes (a partition was dropped or attached);
+    such a change is ``rewritten``, too. ``why`` says to users what the source did in both cases.
+    ``arrived`` is true for a reader of the table's new name: the table has had this name since
+    ``at``, and ``old`` is its schema from before.
     """
 
     old: TableSchema
@@ -92,6 +94,8 @@ class SchemaChange:
     seq: int
     rewritten: bool = False
     arrived: bool = False
+    moved: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

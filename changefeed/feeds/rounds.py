@@ -30,6 +30,12 @@ from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.windows import WindowDelivery
 from changefeed.options import INITIAL_SCAN, InitialScan
 
+#: Of a change that moved rows, to a feed of messages.
+LEFT_WITHOUT_DELETES = (
+    "rows that left the table with this statement get no messages of their deletion: the source "
+    "did not send their keys. The rescan sends every row that is there."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Deliverers:
@@ -241,3 +247,5 @@ class Rounds:
             feed.update(
                 table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0, repair=None
             )
+            if event.moved and not self._sink_session.takes_rows:
+                feed.record_event("notice", LEFT_WITHOUT_DELETES, table, event.at)

@@ -9,8 +9,10 @@ from changefeed.core.schema import BeforeImage, Form, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.options import (
     KEY_COLUMN,
+    ON_PARTITION_CHANGE,
     SCHEMA_CHANGE_EVENTS,
     SCHEMA_CHANGE_POLICY,
+    OnPartitionChange,
     Options,
     SchemaChangeEvents,
     SchemaChangePolicy,
@@ -35,6 +37,8 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
     Raises:
         TableError: the policy is to stop.
     """
+    if event.moved:
+        return _needs_rescan(event, options, scanned=scanned)
     policy = options[SCHEMA_CHANGE_POLICY]
     if policy is SchemaChangePolicy.IGNORE or not _counts(event, options):
         return False
@@ -53,6 +57,22 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
         return False
     every = options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES
     return event.rewritten or (every and _columns(event.old) != _columns(event.new))
+
+
+def _needs_rescan(event: SchemaChange, options: Options, *, scanned: bool) -> bool:
+    """The same of rows that entered or left the table: its columns may be as before."""
+    if options[ON_PARTITION_CHANGE] is OnPartitionChange.STOP and not scanned:
+        table = event.new.table
+        raise TableError(
+            table,
+            ChangefeedError(
+                Code.SCHEMA_CHANGE_STOPS,
+                f"rows of {table} came or went without row events at {event.at}: {event.why}",
+                hint="ALTER CHANGEFEED .. RESCAN the table makes the copy equal again; SET "
+                "on_partition_change = 'rescan' does so by itself from now on.",
+            ),
+        )
+    return True
 
 
 def check_message_key(event: SchemaChange, options: Options) -> None:
@@ -145,7 +165,9 @@ def difference(event: SchemaChange) -> str:
     if event.old.before_image is not event.new.before_image:
         whole = event.new.before_image is BeforeImage.FULL
         parts.append(f"old rows hold {'every column' if whole else 'only the key'} now")
-    if event.old == event.new and event.rewritten:
+    if event.why:
+        parts.append(event.why)
+    elif event.old == event.new and event.rewritten:
         return "a table that was made or renamed has its name, or the log lacks values of its rows"
     return "; ".join(sorted(parts)) or "old rows or key changed"
 

@@ -199,10 +199,9 @@ class FrameBuilder:
         """Put a schema change among the entries of the old table name, the new one, or both."""
         old, _ = self.declare(event.old)
         new, _ = self.declare(event.new)
-        rewritten = int(event.rewritten)
-        self._entries.append(
-            ["s", old, new, event.at.wall, event.at.logical, event.seq, rewritten, side]
-        )
+        rewritten, moved = int(event.rewritten), int(event.moved)
+        at = [event.at.wall, event.at.logical, event.seq]
+        self._entries.append(["s", old, new, *at, rewritten, side, moved, event.why])
 
     def _ddl(self, event: Ddl) -> None:
         self.ddl(event)

@@ -34,6 +34,7 @@ from changefeed.options.values import (
     InitialScan,
     OnDrop,
     OnError,
+    OnPartitionChange,
     RowImages,
     SchemaChangeEvents,
     SchemaChangePolicy,
@@ -389,6 +390,16 @@ SCHEMA_CHANGE_POLICY = option(
     summary="On a schema change: deliver the table again, continue, stop, or ignore it.",
     example="schema_change_policy = 'stop'",
     shown="backfill",
+)
+ON_PARTITION_CHANGE = option(
+    "on_partition_change",
+    Choice(OnPartitionChange),
+    OnPartitionChange.RESCAN,
+    group="Schema changes and errors",
+    summary="When rows enter or leave a table without row events, as with DROP PARTITION or "
+    "ATTACH PARTITION: read the table again, or stop it.",
+    example="on_partition_change = 'stop'",
+    shown="rescan",
 )
 ON_ERROR = option(
     "on_error",

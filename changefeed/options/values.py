@@ -29,6 +29,13 @@ class SchemaChangePolicy(StrEnum):
     IGNORE = "ignore"
 
 
+class OnPartitionChange(StrEnum):
+    """What happens to a table of which a partition with rows came or went."""
+
+    RESCAN = "rescan"
+    STOP = "stop"
+
+
 class OnError(StrEnum):
     """What happens when retries are exhausted."""
 

@@ -114,7 +114,15 @@ class FlushBuilder:
         for change in changes:
             self.seq += 1
             self._events.append(
-                SchemaChange(change.old, change.new, commit.at, self.seq, change.rewritten)
+                SchemaChange(
+                    change.old,
+                    change.new,
+                    commit.at,
+                    self.seq,
+                    change.rewritten,
+                    moved=change.moved,
+                    why=change.why,
+                )
             )
             old, new = change.old.table, change.new.table
             if old != new:

@@ -33,11 +33,14 @@ _GEOMETRY = frozenset({"geomcollection", "geometrycollection"})
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A table looks otherwise than before."""
+    """A table has another shape, other values or other rows than before, as
+    :class:`~changefeed.core.events.SchemaChange` describes it."""
 
     old: TableSchema
     new: TableSchema
     rewritten: bool
+    moved: bool = False
+    why: str = ""
 
 
 class Shapes:

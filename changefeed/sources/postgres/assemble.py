@@ -402,7 +402,17 @@ class Assembler:
     def _append_change(self, change: ShapeChange, at: Timestamp) -> None:
         for old in change.all_old:
             self._seq += 1
-            self._events.append(SchemaChange(old, change.new, at, self._seq, change.rewritten))
+            self._events.append(
+                SchemaChange(
+                    old,
+                    change.new,
+                    at,
+                    self._seq,
+                    change.rewritten,
+                    moved=change.moved,
+                    why=change.why,
+                )
+            )
 
     def _decode(
         self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places

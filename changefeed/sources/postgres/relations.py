@@ -48,12 +48,15 @@ class ShapeChange:
     """A table's rows have another shape, or come under another name, than the last ones.
 
     ``others``: what readers of the log know that have the table under other names than ``old``.
+    The rest is as :class:`~changefeed.core.events.SchemaChange` describes it.
     """
 
     old: TableSchema
     new: TableSchema
     rewritten: bool
     others: tuple[TableSchema, ...] = ()
+    moved: bool = False
+    why: str = ""
 
     @property
     def all_old(self) -> tuple[TableSchema, ...]:
