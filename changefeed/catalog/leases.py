@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from sqlalchemy import Row, delete, insert, select, tuple_, update
 from changefeed.catalog import tables
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow
 from changefeed.catalog.store import CatalogPart
+from changefeed.core.processes import has_ended, process_space
 
 #: A node not heard of for this long is dead, seconds.
 NODE_TTL = 10.0
@@ -46,7 +45,7 @@ class Leases(CatalogPart):
             row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
             if row and row.node not in (None, node) and _lasts(row.expires, now):
                 holder = _find_node(transaction, row.node)
-                if holder is None or not _dead_here(holder):
+                if holder is None or not has_ended(holder.pid, holder.host):
                     return None
             taken = Lease(job_id, node, row.token + 1 if row else 1, now + int(ttl * 1e9))
             values = {"node": node, "token": taken.token, "expires": taken.expires}
@@ -109,10 +108,13 @@ class Leases(CatalogPart):
             return row.node if row and _lasts(row.expires, self._shared_now(transaction)) else None
 
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
-        """Say that a process runs jobs; forgets nodes long gone."""
+        """Say that a process runs jobs; forgets nodes long gone.
+
+        ``host``: where the process id means a process; that of this process when not given.
+        """
         with self._database.write() as transaction:
             now = self._shared_now(transaction)
-            node = NodeRow(node_id, pid, host or socket.gethostname(), now, now)
+            node = NodeRow(node_id, pid, host or process_space(), now, now)
             transaction.execute(delete(_node).where(_node.c.id == node_id))
             transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
             transaction.execute(
@@ -141,7 +143,7 @@ class Leases(CatalogPart):
                 .order_by(_node.c.started, _node.c.id)
             )
             nodes = [_row_node(row) for row in rows]
-        return [node for node in nodes if not _dead_here(node)]
+        return [node for node in nodes if not has_ended(node.pid, node.host)]
 
 
 def _lasts(expires: int, now: int) -> bool:
@@ -166,16 +168,3 @@ def _find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
 
 def _row_node(row: Row[Any]) -> NodeRow:
     return NodeRow(row.id, row.pid, row.host, row.started, row.seen)
-
-
-def _dead_here(node: NodeRow) -> bool:
-    """The node's process was on this machine and is gone: no need to wait for the time."""
-    if node.host != socket.gethostname():
-        return False
-    try:
-        os.kill(node.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # it is there and another user's
-    return False

@@ -124,7 +124,8 @@ class LeaseLost(ChangefeedError):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A process that runs jobs. ``started`` and ``seen`` are ns."""
+    """A process that runs jobs. ``started`` and ``seen`` are ns; ``host`` is where ``pid`` means a
+    process (:func:`changefeed.core.processes.process_space`)."""
 
     id: str
     pid: int

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +148,7 @@ class Node:
             return False
         self.is_node = True
         self._clean_work()
-        self.catalog.register_node(self.id, os.getpid(), socket.gethostname())
+        self.catalog.register_node(self.id, os.getpid())
         for name, work in (("node", self._loop), ("node-pulse", self._pulse)):
             thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)
