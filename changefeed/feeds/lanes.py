@@ -8,6 +8,7 @@ is less than a shuffle of the rows (``docs/decisions/bulk-work.md``).
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.chunks import Chunk, ControlItem, Watermark, items
 from changefeed.log import LogReader
-from changefeed.scan.admission import AdmissionTicket
+from changefeed.scan.admission import Admission, AdmissionTicket
 from changefeed.spark.tasks import TaskResult
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, require_durable
 
@@ -137,7 +138,8 @@ class LaneDelivery:
         slice_bytes: how much of the log is in memory at once.
         versions: how the rows of each version are delivered.
         feed, epoch, context: for the sink.
-        ticket: the way in; none of a delivery that is over writes.
+        ticket: the way in: one attempt of a lane delivers at a time, and none of a delivery that
+            is over.
     """
 
     count: int
@@ -158,34 +160,41 @@ class LaneDelivery:
         Raises:
             ChangefeedError: the log or the sink failed; CF2201 nobody waits for this any more.
         """
-        return self.deliver(self._of_log(number), tell)
+        return self.deliver(number, self._of_log(number), tell)
 
     def deliver(
-        self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
+        self, number: int, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
     ) -> list[TaskResult]:
-        """Deliver the rows of one lane; see :meth:`__call__`."""
-        self.ticket.enter()
-        try:
+        """Deliver the rows of lane ``number``; see :meth:`__call__`."""
+        with self.ticket.enter(number) as admission:
+            if admission.result is not None:
+                return [TaskResult(*fields) for fields in json.loads(admission.result)]
             self.sink.open(self.context)
             try:
-                return self._deliver(lane, tell)
+                done = self._deliver(admission, lane, tell)
+                fields = [(d.item, d.rows, d.bytes) for d in done]
+                admission.finish(json.dumps(fields).encode())
             finally:
                 self.sink.close()
-        finally:
-            self.ticket.leave()
+            return done
 
     def _deliver(
-        self, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
+        self,
+        admission: Admission,
+        lane: Iterator[LaneRows | Watermark],
+        tell: Callable[[int, int], None],
     ) -> list[TaskResult]:
         done = {table: TaskResult(item, 0, 0) for item, table in enumerate(self.bounds)}
         receipts: list[Receipt] = []
         for item in lane:
             if isinstance(item, Watermark):
                 if receipts:
+                    admission.check()
                     require_durable(self.sink.commit(self.epoch, receipts))
                     receipts.clear()
                     tell(*_sums(done))
                 continue
+            admission.check()
             receipt = self._write(item, len(receipts))
             if receipt is not None:
                 receipts.append(receipt)

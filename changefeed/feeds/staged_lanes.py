@@ -65,7 +65,7 @@ class StagedLanes:
         self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
     ) -> list[TaskResult]:
         """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`."""
-        return self.lanes.deliver(_parts(content, tuple(self.lanes.versions)), tell)
+        return self.lanes.deliver(number, _parts(content, tuple(self.lanes.versions)), tell)
 
 
 def _parts(content: pa.Buffer, versions: Sequence[TableSchema]) -> Iterator[LaneRows | Watermark]:

@@ -1,10 +1,21 @@
-"""Admission of workers: the driver knows every worker that delivers, and when none is left.
+"""Admission of workers: one attempt of a task delivers at a time, and the driver knows when none
+does.
 
-A cancelled Spark job ends for the driver before its Python workers end. One of them could write
-rows of an old scan after newer changes of the same rows were delivered. So a worker asks for
-admission before its first write, and stays connected while it delivers: the connection ends with
-the delivery or with the process, whichever comes first. :meth:`WorkerAdmission.close` admits no
-more workers and returns when all have left.
+Spark may run two attempts of one task at once: a speculative copy, or a second try after it has
+lost an executor that still lives. It may also end a job before its Python workers end. Either way
+an older attempt could write rows after newer rows of the same keys were delivered. So a worker asks
+for admission before its first write and stays connected while it delivers; the connection ends with
+the delivery or with the process.
+
+* An attempt waits while another attempt of its task is inside.
+* What a finished attempt returned is kept: later attempts return the same and deliver nothing.
+* The driver sends a *ping*, and the next one only after the answer. A worker may write for
+  :data:`LEASE_SECONDS` after it answered a ping whose answer the driver has confirmed by the next
+  one; then it must stop. An attempt that has not answered for as long is replaced.
+* :meth:`WorkerAdmission.close` admits no more workers and returns when all have left.
+
+A worker that lost its connection or its lease ends its process, so that also the threads of a
+client stop. A request on its way at that instant cannot be taken back.
 """
 
 from __future__ import annotations
@@ -16,57 +27,177 @@ import signal
 import socket
 import struct
 import threading
+from dataclasses import dataclass, field
+from typing import Self
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 
-_HELLO = struct.Struct(">16si")
-_ADMITTED, _REFUSED = b"+", b"-"
+#: Secret, process, job and task.
+_HELLO = struct.Struct(">16siii")
+_SIZE = struct.Struct(">i")
+#: What the driver says: admitted, refused, another attempt has finished (its result follows), ping
+#: and receipt of a result.
+_ADMITTED, _REFUSED, _DONE, _PING, _KEPT = b"+", b"-", b"=", b"p", b"!"
+#: What a worker says: the answer to a ping, and its result (size and bytes follow).
+_ALIVE, _RESULT = b"a", b"r"
 
-#: Seconds a worker of this machine gets to end by itself once its scan was cancelled.
+#: Seconds a worker gets to end by itself once its delivery was cancelled.
 GRACE_SECONDS = 5.0
+#: Seconds that a worker may write after it was last in touch with the driver.
+LEASE_SECONDS = 30.0
+#: Seconds between an answer and the next ping.
+PING_SECONDS = 2.0
 #: How long the other side may be silent before the connection is tried, and between tries.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _HELLO_SECONDS = 10.0
 
 
+@dataclass(frozen=True, slots=True)
 class AdmissionTicket:
-    """A worker's ticket for admission; picklable. One delivery at a time in each process."""
+    """A worker's ticket for the tasks of one job; picklable.
 
-    def __init__(self, host: str, port: int, secret: bytes) -> None:
-        self._address = (host, port)
-        self._secret = secret
-        self._held: socket.socket | None = None
+    Attributes:
+        lease: seconds after its last confirmed answer in which a worker may write.
+    """
 
-    def enter(self) -> None:
-        """Ask for admission; does nothing if this process is already admitted.
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    job: int
+    lease: float
+
+    def enter(self, task: int, clock: Clock = SYSTEM_CLOCK) -> Admission:
+        """Wait until no other attempt of a task of the job is inside; ``clock`` measures the lease.
 
         Raises:
             ChangefeedError: CF2201, the delivery is no longer wanted.
         """
-        if self._held is not None:
-            return
+        asked = clock.monotonic()
         try:
-            held = socket.create_connection(self._address, _HELLO_SECONDS)
-            held.sendall(_HELLO.pack(self._secret, os.getpid()))
+            held = socket.create_connection((self.host, self.port), _HELLO_SECONDS)
+            held.settimeout(None)
+            _keep_alive(held)
+            held.sendall(_HELLO.pack(self.secret, os.getpid(), self.job, task))
             answer = held.recv(1)
+            if answer == _DONE:
+                with held:
+                    return Admission(None, asked, self.lease, clock, _sized(held))
         except OSError as error:
             raise _over() from error
         if answer != _ADMITTED:
             held.close()
             raise _over()
-        held.settimeout(None)
-        self._held = held
+        return Admission(held, asked, self.lease, clock)
 
-    def leave(self) -> None:
-        """Leave: the delivery is over, and this process writes no more."""
+
+class Admission:
+    """What a worker got for its ticket; leave by the end of the ``with`` block.
+
+    Attributes:
+        result: what another attempt passed to :meth:`finish`. There is nothing to deliver then, and
+            this worker was not admitted. None if it was.
+    """
+
+    def __init__(
+        self,
+        held: socket.socket | None,
+        asked: float,
+        lease: float,
+        clock: Clock,
+        result: bytes | None = None,
+    ) -> None:
+        """
+        Args:
+            held: the connection of a worker that was admitted.
+            asked: when it asked, by the clock.
+        """
+        self.result = result
+        self._held = held
+        self._lease = lease
+        self._clock = clock
+        self._until = asked + lease
+        self._kept = threading.Event()
+        self._sending = threading.Lock()
+        if held is not None:
+            threading.Thread(target=self._watch, args=(held, asked), daemon=True).start()
+            with contextlib.suppress(ValueError):  # only the main thread of a process may
+                signal.signal(signal.SIGCONT, lambda *_: self._end_if_expired())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         held, self._held = self._held, None
         if held is not None:
+            with contextlib.suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
             held.close()
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_held": None}
+    def check(self) -> None:
+        """Make sure, before a write, that this attempt may still deliver.
+
+        Raises:
+            ChangefeedError: CF2201, it may not.
+        """
+        if self._held is None or self._clock.monotonic() > self._until:
+            raise _over()
+
+    def finish(self, result: bytes) -> None:
+        """Everything of the task is durable: no other attempt delivers it again.
+
+        Raises:
+            ChangefeedError: CF2201, the delivery is no longer wanted.
+        """
+        self.check()
+        assert self._held is not None
+        try:
+            with self._sending:
+                self._held.sendall(_RESULT + _SIZE.pack(len(result)) + result)
+        except OSError as error:
+            raise _over() from error
+        if not self._clock.wait(self._kept, self._lease):
+            raise _over()
+
+    def _watch(self, held: socket.socket, answered: float) -> None:
+        while True:
+            try:
+                said = held.recv(1)
+            except OSError:
+                said = b""
+            if said == _KEPT:
+                self._kept.set()
+            elif said == _PING:
+                # The driver has the last answer, so it counts on this worker from then on.
+                self._until = answered + self._lease
+                answered = self._clock.monotonic()
+                with contextlib.suppress(OSError), self._sending:
+                    held.sendall(_ALIVE)
+            else:
+                break
+        if self._held is held:
+            os._exit(os.EX_TEMPFAIL)  # cut off: threads of a client may still be writing
+
+    def _end_if_expired(self) -> None:
+        """After the process was stopped for a while, before it does anything else."""
+        if self._held is not None and self._clock.monotonic() > self._until:
+            os._exit(os.EX_TEMPFAIL)
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A worker inside.
+
+    Attributes:
+        task: job and task.
+        answered: when it was last known to live, by the driver's monotonic clock.
+    """
+
+    task: tuple[int, int]
+    pid: int
+    connection: socket.socket
+    answered: float
 
 
 class WorkerAdmission:
@@ -76,7 +207,9 @@ class WorkerAdmission:
         host: address the workers reach the driver at.
         here: workers run on this machine: a worker that does not end is killed.
         grace: seconds that a worker has to end by itself.
-        clock: measures ``grace``.
+        lease: seconds after its last answer in which a worker may write.
+        ping: seconds between an answer and the next ping.
+        clock: measures them.
     """
 
     def __init__(
@@ -85,29 +218,37 @@ class WorkerAdmission:
         *,
         here: bool = True,
         grace: float = GRACE_SECONDS,
+        lease: float = LEASE_SECONDS,
+        ping: float = PING_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._clock = clock
         self._here = here
         self._grace = grace
+        self._lease = lease
+        self._ping = ping
         self._secret = secrets.token_bytes(16)
         self._listener = socket.create_server((host, 0))
         self._port = int(self._listener.getsockname()[1])
         self._host = host
         self._changed = threading.Condition()
-        self._inside: dict[socket.socket, int] = {}
+        self._jobs = 0
+        self._inside: dict[tuple[int, int], _Attempt] = {}
+        self._results: dict[tuple[int, int], bytes] = {}
         self._closed = False
         threading.Thread(target=self._serve, name="scan-gate", daemon=True).start()
 
     def ticket(self) -> AdmissionTicket:
-        """For the workers."""
-        return AdmissionTicket(self._host, self._port, self._secret)
+        """For the workers of one job."""
+        with self._changed:
+            self._jobs += 1
+            return AdmissionTicket(self._host, self._port, self._secret, self._jobs, self._lease)
 
     @property
     def inside(self) -> tuple[int, ...]:
         """Process ids of the admitted workers."""
         with self._changed:
-            return tuple(self._inside.values())
+            return tuple(attempt.pid for attempt in self._inside.values())
 
     def close(self) -> None:
         """Admit no more workers; return once all have left. May be called again."""
@@ -115,10 +256,12 @@ class WorkerAdmission:
             if not self._closed:
                 self._closed = True
                 self._shut()
-            kill_at = self._clock.monotonic() + self._grace
+                self._changed.notify_all()
+            end_at = self._clock.monotonic() + self._grace
             while self._inside:
-                if self._here and self._clock.monotonic() >= kill_at:
-                    self._kill()
+                if self._clock.monotonic() >= end_at:
+                    for attempt in list(self._inside.values()):
+                        self._end(attempt)
                 if not self._clock.wait(self._changed, self._grace if self._inside else 0):
                     log.warning("%d workers of a scan have not ended yet", len(self._inside))
 
@@ -128,11 +271,16 @@ class WorkerAdmission:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _kill(self) -> None:
-        for pid in self._inside.values():
+    def _end(self, attempt: _Attempt) -> None:
+        """End an attempt's process, or the driver's wait for it if its lease is over."""
+        if self._here:
             # The connection is open, so this is the process that came in.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(attempt.pid, signal.SIGKILL)
+        expired = self._clock.monotonic() > attempt.answered + self._lease
+        with contextlib.suppress(OSError):
+            # The worker reads the end and exits, which ends the connection.
+            attempt.connection.shutdown(socket.SHUT_RDWR if expired else socket.SHUT_WR)
 
     def _serve(self) -> None:
         while True:
@@ -144,42 +292,100 @@ class WorkerAdmission:
 
     def _attend(self, connection: socket.socket) -> None:
         """Serve one worker, from its admission to its end."""
-        with connection:
-            pid = self._admit(connection)
-            if pid is None:
+        with connection, contextlib.suppress(OSError):
+            attempt = self._admit(connection)
+            if attempt is None:
                 return
             try:
-                while connection.recv(64):
-                    continue
-            except OSError:
-                return  # as good as an end: the connection is gone
+                self._follow(attempt)
             finally:
                 with self._changed:
-                    del self._inside[connection]
+                    del self._inside[attempt.task]
                     self._changed.notify_all()
 
-    def _admit(self, connection: socket.socket) -> int | None:
-        try:
-            connection.settimeout(_HELLO_SECONDS)
-            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-            if len(hello) != _HELLO.size:
-                return None
-            secret, pid = _HELLO.unpack(hello)
-            if not secrets.compare_digest(secret, self._secret):
-                return None
-            connection.settimeout(None)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, seconds in _KEEPALIVE:
-                connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
-            with self._changed:
-                if self._closed:
-                    connection.sendall(_REFUSED)
-                    return None
-                connection.sendall(_ADMITTED)
-                self._inside[connection] = pid
-                return int(pid)
-        except OSError:
+    def _follow(self, attempt: _Attempt) -> None:
+        """Keep in touch with a worker until its connection ends."""
+        connection, asked = attempt.connection, False
+        connection.settimeout(self._ping)
+        while True:
+            try:
+                said = connection.recv(1)
+            except TimeoutError:
+                if not asked:
+                    connection.sendall(_PING)
+                    asked = True
+                continue
+            if not said:
+                return
+            attempt.answered = self._clock.monotonic()
+            if said == _ALIVE:
+                asked = False
+            elif said == _RESULT:
+                connection.settimeout(_HELLO_SECONDS)
+                result = _sized(connection)
+                with self._changed:
+                    self._results[attempt.task] = result
+                    self._changed.notify_all()
+                connection.sendall(_KEPT)
+                connection.settimeout(self._ping)
+
+    def _admit(self, connection: socket.socket) -> _Attempt | None:
+        connection.settimeout(_HELLO_SECONDS)
+        hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        if len(hello) != _HELLO.size:
             return None
+        secret, pid, *numbers = _HELLO.unpack(hello)
+        if not secrets.compare_digest(secret, self._secret):
+            return None
+        connection.settimeout(None)
+        _keep_alive(connection)
+        task = (numbers[0], numbers[1])
+        with self._changed:
+            self._await_turn(task)
+            if task in self._results:
+                result = self._results[task]
+                connection.sendall(_DONE + _SIZE.pack(len(result)) + result)
+                return None
+            if self._closed:
+                connection.sendall(_REFUSED)
+                return None
+            connection.sendall(_ADMITTED)
+            attempt = _Attempt(task, pid, connection, self._clock.monotonic())
+            self._inside[task] = attempt
+            return attempt
+
+    def _await_turn(self, task: tuple[int, int]) -> None:
+        """Wait until no attempt of the task is inside, or its result is there."""
+        while task not in self._results and not self._closed:
+            inside = self._inside.get(task)
+            if inside is None:
+                return
+            left = inside.answered + self._lease - self._clock.monotonic()
+            if left < 0:
+                log.warning("a worker of a delivery does not answer: another attempt replaces it")
+                self._end(inside)
+            self._clock.wait(self._changed, max(left, self._ping))
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+
+
+def _sized(connection: socket.socket) -> bytes:
+    """Bytes behind their size.
+
+    Raises:
+        OSError: the connection ended before.
+    """
+    size = connection.recv(_SIZE.size, socket.MSG_WAITALL)
+    if len(size) == _SIZE.size:
+        (count,) = _SIZE.unpack(size)
+        content = connection.recv(count, socket.MSG_WAITALL) if count else b""
+        if len(content) == count:
+            return content
+    raise ConnectionError("the connection ended in the middle of a result")
 
 
 def _over() -> ChangefeedError:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
-from changefeed.scan.admission import AdmissionTicket
+from changefeed.scan.admission import Admission, AdmissionTicket
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
@@ -412,8 +413,7 @@ def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
 class WorkerDelivery:
     """Writes the encoded messages of one part to the sink, in the worker that read the part.
 
-    It is pickled with an unopened sink; each process that runs it opens the sink once, after it
-    was admitted.
+    It is pickled with an unopened sink.
     """
 
     sink: Sink
@@ -423,16 +423,27 @@ class WorkerDelivery:
     target: Target
     schema: TableSchema
     ticket: AdmissionTicket
-    _opened: bool = False
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
-        """Deliver all messages of a part durably: rows and bytes."""
-        if not self._opened:
-            self.ticket.enter()
+        """Deliver all messages of a part durably, unless another attempt did: rows and bytes."""
+        with self.ticket.enter(part) as admission:
+            if admission.result is not None:
+                rows, size = json.loads(admission.result)
+                return rows, size
             self.sink.open(self.context)
-            self._opened = True
+            try:
+                rows, size = self._deliver(admission, part, batches)
+                admission.finish(json.dumps([rows, size]).encode())
+            finally:
+                self.sink.close()
+            return rows, size
+
+    def _deliver(
+        self, admission: Admission, part: int, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[int, int]:
         receipts: list[Receipt] = []
         for rows in batches:
+            admission.check()
             receipts.append(
                 self.sink.write(
                     Batch(
@@ -447,20 +458,9 @@ class WorkerDelivery:
                     )
                 )
             )
+        admission.check()
         require_durable(self.sink.commit(self.epoch, receipts))
         return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
-
-    def close(self) -> None:
-        """Close the sink, and then leave the admission."""
-        try:
-            if self._opened:
-                self._opened = False
-                self.sink.close()
-        finally:
-            self.ticket.leave()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_opened": False}
 
 
 # ------------------------------------------------------------------------------- reading

@@ -23,12 +23,10 @@ class PartDelivery(Protocol):
 
     Called once for a part (again when its task is tried again) with batches of the
     plan's :func:`~changefeed.encoding.formats.message_schema`; returns rows and bytes, durably
-    delivered. ``close`` is called in the same process after the last part.
+    delivered.
     """
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,7 @@ class Deliverer:
         context = TaskContext.get()
         part = context.partitionId() if context is not None else 0
         with errors_packed():
-            try:
-                rows, size = self._deliver(part, self._counted(part, batches))
-            finally:
-                self._deliver.close()
+            rows, size = self._deliver(part, self._counted(part, batches))
         if self._tell is not None:
             self._tell(part, rows, size, True)
         yield pa.record_batch([[part], [rows], [size]], schema=RECEIPT)

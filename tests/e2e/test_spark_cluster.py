@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +111,59 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     job = dict(zip(events.columns, next(iter(events.rows)), strict=True))["last_spark_job"]
     # How many rows had been captured when the feed went on is not ours to say.
     assert re.search(r"backlog of [\d,]+ rows as a Spark job of 2 lanes", str(job)), job
+
+
+def test_a_speculative_copy_of_a_lane_does_not_deliver_beside_it(
+    tmp_path: Path, postgres: Database, spark_cluster: SparkCluster
+) -> None:
+    """The lane of a busy key takes long, so Spark starts a second attempt of it on another host."""
+    tmp_path.chmod(0o755)
+    service = Service(tmp_path / "state")
+    (events := tmp_path / "events").mkdir()
+    eager = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    settings = [flag for pair in eager.items() for flag in ("--conf", "=".join(pair))]
+    service.start(spark=[*spark_cluster.flags, *settings])
+    hook = WebhookServer(judge=_slowly)
+    try:
+        postgres.execute(
+            "create table t (a int primary key, b int);"
+            "insert into t select i, 0 from generate_series(1, 4000) i"
+        )
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+        service.execute(
+            f"CREATE CHANGEFEED f FOR shop.public.t INTO '{hook.uri}?parallel=1' "
+            """WITH engine = 'spark', """
+            """webhook_sink_config = '{"Flush": {"Messages": 5, "Frequency": "5ms"}}'"""
+        )
+        service.sync("f")
+        until(lambda: len(spark_cluster.executors()) == 2, "both hosts have an executor")
+        service.execute("PAUSE CHANGEFEED f")
+        postgres.execute("update t set b = 1")
+        postgres.execute(
+            "do $$ begin for n in 2..2000 loop "
+            "update t set b = n where a = 1; commit; end loop; end $$"
+        )
+        service.execute("RESUME CHANGEFEED f")
+        service.sync("f")
+    finally:
+        hook.stop()
+        service.close()
+    assert any('"Speculative":true' in log.read_text() for log in events.iterdir())
+    values = [m.after["b"] for m in hook.messages(["t"]) if m.is_row and m.key == "[1]" and m.after]
+    assert values[-1] == 2000
+    assert values == sorted(values), "two attempts delivered beside each other"
+
+
+def _slowly(body: bytes) -> int:
+    time.sleep(0.02 if b'"key": [1]' in body else 0)
+    return 200

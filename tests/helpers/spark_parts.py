@@ -87,10 +87,6 @@ class ToFiles:
         Path(self.folder, f"part-{part}").write_text(json.dumps(lines))
         return rows, size
 
-    def close(self) -> None:
-        """Note in which process."""
-        Path(self.folder, f"closed-{os.getpid()}").touch()
-
 
 def delivered(folder: Path) -> dict[int, list[list[object]]]:
     """What :class:`ToFiles` wrote, by part."""

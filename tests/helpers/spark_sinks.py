@@ -127,7 +127,7 @@ class LaneTask(LaneDelivery):
 
     def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
         """Deliver a part; see :class:`changefeed.spark.tasks.Task`."""
-        return self.deliver(self._given(number), tell)
+        return self.deliver(number, self._given(number), tell)
 
     def _given(self, number: int) -> Iterator[LaneRows | Watermark]:
         ((schema, _),) = self.versions.items()

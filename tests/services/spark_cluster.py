@@ -39,7 +39,9 @@ _TIDY = tuple(
 
 
 class SparkCluster:
-    """A master and ``workers`` workers of one core each.
+    """A master and ``workers`` workers of one core each, every one on an address of its own.
+
+    Spark speculates only on another host than that of the first attempt.
 
     Attributes:
         master: the URL for ``--master``.
@@ -103,7 +105,8 @@ class SparkCluster:
             folder.mkdir(exist_ok=True)
             if self._account is not None:
                 self._account.own(folder)
-        arguments = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
+        host = f"127.0.0.{number + 1}"
+        arguments = ["--host", host, "--cores", "1", "--memory", "1g"]
         arguments += ["--webui-port", "0", "--work-dir", str(work), self.master]
         self._workers.append(
             self._spawn(
@@ -113,6 +116,7 @@ class SparkCluster:
                 self._account,
                 flags=_TIDY,
                 SPARK_LOCAL_DIRS=str(scratch),
+                SPARK_LOCAL_IP=host,
             )
         )
 

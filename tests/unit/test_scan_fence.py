@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import signal
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,44 +28,102 @@ def closing(gate: WorkerAdmission | WriteBarrier) -> threading.Thread:
 def test_closing_waits_for_those_inside() -> None:
     gate = WorkerAdmission()
     ticket: AdmissionTicket = pickle.loads(pickle.dumps(gate.ticket()))
-    ticket.enter()
-    ticket.enter()
-    until(lambda: len(gate.inside) == 1)
-    thread = closing(gate)
-    with pytest.raises(ChangefeedError) as refused:
-        until(lambda: gate.ticket().enter())
-    assert refused.value.code.number == "CF2201"
-    assert thread.is_alive()
-    ticket.leave()
+    with ticket.enter(0):
+        until(lambda: len(gate.inside) == 1)
+        thread = closing(gate)
+        with pytest.raises(ChangefeedError) as refused:
+            until(lambda: gate.ticket().enter(0))
+        assert refused.value.code.number == "CF2201"
+        assert thread.is_alive()
     thread.join(10)
     assert not thread.is_alive()
     gate.close()
 
 
-def test_one_who_has_left_may_come_again() -> None:
+def test_a_task_that_failed_is_admitted_again() -> None:
     gate = WorkerAdmission()
     ticket = gate.ticket()
     for _ in range(3):
-        ticket.enter()
-        until(lambda: gate.inside)
-        ticket.leave()
+        with ticket.enter(0) as admission:
+            assert admission.result is None
+            until(lambda: gate.inside)
         until(lambda: not gate.inside)
     gate.close()
 
 
 def test_a_stranger_does_not_hold_it_open() -> None:
     gate = WorkerAdmission()
-    host, port = gate.ticket()._address
     with pytest.raises(ChangefeedError):
-        AdmissionTicket(host, port, b"x" * 16).enter()
+        replace(gate.ticket(), secret=b"x" * 16).enter(0)
     assert not gate.inside
     gate.close()
 
 
+def test_another_attempt_waits_and_then_returns_what_the_first_delivered() -> None:
+    gate = WorkerAdmission()
+    ticket, got = gate.ticket(), list[bytes | None]()
+
+    def again() -> None:
+        with ticket.enter(7) as admission:
+            got.append(admission.result)
+
+    with ticket.enter(7) as first:
+        thread = threading.Thread(target=again)
+        thread.start()
+        with ticket.enter(8) as other, gate.ticket().enter(7) as other_job:
+            assert other.result is None
+            assert other_job.result is None
+        until(lambda: len(gate.inside) == 1)
+        assert not got
+        first.check()
+        first.finish(b"3 rows")
+        # Nothing is delivered any more: the wait is over before the first attempt has left.
+        thread.join(10)
+        assert got == [b"3 rows"]
+    gate.close()
+
+
+def test_another_attempt_is_admitted_when_the_first_has_failed() -> None:
+    gate = WorkerAdmission()
+    ticket, order = gate.ticket(), list[str]()
+
+    def again() -> None:
+        with ticket.enter(7) as admission:
+            order.append("again" if admission.result is None else "finished")
+
+    with ticket.enter(7):
+        thread = threading.Thread(target=again)
+        thread.start()
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "again"]
+    gate.close()
+
+
+def test_a_worker_without_connection_may_not_write() -> None:
+    gate = WorkerAdmission()
+    with gate.ticket().enter(0) as admission:
+        admission.check()
+    with pytest.raises(ChangefeedError):
+        admission.check()
+    with pytest.raises(ChangefeedError):
+        admission.finish(b"")
+    gate.close()
+
+
 def _stay(ticket: AdmissionTicket, inside: object) -> None:
-    ticket.enter()
-    inside.set()  # type: ignore[attr-defined]
-    threading.Event().wait()
+    with ticket.enter(0):
+        inside.set()  # type: ignore[attr-defined]
+        threading.Event().wait()
+
+
+def _write(ticket: AdmissionTicket, file: str) -> None:
+    """Write a letter again and again, as long as one may."""
+    with ticket.enter(0) as admission, open(file, "ab", 0) as out:
+        while True:
+            admission.check()
+            out.write(b"w")
+            time.sleep(0.001)
 
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
@@ -73,6 +136,39 @@ def test_a_worker_that_does_not_end_is_killed() -> None:
     gate.close()
     worker.join(20)
     assert worker.exitcode == -9
+
+
+def test_a_worker_elsewhere_that_does_not_end_is_cut_off_and_ends_its_process() -> None:
+    gate = WorkerAdmission(here=False, grace=0.2)
+    context = multiprocessing.get_context("spawn")
+    inside = context.Event()
+    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
+    worker.start()
+    assert inside.wait(60)
+    gate.close()
+    worker.join(20)
+    assert worker.exitcode == os.EX_TEMPFAIL
+
+
+def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_up(
+    tmp_path: Path,
+) -> None:
+    gate = WorkerAdmission(here=False, lease=1.0, ping=0.05)
+    ticket, file = gate.ticket(), tmp_path / "written"
+    context = multiprocessing.get_context("spawn")
+    worker = context.Process(target=_write, args=(ticket, str(file)), daemon=True)
+    worker.start()
+    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    with ticket.enter(0) as admission:
+        assert admission.result is None
+        before = file.stat().st_size
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.join(20)
+        assert worker.exitcode == os.EX_TEMPFAIL
+        assert file.stat().st_size <= before + 1  # the write that was under way
+    gate.close()
 
 
 def test_a_dead_worker_holds_up_nobody() -> None:
