@@ -166,6 +166,13 @@ class Code(StrEnum):
         "changes of a table were not captured",
         "ALTER CHANGEFEED .. RESCAN the table reads it again, and so does RESUME.",
     )
+    TABLE_NOT_READABLE = (
+        "CF2108",
+        _STOP,
+        Scope.TABLE,
+        "changes of a table cannot be read from the source's log",
+        "remove the cause that the message names; then ALTER CHANGEFEED .. RESCAN the table.",
+    )
 
     # 22xx: the initial scan
     SCAN_INTERRUPTED = "CF2201", _RETRY, Scope.FEED, "initial scan was interrupted"

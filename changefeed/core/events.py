@@ -83,7 +83,9 @@ class SchemaChange:
     ``rewritten`` is true if existing rows have changed without being sent as changes (a column
     added with a default, a type changed): a copy then needs a backfill. ``moved`` is true if rows
     entered or left the table without being sent as changes (a partition was dropped or attached);
-    such a change is ``rewritten``, too. ``why`` says to users what the source did in both cases.
+    such a change is ``rewritten``, too. ``unreadable`` is true if changes of the table at ``at``
+    could not be read: the table cannot continue without a scan that begins later; such a change is
+    ``rewritten``, too. ``why`` says to users what happened at the source in all these cases.
     ``arrived`` is true for a reader of the table's new name: the table has had this name since
     ``at``, and ``old`` is its schema from before.
     """
@@ -95,6 +97,7 @@ class SchemaChange:
     rewritten: bool = False
     arrived: bool = False
     moved: bool = False
+    unreadable: bool = False
     why: str = ""
 
 

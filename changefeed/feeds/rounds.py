@@ -22,6 +22,7 @@ from changefeed.feeds.renames import TableRenames
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.feeds.schema_policy import (
     check_message_key,
+    check_readable,
     difference,
     needs_backfill,
     scan_has,
@@ -232,6 +233,7 @@ class Rounds:
         self._seen = Timestamp.ZERO  # there is more, under the new name
 
     def _schema_changed(self, feed: Feed, event: SchemaChange) -> None:
+        check_readable(event)
         table = event.new.table
         name = feed.job.name
         log.info("feed %s: the schema of %s changed: %s", name, table, difference(event))

@@ -347,8 +347,8 @@ class ScanCoordinator:
             )
 
 
-#: Errors of a change or of a shape of the table, which is in the log and stays there.
-_UNDELIVERABLE = frozenset({Code.VALUE_NOT_ENCODABLE})
+#: Errors of a change or of a shape of the table, which is in the log, or missing there, for good.
+_UNDELIVERABLE = frozenset({Code.VALUE_NOT_ENCODABLE, Code.TABLE_NOT_READABLE})
 _UNDELIVERABLE_TO_QUERY = _UNDELIVERABLE | {Code.NAME_UNKNOWN, Code.NOT_SUPPORTED}
 
 

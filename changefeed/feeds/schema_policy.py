@@ -29,6 +29,17 @@ def scan_has(event: SchemaChange, table: TableProgress) -> bool:
     return rescan or event.new.version == table.schema_version
 
 
+def check_readable(event: SchemaChange) -> None:
+    """Stop a table of which the source's log has changes that cannot be read.
+
+    Raises:
+        TableError: CF2108 the event says so.
+    """
+    if event.unreadable:
+        error = ChangefeedError(Code.TABLE_NOT_READABLE, event.why)
+        raise TableError(event.new.table, error)
+
+
 def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = False) -> bool:
     """Whether the table must be scanned again.
 

@@ -26,7 +26,7 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.feeds.chunks import Chunk, ControlItem, Watermark, items, slice_bytes
 from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.schema_policy import difference, needs_backfill
+from changefeed.feeds.schema_policy import check_readable, difference, needs_backfill
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.query.of_feed import FeedQuery
 from changefeed.query.window_rows import SEQ
@@ -197,6 +197,7 @@ class WindowDelivery:
             raise TableError(item.table, renamed(item.table, event.new.table, why))
         with about_table(to.table):
             to.feed.recognise(event.new)
+            check_readable(event)
             to.feed.record_event("schema", difference(event), event.new.table, event.at)
             # Windows have no old rows to send again; the policy may stop the table all the same.
             needs_backfill(event, to.feed.options)

@@ -15,7 +15,8 @@ A header is a JSON object::
         ["p", id, file, size, clean, superseded, [[rows, bytes, first, last, first seq,
               last seq], ...], unsent]                        a Parquet file, by row group
         ["t", id, wall, logical, seq]                         TRUNCATE
-        ["s", old id, new id, wall, logical, seq, rewritten, side, moved, why]
+        ["s", old id, new id, wall, logical, seq, rewritten, side, moved, why,
+              unreadable]
                  schema change, shown to readers of the old table name, the new one or both
         ["d", [source, schema, name], wall, logical, seq, kind, position, statement]
                  a statement of DDL that concerns the table
@@ -243,7 +244,10 @@ class UnitReader:
     def _schema_change(self, body: int, e: list[Any]) -> None:
         old, new = self._shapes[e[1]].schema, self._shapes[e[2]].schema
         at, moved, why = Timestamp(e[3], e[4]), bool(e[8]), e[9]
-        event = SchemaChange(old, new, at, e[5], bool(e[6]), moved=moved, why=why)
+        unreadable = bool(e[10]) if len(e) > 10 else False
+        event = SchemaChange(
+            old, new, at, e[5], bool(e[6]), moved=moved, unreadable=unreadable, why=why
+        )
         if e[7] != NEW:
             self._put(old.table, event)
         if e[7] == NEW or (e[7] == BOTH and new.table != old.table):

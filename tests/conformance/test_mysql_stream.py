@@ -13,7 +13,7 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.events import Change, ChangeBatch, Frontier
+from changefeed.core.events import Change, ChangeBatch, Frontier, SchemaChange
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.coordinates import file_end, of_file
@@ -84,6 +84,20 @@ class Watched:
         stream.close()
         return found
 
+    def told_before_a_row(self, count: int = 1) -> tuple[SchemaChange, list[int]]:
+        """The last change of the table's rows or shape, and the keys of the first rows."""
+        told, keys, stream = [], [], self.stream()
+        for flush in stream:
+            for event in flush.events:
+                if isinstance(event, ChangeBatch):
+                    keys += [(change.after or {})["id"] for change in event.changes()]
+                elif isinstance(event, SchemaChange):
+                    told.append(event)
+            if told and len(keys) >= count:
+                break
+        stream.close()
+        return told[-1], keys
+
     def refusal(self) -> ChangefeedError:
         """The error that the stream ends with."""
         with pytest.raises(ChangefeedError) as error:
@@ -140,12 +154,13 @@ def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
 
 
 @BOTH
-def test_statements_in_place_of_rows_are_refused(watched: Watched) -> None:
+def test_a_table_with_statements_in_place_of_rows_is_read_again(watched: Watched) -> None:
+    """And the stream goes on with what comes later."""
     watched.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO t (id) VALUES (1)")
-    error = watched.refusal()
-    assert error.code == "CF2003"
-    assert f"{watched.database}.t" in error.message
-    assert "binlog_format = 'ROW'" in str(error.hint)
+    watched.run("INSERT INTO t (id) VALUES (2)")
+    told, keys = watched.told_before_a_row()
+    assert (told.moved, told.unreadable, keys) == (True, False, [2])
+    assert "binlog_format = 'ROW'" in told.why
 
 
 @BOTH
@@ -161,16 +176,18 @@ def test_rows_without_names_of_columns_are_refused(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("binlog_server", ["mysql8"], indirect=True)
-def test_changes_inside_json_are_refused(watched: Watched) -> None:
+def test_changes_inside_json_cannot_be_read(watched: Watched) -> None:
+    """The stream goes on: with the next whole row."""
     watched.run(
         "ALTER TABLE t ADD COLUMN js json",
         'INSERT INTO t (id, js) VALUES (1, \'{"a": 1, "b": [1, 2, 3]}\')',
         "SET SESSION binlog_row_value_options = 'PARTIAL_JSON'",
         "UPDATE t SET js = JSON_SET(js, '$.a', 7)",
     )
-    error = watched.refusal()
-    assert error.code == "CF2003"
-    assert "binlog_row_value_options" in str(error.hint)
+    watched.run("INSERT INTO t (id) VALUES (2)")
+    told, keys = watched.told_before_a_row(2)
+    assert (told.unreadable, keys) == (True, [1, 2])
+    assert "binlog_row_value_options" in told.why
 
 
 @BOTH

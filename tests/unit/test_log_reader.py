@@ -367,7 +367,7 @@ class TestMarks:
             Truncate(A, at(2001), 3),
             batch(A, [Row(at(2001), 4)]),
             Ddl(A.table, "ALTER", "ALTER TABLE a ..", "00000002", at(2002), 5),
-            SchemaChange(A, new, at(2002), 5, rewritten=True),
+            SchemaChange(A, new, at(2002), 5, rewritten=True, unreadable=True, why="because"),
             batch(new, [Row(at(2002), 5)]),
         ]
         writer.append(flush(events, at(2002), 2))
@@ -384,6 +384,7 @@ class TestMarks:
         change = got.control_events[2]
         assert isinstance(change, SchemaChange)
         assert (change.old.version, change.new.version, change.rewritten) == (1, 2, True)
+        assert (change.unreadable, change.moved, change.why) == (True, False, "because")
         assert [p.schema.version for p in got.pieces] == [1, 1, 2]
         assert [p.rows for p in got.pieces] == [1, 1, 2]
         only = reader.slice({A.table: at(2001)}, Timestamp.MAX, *ALL)

@@ -428,6 +428,18 @@ def test_a_schema_change_is_recorded() -> None:
     assert not world.feed.tables[T].scan_wanted
 
 
+@pytest.mark.parametrize("policy", ["backfill", "ignore"])
+def test_a_table_that_cannot_be_read_fails_whatever_the_policy(policy: str) -> None:
+    world = World(BacklogResult())
+    world.feed.options = Options.from_dict({"schema_change_policy": policy})
+    world.change = replace(_change(world), rewritten=True, unreadable=True, why="an odd type")
+    with pytest.raises(TableError) as failed:
+        world.turn()
+    assert failed.value.table == T
+    assert (failed.value.error.code.number, failed.value.error.message) == ("CF2108", "an odd type")
+    assert not world.events and not world.feed.tables[T].scan_wanted
+
+
 @pytest.mark.parametrize(
     ("before", "since"),
     [

@@ -141,6 +141,7 @@ class MySQLAttachment(Attachment):
             server_id=int(self._memo["server_id"]),
             request=request,
             describe=self._describe,
+            problem=self._problem,
             left_out=self._left_out,
             end=self._end,
         )
@@ -192,6 +193,10 @@ class MySQLAttachment(Attachment):
 
     def _describe(self, table: TableName) -> TableSchema | None:
         return self._source.describe_tables([table]).get(table)
+
+    def _problem(self, table: TableName) -> ChangefeedError | None:
+        with self._source.sessions.session() as session:
+            return checks.kind_problem(session, table)
 
     def _left_out(self, named: Named) -> LeftOut | None:
         with self._source.sessions.session() as session:

@@ -34,6 +34,7 @@ class EventType(IntEnum):
     ROTATE = 4
     FORMAT_DESCRIPTION = 15
     XID = 16
+    EXECUTE_LOAD_QUERY = 18
     TABLE_MAP = 19
     WRITE_ROWS_V1 = 23
     UPDATE_ROWS_V1 = 24
@@ -61,8 +62,15 @@ class EventType(IntEnum):
     MARIA_DELETE_ROWS_COMPRESSED = 171
 
 
-#: Flag of a header: made by the server for this connection, not part of the log.
-ARTIFICIAL = 0x20
+#: Types without meaning for a reader of rows: what replicas of statements need, files of LOAD DATA,
+#: statements beside their rows, checkpoints, and what members of a group tell one another.
+MEANINGLESS = frozenset(
+    {1, 3, 5, 7, 8, 9, 10, 11, 12, 13, 14, 17, 28, 29, 35, 36, 37, 160, 161, 163, 164}
+)
+
+#: Flags of a header: made by the server for this connection, not part of the log; a reader that
+#: does not know the type may leave the event out.
+ARTIFICIAL, IGNORABLE = 0x20, 0x80
 
 
 class Header(NamedTuple):
@@ -76,9 +84,21 @@ class Header(NamedTuple):
     flags: int
 
 
-def misfit(what: str) -> ChangefeedError:
+class Misfit(ChangefeedError):
+    """CF2105 for bytes that are not what they should be; ``what`` they are."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Code.UNEXPECTED_MESSAGE, f"a binlog event that cannot be: {what}")
+        self.what = what
+
+    def of_column(self, name: str) -> Misfit:
+        """The same, with the name of the column whose value it is."""
+        return Misfit(f"column {name!r}: {self.what}")
+
+
+def misfit(what: str) -> Misfit:
     """CF2105 for bytes that are not what they should be."""
-    return ChangefeedError(Code.UNEXPECTED_MESSAGE, f"a binlog event that cannot be: {what}")
+    return Misfit(what)
 
 
 class ByteReader:
@@ -295,12 +315,13 @@ class QueryEvent:
     text: str
 
 
-def read_query(raw: EventBytes, *, compressed: bool = False) -> QueryEvent:
-    """A QUERY event; MariaDB compresses its statement."""
+def read_query(raw: EventBytes, *, compressed: bool = False, loads: bool = False) -> QueryEvent:
+    """A QUERY event; MariaDB compresses its statement. ``loads``: an EXECUTE_LOAD_QUERY, which
+    says where its file is."""
     cursor = body(raw)
     cursor.take(8)
     database, _, variables = cursor.number(1), cursor.number(2), cursor.number(2)
-    cursor.take(variables)
+    cursor.take(variables + (13 if loads else 0))
     name = cursor.text(database)
     cursor.take(1)
     statement = cursor.take(cursor.left)
@@ -331,10 +352,25 @@ def maria_unpacked(data: bytes) -> bytes:
     return _inflated(cursor.take(cursor.left), length)
 
 
-def _inflated(data: bytes, length: int) -> bytes:
+def column_unpacked(data: bytes) -> bytes:
+    """A value of MariaDB's COMPRESSED column: nothing, or a byte and what it describes: zero, then
+    the value; or the algorithm, whether zlib's own frame is left out, and the length's length, then
+    the length and the packed value."""
+    if not data or not data[0]:
+        return data[1:]
+    first = data[0]
+    if first & 0xF0 != 0x80:
+        raise misfit("compressed in a way that is not known")
+    cursor = ByteReader(data, 1, len(data))
+    length = int.from_bytes(cursor.take(first & 7), "big")
+    window = -zlib.MAX_WBITS if first & 8 else zlib.MAX_WBITS
+    return _inflated(cursor.take(cursor.left), length, window)
+
+
+def _inflated(data: bytes, length: int, window: int = zlib.MAX_WBITS) -> bytes:
     if length > MAX_UNPACKED:
         raise misfit("it unpacks to more than 1 GB")
-    unpacking = zlib.decompressobj()
+    unpacking = zlib.decompressobj(window)
     try:
         unpacked = unpacking.decompress(data, length + 1)
     except zlib.error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe
 from changefeed.sources.mysql.address import Address
@@ -177,12 +178,10 @@ def _problems(
     watch: Watch,
     filtered: tuple[frozenset[str], frozenset[str]],
 ) -> Iterator[ChangefeedError]:
-    refusal = describe.refusal(table, watch)
-    if refusal is not None:
-        yield refusal
-        return
-    if (reason := engine_problem(table)) is not None:
-        yield ChangefeedError(Code.SOURCE_NOT_SET_UP, reason[0], hint=reason[1], span=watch.span)
+    if (problem := _kind_problem(table, watch)) is not None:
+        yield problem
+        if problem.code is Code.TARGET_NOT_WATCHABLE:
+            return
     yield from image_problems(session, table, watch)
     do, ignore = filtered
     if (do and table.database not in do) or table.database in ignore:
@@ -206,6 +205,21 @@ def _problems(
             hint=f"GRANT SELECT ON `{table.database}`.`{table.name}` TO {account(session)};",
             span=watch.span,
         )
+
+
+def _kind_problem(table: ServerTable, watch: Watch) -> ChangefeedError | None:
+    if (refusal := describe.refusal(table, watch)) is not None:
+        return refusal
+    if (reason := engine_problem(table)) is not None:
+        return ChangefeedError(Code.SOURCE_NOT_SET_UP, reason[0], hint=reason[1], span=watch.span)
+    return None
+
+
+def kind_problem(session: MySQLSession, name: TableName) -> ChangefeedError | None:
+    """Why a table cannot be watched, whatever the user's rights: what it is, or its engine."""
+    named = (name.schema, name.name)
+    table = describe.read_tables(session, [named]).get(named)
+    return None if table is None else _kind_problem(table, Watch(name=name.name))
 
 
 def image_problems(

@@ -8,7 +8,7 @@ value at a time and shares no code with it: each is the other's proof.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
-from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.binlog import Misfit, column_unpacked, misfit
 from changefeed.sources.mysql.characters import Characters
 from changefeed.sources.mysql.characters import Numbers as Figures
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import DIGIT_BYTES
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, ColumnType, codec, decoded
-from changefeed.sources.mysql.walk import Block, Cells, Mask
+from changefeed.sources.mysql.walk import PADDING, Block, Cells, Mask
 
 Numbers = npt.NDArray[np.int64]
 Packed = npt.NDArray[np.uint64]
@@ -85,12 +85,15 @@ def decode_column(
         ChangefeedError: CF2105 bytes that are no value of the type.
     """
     count = len(cells.starts)
-    if count <= AT_ONCE:
-        return _decoded(_Input(block, cells, shape, column, charsets))
-    parts = [
-        _decoded(_Input(block, cells.slice(first, first + AT_ONCE), shape, column, charsets))
-        for first in range(0, count, AT_ONCE)
-    ]
+    try:
+        if count <= AT_ONCE:
+            return _decoded(_Input(block, cells, shape, column, charsets))
+        parts = [
+            _decoded(_Input(block, cells.slice(first, first + AT_ONCE), shape, column, charsets))
+            for first in range(0, count, AT_ONCE)
+        ]
+    except Misfit as error:
+        raise error.of_column(column.name) from None
     try:
         return pa.concat_arrays(parts)
     except pa.ArrowException:
@@ -104,7 +107,7 @@ def _decoded(given: _Input) -> pa.Array:
     try:
         found = _READERS[given.shape.wire](given)
     except KeyError:
-        raise misfit(f"a column of type {given.shape.wire.name}, which cannot be read") from None
+        raise misfit(f"type {given.shape.wire.name}, which cannot be read") from None
     return found if found.type == column.arrow else _cast(found, column)
 
 
@@ -112,7 +115,7 @@ def _cast(found: pa.Array, column: Column) -> pa.Array:
     try:
         return found.cast(column.arrow)
     except pa.ArrowException:
-        raise misfit(f"a value of column {column.name!r} is not of its type") from None
+        raise misfit("a value is not of its type") from None
 
 
 # ------------------------------------------------------------------------------- numbers
@@ -462,6 +465,19 @@ def _blob(given: _Input) -> pa.Array:
     return _bytes(given) if given.column.logical == "bytes" else _text(given)
 
 
+def _compressed(given: _Input) -> pa.Array:
+    """MariaDB's COMPRESSED: the values behind their first byte, or unpacked into another block."""
+    cells, data = given.cells, given.block.data
+    there = cells.ends > cells.starts
+    if not data[cells.starts[there]].any():
+        return _blob(replace(given, cells=replace(cells, starts=cells.starts + there)))
+    values = gather(given.block, cells, text=False).to_pylist()
+    unpacked = [b"" if value is None else column_unpacked(value) for value in values]
+    bounds = np.cumsum([0, *map(len, unpacked)])
+    block = Block(bytearray(b"".join([*unpacked, bytes(PADDING)])))
+    return _blob(replace(given, block=block, cells=Cells(bounds[:-1], bounds[1:], cells.valid)))
+
+
 def _json(given: _Input) -> pa.Array:
     return _each(given, json_text)
 
@@ -535,6 +551,8 @@ _READERS: dict[ColumnType, Callable[[_Input], pa.Array]] = {
     ColumnType.VAR_STRING: _text,
     ColumnType.STRING: _text,
     ColumnType.BLOB: _blob,
+    ColumnType.MARIA_VARCHAR_COMPRESSED: _compressed,
+    ColumnType.MARIA_BLOB_COMPRESSED: _compressed,
     ColumnType.GEOMETRY: _bytes,
     ColumnType.VECTOR: _bytes,
     ColumnType.JSON: _json,

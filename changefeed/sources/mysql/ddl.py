@@ -52,6 +52,27 @@ def read_definition(query: QueryEvent) -> DefinedTables | None:
     return _Reader(query).run()
 
 
+def names_in(query: QueryEvent) -> set[Named]:
+    """Everything in a statement that may name a table, in lower case."""
+    tokens = [t for t in _TOKEN.finditer(query.text) if not t["space"]]
+    found: set[Named] = set()
+    for at, token in enumerate(tokens):
+        if (name := _plain(token)) is None:
+            continue
+        found.add((query.database.casefold(), name.casefold()))
+        if at > 1 and tokens[at - 1][0] == "." and (database := _plain(tokens[at - 2])):
+            found.add((database.casefold(), name.casefold()))
+    return found
+
+
+def _plain(token: re.Match[str]) -> str | None:
+    """A name without its quotes; None: it is none."""
+    text = token[0]
+    if token["quoted"]:
+        return text[1:-1].replace(text[0] * 2, text[0])
+    return text if token["word"] else None
+
+
 class _Reader:
     """One pass over the tokens of a statement."""
 
@@ -171,11 +192,9 @@ class _Reader:
 
     def _part(self) -> str | None:
         token = self._token()
-        if token is None or not (token["word"] or token["quoted"]):
-            return None
-        self._at += 1
-        text = token[0]
-        return text[1:-1].replace(text[0] * 2, text[0]) if token["quoted"] else text
+        name = None if token is None else _plain(token)
+        self._at += name is not None
+        return name
 
     def _name(self) -> Named | None:
         first = self._part()

@@ -17,10 +17,19 @@ from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, EventType, misfit
 from changefeed.sources.mysql.columns import decode_column
-from changefeed.sources.mysql.layout import layout_of
+from changefeed.sources.mysql.layout import Layout, layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
-from changefeed.sources.mysql.walk import PADDING, Block, Mask, Offsets, cells, walk, walk_in_turn
+from changefeed.sources.mysql.walk import (
+    PADDING,
+    Block,
+    Images,
+    Mask,
+    Offsets,
+    cells,
+    walk,
+    walk_in_turn,
+)
 from changefeed.sources.mysql.wire import EventBytes
 
 #: Below so many bytes of rows the decoder of single values is cheaper.
@@ -48,7 +57,7 @@ _FIRST_VERSION = frozenset(int(kind) for kind in _OPERATIONS if kind.name.endswi
 
 def _usual_head(kind: int, shape: TableShape) -> bytes:
     """What stands between the flags and the rows when images are whole and nothing is added."""
-    count = len(shape.columns)
+    count = len(shape.stored)
     if count > 250:
         return b""
     bitmap = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
@@ -65,10 +74,12 @@ class PartialImages:
     Attributes:
         before: positions of the columns of the row before; none where there is no such image.
         after: the same of the row after.
+        hidden: positions behind them of the hidden columns that the two images have.
     """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
+    hidden: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 def find_rows(
@@ -89,7 +100,7 @@ def find_rows(
     if kind not in _FIRST_VERSION:
         cursor.take(cursor.number(2) - 2)
     count = cursor.packed()
-    if count != len(shape.columns):
+    if count != len(shape.stored):
         raise misfit("rows with another number of columns than their table")
     operation = OPERATIONS[kind]
     found = [_present(cursor, count) for _ in range(2 if operation == UPDATE else 1)]
@@ -97,7 +108,13 @@ def find_rows(
         return operation, cursor.offset, None
     before = () if operation == INSERT else found[0]
     after = () if operation == DELETE else found[-1]
-    return operation, cursor.offset, PartialImages(before, after)
+    return operation, cursor.offset, _partial_images(before, after, len(shape.columns))
+
+
+def _partial_images(before: tuple[int, ...], after: tuple[int, ...], columns: int) -> PartialImages:
+    """The images with these stored columns of a table that has so many for its users."""
+    old, new = (tuple(place for place in image if place < columns) for image in (before, after))
+    return PartialImages(old, new, (before[len(old) :], after[len(new) :]))
 
 
 def _present(cursor: ByteReader, count: int) -> tuple[int, ...]:
@@ -165,13 +182,23 @@ def decode_many(
     """By columns."""
     block, layout = Block(data), layout_of(shape)
     images = walk(block, events.starts, events.ends, layout)
-    values = [
-        decode_column(block, some, told, column, charsets)
-        for some, told, column in zip(
-            cells(block, images, layout), shape.columns, schema.columns, strict=True
-        )
-    ]
+    values = _columns(block, images, layout, shape, schema, charsets)
     return _rows(values, images.event, events, schema)
+
+
+def _columns(
+    block: Block,
+    images: Images,
+    layout: Layout,
+    shape: TableShape,
+    schema: TableSchema,
+    charsets: Charsets,
+) -> list[pa.Array]:
+    found = cells(block, images, layout)[: len(shape.columns)]
+    return [
+        decode_column(block, some, told, column, charsets)
+        for some, told, column in zip(found, shape.columns, schema.columns, strict=True)
+    ]
 
 
 def decode_few(
@@ -212,11 +239,11 @@ def _decode_partial(
     images, count = partial.images, len(schema.columns)
     parts = [
         (
-            replace(shape, columns=_some(shape.columns, at), key=()),
-            replace(schema, columns=_some(schema.columns, at), key=()),
+            shape.some(at + hidden),
+            replace(schema, columns=tuple(schema.columns[place] for place in at), key=()),
         )
-        for at in (images.before, images.after)
-        if at
+        for at, hidden in zip((images.before, images.after), images.hidden, strict=True)
+        if at or hidden
     ]
     event, found = (_few_in_turn if few else _many_in_turn)(data, events, parts, charsets)
     before = dict(zip(images.before, found[0], strict=True)) if images.before else {}
@@ -237,10 +264,6 @@ def _decode_partial(
     unsent = [i for i in range(count) if i not in known] if images.after else []
     there = rows.op != DELETED
     return replace(rows, unchanged={i: there for i in unsent})
-
-
-def _some(items: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
-    return tuple(items[place] for place in places)
 
 
 def _constant(value: Any, column: Column, count: int) -> pa.Array:
@@ -269,12 +292,7 @@ def _many_in_turn(
     block, layouts = Block(data), [layout_of(shape) for shape, _ in parts]
     walked = walk_in_turn(block, events.starts, events.ends, layouts)
     found = [
-        [
-            decode_column(block, some, told, column, charsets)
-            for some, told, column in zip(
-                cells(block, images, layout), shape.columns, schema.columns, strict=True
-            )
-        ]
+        _columns(block, images, layout, shape, schema, charsets)
         for images, layout, (shape, schema) in zip(walked, layouts, parts, strict=True)
     ]
     return walked[0].event, found

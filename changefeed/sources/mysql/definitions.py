@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.mysql import ddl, statements
@@ -71,8 +70,8 @@ class Definitions:
             for database, table in self._watched:
                 if table.casefold() in query.text.casefold():
                     self._shapes.altered(self._shapes.name(database, table), query.text)
-        elif first in statements.WRITES:
-            self.refuse_write(query, first)
+        else:
+            self.note_write(query, first, opened)
         if first in ("ALTER", "CREATE", "DROP", "RENAME"):
             self._replaced(query, first, opened)
         return None
@@ -100,16 +99,21 @@ class Definitions:
             return None
         return self._shapes.name(*named)
 
-    def refuse_write(self, query: QueryEvent, first: str) -> None:
-        """A statement inside a transaction: rows are sent as statements where they should not."""
+    def note_write(self, query: QueryEvent, first: str, opened: ReadTransaction) -> None:
+        """A session writes statements where the rows should be: let the watched tables that this
+        one names be read again."""
         if first not in statements.WRITES:
             return
-        text = query.text.lower()
+        named = ddl.names_in(query)
         for database, table in self._watched:
-            if table.lower() in text:
-                raise ChangefeedError(
-                    Code.SOURCE_NOT_SET_UP,
-                    f"the binlog has a statement in place of the rows of {database}.{table}",
-                    hint="SET GLOBAL binlog_format = 'ROW'; sessions that are open keep the old"
-                    " setting until they end. Then RESCAN the feeds of this source.",
-                )
+            if (database.casefold(), table.casefold()) not in named:
+                continue
+            schema = self._shapes.present(self._shapes.name(database, table))
+            if schema is not None:
+                opened.again[schema.table] = (schema, _STATEMENT)
+
+
+_STATEMENT = (
+    "the binlog has a statement in place of rows: a session has another binlog_format than ROW "
+    "(SET GLOBAL binlog_format = 'ROW'; open sessions keep theirs until they end)"
+)

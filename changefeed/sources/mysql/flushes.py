@@ -143,7 +143,7 @@ class FlushBuilder:
         """
         firsts = np.array([first for first, _ in finished], np.intp)
         commits = [commit for _, commit in finished]
-        parts, count, starts = waiting.decoded(self._shapes.charsets, small)
+        parts, count, starts, lost = waiting.decoded(self._shapes.charsets, small)
         first_rows = starts[firsts]
         transaction = np.searchsorted(firsts, np.arange(len(starts)), "right") - 1
         partial = PartialTables(self._shapes)
@@ -165,7 +165,25 @@ class FlushBuilder:
                 )
             )
         self.seq += count
+        for schema, event, why in lost:
+            self.unreadable(schema, why, commits[transaction[event]])
         self._read_tables_again(partial, commits[-1])
+
+    def unreadable(self, schema: TableSchema, why: str, commit: BinlogCommit) -> None:
+        """A transaction changed rows of a table, and they cannot be read."""
+        self.seq += 1
+        named = f"{schema.table.schema}.{schema.table.name}"
+        self._events.append(
+            SchemaChange(
+                schema,
+                schema,
+                commit.at,
+                self.seq,
+                rewritten=True,
+                unreadable=True,
+                why=f"the binlog has changes of {named} that cannot be read: {why}",
+            )
+        )
 
     def replay(self, stored: StoredTransaction, commit: BinlogCommit) -> Iterator[Flush]:
         """The rows of a transaction that are on disk: in flushes without a frontier, but for the
@@ -196,10 +214,19 @@ class FlushBuilder:
         """Let tables be read again of which the binlog does not have a row: it is not to be found
         in the row before either. A scan that begins from now on has it, whatever came meanwhile."""
         for schema in partial.lacking:
-            if commit.position > self._read_again.get(schema.table, ""):
-                self._read_again[schema.table] = max(self._end(), commit.position)
-                self.seq += 1
-                self._events.append(SchemaChange(schema, schema, commit.at, self.seq, True))
+            self.read_again(schema, "", commit)
+
+    def read_again(self, schema: TableSchema, why: str, commit: BinlogCommit) -> None:
+        """Let a table be read again. ``why``: what the binlog does not have of its rows, so that
+        some may have come or gone; empty: values of rows that it has."""
+        if commit.position > self._read_again.get(schema.table, ""):
+            self._read_again[schema.table] = max(self._end(), commit.position)
+            self.seq += 1
+            self._events.append(
+                SchemaChange(
+                    schema, schema, commit.at, self.seq, rewritten=True, moved=bool(why), why=why
+                )
+            )
 
     def flushed(self, frontier: Frontier | None) -> Iterator[Flush]:
         """A flush of all that is there, if there is anything."""

@@ -19,6 +19,18 @@ _FIXED = {
     ColumnType.DATE: 3, ColumnType.NEWDATE: 3, ColumnType.TIME: 3,
     ColumnType.TIMESTAMP: 4, ColumnType.DATETIME: 8, ColumnType.NULL: 0,
 }  # fmt: skip
+_LENGTH_BY_SIZE = frozenset(
+    {
+        ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING,
+        ColumnType.MARIA_VARCHAR_COMPRESSED,
+    }
+)  # fmt: skip
+_LENGTH_GIVEN = frozenset(
+    {
+        ColumnType.BLOB, ColumnType.JSON, ColumnType.GEOMETRY, ColumnType.VECTOR,
+        ColumnType.MARIA_BLOB_COMPRESSED,
+    }
+)  # fmt: skip
 #: Bytes of so many decimal digits.
 DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
@@ -67,9 +79,9 @@ def width_of(column: ColumnShape) -> int:
     wire, meta = column.wire, column.meta
     if wire in _FIXED:
         return _FIXED[wire]
-    if wire in (ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING):
+    if wire in _LENGTH_BY_SIZE:
         return -1 if meta < 256 else -2
-    if wire in (ColumnType.BLOB, ColumnType.JSON, ColumnType.GEOMETRY, ColumnType.VECTOR):
+    if wire in _LENGTH_GIVEN:
         if not 1 <= meta <= 4:
             raise misfit(f"a length of {meta} bytes")
         return -meta
@@ -95,12 +107,12 @@ def layout_of(shape: TableShape) -> Layout:
     """The layout of a table's rows."""
     groups: list[tuple[FieldLayout, ...]] = []
     group: list[FieldLayout] = []
-    for ordinal, column in enumerate(shape.columns):
+    for ordinal, column in enumerate(shape.stored):
         # The bitmap counts, whatever the table's map says of nulls.
         group.append(FieldLayout(ordinal, width_of(column), column.nullable))
         if group[-1].variable:
             groups.append(tuple(group))
             group = []
     groups.append(tuple(group))
-    count = len(shape.columns)
+    count = len(shape.stored)
     return Layout(count, (count + 7) // 8, tuple(groups))

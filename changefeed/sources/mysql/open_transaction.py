@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from changefeed.core.schema import TableName
+from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.stored import StoredTransaction
 from changefeed.sources.mysql.ddl import DefinedTables
 from changefeed.sources.mysql.shapes import ShapeChange
@@ -26,7 +26,13 @@ class ReadTransaction:
         stored: its rows that were put on disk, because it is large.
         begun: a BEGIN opened it; else one statement is the transaction.
         xid: the number in the event of its end.
-        savepoint: row events when a savepoint was set.
+        savepoints: by name, how many of its row events waited when each savepoint was set; -1:
+            they are on disk since.
+        mapped: numbers of the tables that are described for the present statement.
+        again: tables that have to be read again, because the binlog does not have their changes,
+            with the reason.
+        lost: tables with rows, among those that were put on disk, that cannot be read, with the
+            reason.
         unread: tables that it changes and nobody watches, by database and name.
     """
 
@@ -40,5 +46,8 @@ class ReadTransaction:
     stored: StoredTransaction | None = None
     begun: bool = False
     xid: int = 0
-    savepoint: int | None = None
+    savepoints: dict[str, int] = field(default_factory=dict)
+    mapped: set[int] = field(default_factory=set)
+    again: dict[TableName, tuple[TableSchema, str]] = field(default_factory=dict)
+    lost: dict[TableName, tuple[TableSchema, str]] = field(default_factory=dict)
     unread: set[tuple[str, str]] = field(default_factory=set)

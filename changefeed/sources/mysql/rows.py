@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.binlog import Misfit, column_unpacked, misfit
 from changefeed.sources.mysql.decimals import decimal_text
 from changefeed.sources.mysql.json_binary import json_text
 from changefeed.sources.mysql.layout import width_of
@@ -33,9 +33,11 @@ class RowReader:
     """Reads rows of one table in one shape."""
 
     def __init__(self, shape: TableShape, schema: TableSchema, charsets: Charsets) -> None:
-        self._widths = [width_of(column) for column in shape.columns]
-        self._readers = [
-            reader_of(column, target, charsets)
+        self._names = [column.name for column in schema.columns]
+        self._hidden = [width_of(column) for column in shape.hidden]
+        self._nulls = (len(shape.stored) + 7) // 8
+        self._columns = [
+            (width_of(column), reader_of(column, target, charsets))
             for column, target in zip(shape.columns, schema.columns, strict=True)
         ]
 
@@ -57,32 +59,42 @@ class RowReader:
         Raises:
             ChangefeedError: CF2105 it ends behind its event.
         """
-        bitmap = data[offset : offset + (len(self._widths) + 7) // 8]
+        bitmap = data[offset : offset + self._nulls]
         nulls = int.from_bytes(bitmap, "little")
         offset += len(bitmap)
         row: Row = []
-        for number, (width, read) in enumerate(zip(self._widths, self._readers, strict=True)):
+        for number, (width, read) in enumerate(self._columns):
             if nulls >> number & 1:
                 row.append(None)
                 continue
-            if width < 0:
-                size = int.from_bytes(data[offset : offset - width], "little")
-                offset -= width
-            else:
-                size = width
-            upto = offset + size
-            if upto > end:
-                raise misfit("a row ends behind its event")
-            row.append(read(bytes(data[offset:upto])))
+            offset, upto = _span(data, offset, width, end)
+            try:
+                row.append(read(bytes(data[offset:upto])))
+            except Misfit as error:
+                raise error.of_column(self._names[number]) from None
             offset = upto
+        for number, width in enumerate(self._hidden, len(self._columns)):
+            if not nulls >> number & 1:
+                _, offset = _span(data, offset, width, end)
         return row, offset
+
+
+def _span(data: bytes | bytearray, offset: int, width: int, end: int) -> tuple[int, int]:
+    """Where the value that comes next begins and ends."""
+    size = width
+    if width < 0:
+        size = int.from_bytes(data[offset : offset - width], "little")
+        offset -= width
+    if offset + size > end:
+        raise misfit("a row ends behind its event")
+    return offset, offset + size
 
 
 def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     """How a value of the column is read."""
     make = _MAKERS.get(shape.wire)
     if make is None:
-        raise misfit(f"a column of type {shape.wire.name}, which cannot be read")
+        raise misfit(f"type {shape.wire.name}, which cannot be read").of_column(column.name)
     return make(shape, column, charsets)
 
 
@@ -216,6 +228,11 @@ def _text(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader
     return read
 
 
+def _compressed(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
+    read = _text(shape, column, charsets)
+    return lambda data: read(column_unpacked(data))
+
+
 def _bytes(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
     width = shape.meta if shape.wire is ColumnType.STRING else 0
     return lambda data: "\\x" + data.ljust(width, b"\0").hex()
@@ -292,6 +309,9 @@ _MAKERS: dict[ColumnType, Maker] = {
         (ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING, ColumnType.BLOB), _text
     ),
     **dict.fromkeys((ColumnType.GEOMETRY, ColumnType.VECTOR), _bytes),
+    **dict.fromkeys(
+        (ColumnType.MARIA_VARCHAR_COMPRESSED, ColumnType.MARIA_BLOB_COMPRESSED), _compressed
+    ),
     ColumnType.YEAR: _year,
     ColumnType.NEWDECIMAL: _decimal,
     ColumnType.TIME: _time,

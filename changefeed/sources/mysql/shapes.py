@@ -20,6 +20,7 @@ from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape,
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 
 Describe = Callable[[TableName], TableSchema | None]
+Problem = Callable[[TableName], ChangefeedError | None]
 Intern = Callable[[TableSchema], TableSchema]
 
 #: Types that only the catalog knows, and how the binlog calls them.
@@ -43,6 +44,11 @@ class ShapeChange:
     why: str = ""
 
 
+def no_problem(table: TableName) -> ChangefeedError | None:
+    """Every table can be watched."""
+    return None
+
+
 class Shapes:
     """The schemas of the tables of one stream."""
 
@@ -54,6 +60,7 @@ class Shapes:
         intern: Intern,
         latest: Describe,
         logged: Intern = as_sent,
+        problem: Problem = no_problem,
     ) -> None:
         """
         Args:
@@ -63,8 +70,10 @@ class Shapes:
             intern: gives a schema its version number.
             latest: the last shape that all feeds of a table know.
             logged: the shape in which rows go into the log, given the one that they are sent in.
+            problem: why the server's table cannot be watched as it is now.
         """
         self._logged = logged
+        self._problem = problem
         self.charsets = charsets
         self._source = source
         self._describe = describe
@@ -106,6 +115,18 @@ class Shapes:
     def seen(self, name: TableName) -> TableSchema | None:
         """The shape that the stream, or a feed, has seen; None where nobody has."""
         return self._known.get(name) or self._latest(name)
+
+    def problem(self, name: TableName) -> ChangefeedError | None:
+        """Why the server's table cannot be watched as it is now: what it is, or its engine."""
+        return self._problem(name)
+
+    def visible(self, shape: TableShape) -> TableShape:
+        """The shape without columns that the server hides from its users."""
+        if not shape.may_have_hashes:
+            return shape
+        name = self.name(shape.database, shape.table)
+        shown = self._describe(name) or self.seen(name)
+        return shape.without_hashes([c.name for c in shown.columns] if shown else ())
 
     def present(self, name: TableName) -> TableSchema | None:
         """The shape as far as the stream knows it, for a TRUNCATE."""
@@ -162,7 +183,8 @@ class Shapes:
         ``like``: the shape under another name, of a table that is not known under this one.
 
         Raises:
-            ChangefeedError: CF2003 the server does not send the names of columns.
+            ChangefeedError: CF2003 the server does not send the names of columns, CF1302 it has
+                something else under the name now, which cannot be watched.
         """
         name = self.name(shape.database, shape.table)
         if not shape.named:
@@ -180,6 +202,8 @@ class Shapes:
             self._known[name] = new
             return new, None if new is known else ShapeChange(known, new, rewritten=False)
         described = self._describe(name)
+        if described is None and (problem := self._problem(name)) is not None:
+            raise problem
         if described is not None and self.fits(shape, described):
             new = self._intern(self._logged(described))
         else:

@@ -7,13 +7,17 @@ import re
 from changefeed.sources.mysql.binlog import QueryEvent, misfit, xa_name
 
 #: Statements whose changes should have been sent as rows.
-WRITES = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD"})
+WRITES = frozenset(
+    {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "SET", "SELECT", "DO", "CALL"}
+)
 
 _WORD = re.compile(r"(?:\s|/\*.*?\*/)*(\w+)", re.S)
 _COMMENTS = re.compile(r"/\*.*?\*/", re.S)
 _PART = r"(`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+)"
 _NAME = rf"(?:{_PART}\s*\.\s*)?{_PART}"
-_BACK = re.compile(r"\s*ROLLBACK\s+(?:WORK\s+)?TO\b", re.I)
+_SAVEPOINT = re.compile(
+    rf"\s*(?:SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO(?:\s+SAVEPOINT(?!\s*$))?)\s*{_PART}", re.I
+)
 _TRUNCATE = re.compile(rf"\s*TRUNCATE\s+(?:TABLE\s+)?{_NAME}", re.I)
 _ALTERED = re.compile(
     rf"\s*(?:ALTER|CREATE|DROP)\s+(?:ONLINE\s+|IGNORE\s+|OR\s+REPLACE\s+)*TABLE\s+"
@@ -71,9 +75,11 @@ def _named(pattern: re.Pattern[str], query: QueryEvent) -> tuple[str, str] | Non
     return _unquoted(match[1]) or query.database, _unquoted(match[2])
 
 
-def goes_back_to_savepoint(statement: str) -> bool:
-    """ROLLBACK TO, which ends no transaction."""
-    return bool(_BACK.match(statement))
+def savepoint(statement: str) -> str:
+    """The name, in lower case, of a savepoint that is set or gone back to; empty: ROLLBACK ends the
+    transaction."""
+    match = _SAVEPOINT.match(statement)
+    return _unquoted(match[1]).casefold() if match else ""
 
 
 def xa_verb(statement: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import FilePosition, GtidPosition
-from changefeed.sources.mysql.shapes import Shapes
+from changefeed.sources.mysql.shapes import Problem, Shapes, no_problem
 from changefeed.sources.mysql.tablemap import Charset, Charsets
 from changefeed.sources.mysql.transactions import BATCH_BYTES, Assembler
 from changefeed.sources.mysql.wire import BinlogConnection, Inbox
@@ -87,6 +87,7 @@ class BinlogStream:
         server_id: int,
         request: StreamRequest,
         describe: Callable[[TableName], TableSchema | None],
+        problem: Problem = no_problem,
         left_out: Ask = nothing,
         end: Callable[[], Position] = str,
         batch_bytes: int = BATCH_BYTES,
@@ -101,6 +102,7 @@ class BinlogStream:
             mode: ``gtid`` or ``file``: how positions are written.
             server_id: as which replica we appear; no other reader may have it.
             describe: the server's present description of a table.
+            problem: why the server's table cannot be watched as it is now.
             left_out: what an INSERT into a table leaves out, by the server's catalog.
             end: where the server's log ends now.
         """
@@ -116,6 +118,7 @@ class BinlogStream:
         self._server_id = server_id
         self._request = request
         self._describe = describe
+        self._problem = problem
         self._batch_bytes = batch_bytes
         self._small = small
         self._clock = clock
@@ -240,6 +243,7 @@ class BinlogStream:
             self._request.intern,
             self._request.latest,
             self._request.logged,
+            self._problem,
         )
 
     def _begin(

@@ -6,8 +6,9 @@ write them as the server does in ``COLUMN_TYPE`` (without display widths, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, misfit
@@ -72,7 +73,12 @@ _NUMBERS = frozenset(
         ColumnType.YEAR, ColumnType.FLOAT, ColumnType.DOUBLE, ColumnType.NEWDECIMAL,
     }
 )  # fmt: skip
-_TEXTS = frozenset({ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING, ColumnType.BLOB})
+_TEXTS = frozenset(
+    {
+        ColumnType.VARCHAR, ColumnType.VAR_STRING, ColumnType.STRING, ColumnType.BLOB,
+        ColumnType.MARIA_VARCHAR_COMPRESSED, ColumnType.MARIA_BLOB_COMPRESSED,
+    }
+)  # fmt: skip
 _LISTS = frozenset({ColumnType.ENUM, ColumnType.SET})
 #: The "character set" of bytes.
 BINARY = 63
@@ -113,17 +119,57 @@ class ColumnShape:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table in the binlog. ``key`` has positions of the primary key's columns."""
+    """A table in the binlog.
+
+    Attributes:
+        columns: those that the table has for its users.
+        key: positions of the primary key's columns.
+        hidden: columns behind them that only the server sees; its rows have their values.
+    """
 
     database: str
     table: str
     columns: tuple[ColumnShape, ...]
     key: tuple[int, ...] = ()
+    hidden: tuple[ColumnShape, ...] = ()
 
     @property
     def named(self) -> bool:
         """The server sends the names of columns."""
         return all(column.name is not None for column in self.columns)
+
+    @property
+    def stored(self) -> tuple[ColumnShape, ...]:
+        """All columns of its rows."""
+        return self.columns + self.hidden
+
+    def some(self, places: Sequence[int]) -> TableShape:
+        """A table of some of the stored columns, without a key."""
+        seen = len(self.columns)
+        columns = tuple(self.columns[place] for place in places if place < seen)
+        hidden = tuple(self.hidden[place - seen] for place in places if place >= seen)
+        return replace(self, columns=columns, key=(), hidden=hidden)
+
+    def without_hashes(self, shown: Collection[str]) -> TableShape:
+        """The same with MariaDB's hashes of long UNIQUE keys as hidden columns: they are the last
+        ones, and none of the columns that are ``shown`` to users."""
+        end = len(self.columns)
+        while end and _is_hash(self.columns[end - 1]) and self.columns[end - 1].name not in shown:
+            end -= 1
+        return replace(self, columns=self.columns[:end], hidden=self.columns[end:])
+
+    @property
+    def may_have_hashes(self) -> bool:
+        """The last column may be a hash of a long UNIQUE key."""
+        return bool(self.columns) and _is_hash(self.columns[-1])
+
+
+def _is_hash(column: ColumnShape) -> bool:
+    named = _HASH.fullmatch(column.name or "") is not None
+    return named and column.wire is ColumnType.LONGLONG and column.unsigned
+
+
+_HASH = re.compile(r"DB_ROW_HASH_\d+")
 
 
 @dataclass(slots=True)
@@ -146,6 +192,11 @@ def read_table_id(data: bytes | bytearray, start: int, end: int) -> int:
     if end - start < 8:
         raise misfit("it ends too early")
     return int.from_bytes(data[start : start + 6], "little")
+
+
+def ends_statement(data: bytes | bytearray, start: int, end: int) -> bool:
+    """A row event is the last one of its statement: the tables are described again for the next."""
+    return bool(data[start + HEADER_SIZE + 6] & 1)
 
 
 def read_table_name(data: bytes | bytearray, start: int, end: int) -> tuple[str, str]:
@@ -440,6 +491,8 @@ def _text_type(column: ColumnShape, charsets: Charsets) -> str:
         return _SIZES.get(meta, "long") + ("blob" if binary else "text")
     if wire is ColumnType.VECTOR:
         return "vector"
+    if wire is ColumnType.MARIA_VARCHAR_COMPRESSED:
+        meta -= 1  # of the byte that says how a value is compressed
     charset = None if column.collation is None else charsets.get(column.collation)
     length = meta // (charset.width if charset is not None and not binary else 1)
     if wire is ColumnType.STRING:

@@ -60,11 +60,17 @@ from changefeed.sources.mysql.shapes import ShapeChange, Shapes
 from changefeed.sources.mysql.short_transactions import ShortTransaction, find_short
 from changefeed.sources.mysql.tablemap import (
     TableShape,
+    ends_statement,
     read_table_id,
     read_table_map,
     read_table_name,
 )
-from changefeed.sources.mysql.waiting import PendingEvents, WatchedTable
+from changefeed.sources.mysql.waiting import (
+    PendingEvents,
+    WatchedTable,
+    problem_of,
+    unreadable,
+)
 from changefeed.sources.mysql.wire import EventBytes, Packet, event_of
 
 #: Bytes of rows that are decoded together at most; a transaction above goes to disk.
@@ -123,6 +129,7 @@ class Assembler:
         #: The wanted tables, by all their names.
         self._tables: Tables = frozenset()
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
+        self._maps_outdated = False
         self._waiting = PendingEvents()
         self._finished: list[tuple[int, BinlogCommit]] = []
         self._open: ReadTransaction | None = None
@@ -158,7 +165,10 @@ class Assembler:
         if tables != self._tables:
             self._tables = tables
             self._definitions.watch(tables)
-            self._maps.clear()
+            if self._open is None:
+                self._maps.clear()
+            else:  # its rows refer to them
+                self._maps_outdated = True
 
     def caught_up(self, now_ns: int) -> None:
         """The server had nothing more to send at that time."""
@@ -221,9 +231,14 @@ class Assembler:
                 break
             table, first, operation = known[1], len(waiting), 0
             if table is not None:
-                operation, start, images = find_rows(
-                    found.rows, found.kind, table.shape, table.heads
-                )
+                if table.problem:
+                    break
+                try:
+                    operation, start, images = find_rows(
+                        found.rows, found.kind, table.shape, table.heads
+                    )
+                except ChangefeedError:
+                    break
                 if images is not None or may_be_raised(table, operation):
                     break
             commit_us = self._begin_short(found)
@@ -299,7 +314,23 @@ class Assembler:
         if kind in OPERATIONS:
             return self._rows(header, raw)
         action = _ACTIONS.get(kind)
-        return None if action is None else action(self, header, raw)
+        if action is not None:
+            return action(self, header, raw)
+        if kind not in binlog.MEANINGLESS and not header.flags & binlog.IGNORABLE:
+            self._unknown(kind)
+        return None
+
+    def _unknown(self, kind: int) -> None:
+        """An event of a type that is not known, and that is not to be left out: it may change the
+        tables that are described for its statement, and no other."""
+        error = misfit(f"type {kind}, which is not known")
+        opened = self._open
+        if opened is None or not opened.mapped:
+            raise error
+        if not opened.skip:
+            for number in opened.mapped:
+                if (known := self._maps[number][1]) is not None:
+                    self._waiting.lose(known.schema, problem_of(error))
 
     def _format(self, header: Header, raw: EventBytes) -> None:
         self._checksums = binlog.read_format(raw)
@@ -366,7 +397,8 @@ class Assembler:
             self._open.begun = True
             return None
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
-        query = binlog.read_query(raw, compressed=compressed)
+        loads = header.kind == EventType.EXECUTE_LOAD_QUERY
+        query = binlog.read_query(raw, compressed=compressed, loads=loads)
         first = statements.first_word(query.text)
         opened = self._open
         if opened is None:
@@ -380,27 +412,38 @@ class Assembler:
         elif first == "COMMIT" and opened.begun:
             return self._commit(header.seconds)
         elif first == "SAVEPOINT":
-            opened.savepoint = len(self._waiting)
+            rows = len(self._waiting) - opened.first
+            opened.savepoints[statements.savepoint(query.text)] = rows
         elif first == "ROLLBACK":
             self._rollback(query, opened)
         elif opened.begun:
-            self._definitions.refuse_write(query, first)
+            if not opened.skip:
+                self._definitions.note_write(query, first, opened)
         else:
             return self._definition(query, first, header)
         return None
 
     def _rollback(self, query: QueryEvent, opened: ReadTransaction) -> None:
         """Written only where tables without transactions were changed as well."""
-        if not statements.goes_back_to_savepoint(query.text):
+        name = statements.savepoint(query.text)
+        if not name:
             self._waiting.split(opened.first)
             self._carried += opened.changes
             self._forget(opened)
-        elif opened.savepoint != len(self._waiting):
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                "a transaction that went back to a savepoint beside tables without transactions",
-                hint="RESCAN the feeds of this source.",
-            )
+        elif not opened.skip:
+            self._undo(opened, opened.savepoints.get(name, -1))
+
+    def _undo(self, opened: ReadTransaction, since: int) -> None:
+        """Drop the rows behind a savepoint, which were undone in tables with transactions; the
+        others, and those of which some are on disk already, are read again."""
+        if since >= 0:
+            undone = self._waiting.split(opened.first + since).schemas()
+            doubtful = [s for s in undone if self._shapes.problem(s.table) is not None]
+        else:
+            stored = opened.stored.schemas() if opened.stored is not None else []
+            doubtful = [*stored, *self._waiting.schemas(opened.first)]
+        for schema in doubtful:
+            opened.again[schema.table] = (schema, _SAVEPOINT)
 
     def _forget(self, opened: ReadTransaction) -> None:
         if opened.stored is not None:
@@ -442,6 +485,7 @@ class Assembler:
         opened = self._open
         if opened is None:
             opened = self._open = ReadTransaction(len(self._waiting), begun=True)
+        opened.mapped.add(number)
         known = self._maps.get(number)
         if known is not None and known[0] == content:
             if known[1] is None:
@@ -457,21 +501,38 @@ class Assembler:
                 # changed since.
                 self._maps[number] = _SKIPPED
                 return
-            shape = read_table_map(data, start, end, mariadb=self._mariadb)
-            if (rename := self._renames.awaiting(named)) is not None:
-                rename.due = True
-                old = self._shapes.name(*rename.old)
-                read = named in self._wanted
-                schema, changes = self._shapes.moved_with(old, shape, read=read)
-                opened.changes += changes
-            else:
-                schema, change = self._shapes.resolve(shape)
-                if change is not None:
-                    opened.changes.append(change)
-            table = WatchedTable(shape, schema)
-        if len(self._maps) > 10_000:
-            self._maps.clear()
+            try:
+                table = self._described(named, raw, opened)
+            except ChangefeedError as error:
+                table = self._unreadable(named, error)
+                if table is None:
+                    opened.unread.add(named)
         self._maps[number] = (content, table)
+
+    def _described(
+        self, named: tuple[str, str], raw: EventBytes, opened: ReadTransaction
+    ) -> WatchedTable:
+        """A watched table as its map has it; what changed since the last one is told."""
+        shape = self._shapes.visible(read_table_map(*raw, mariadb=self._mariadb))
+        if (rename := self._renames.awaiting(named)) is not None:
+            rename.due = True
+            old = self._shapes.name(*rename.old)
+            read = named in self._wanted
+            schema, changes = self._shapes.moved_with(old, shape, read=read)
+            opened.changes += changes
+        else:
+            schema, change = self._shapes.resolve(shape)
+            if change is not None:
+                opened.changes.append(change)
+        return WatchedTable(shape, schema)
+
+    def _unreadable(self, named: tuple[str, str], error: ChangefeedError) -> WatchedTable | None:
+        """A watched table whose map cannot be used; None: no feed has seen a row of it, and it is
+        there no longer."""
+        if error.code not in _OF_ONE_MAP:
+            raise error
+        schema = self._shapes.present(self._shapes.name(*named))
+        return None if schema is None else unreadable(schema, problem_of(error))
 
     def _rows(self, header: Header, raw: EventBytes) -> Flushes:
         known = self._maps.get(read_table_id(*raw))
@@ -480,8 +541,24 @@ class Assembler:
         table, opened = known[1], self._open
         if opened is None:
             opened = self._open = ReadTransaction(len(self._waiting), begun=True)
+        if ends_statement(*raw):
+            opened.mapped.clear()
         if table is None or opened.skip:
             return None
+        if table.problem:
+            self._waiting.lose(table.schema, table.problem)
+            return None
+        try:
+            self._add_rows(header, raw, table, opened)
+        except ChangefeedError as error:
+            if error.code not in _OF_ONE_EVENT:
+                raise
+            self._waiting.lose(table.schema, problem_of(error))
+        return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
+
+    def _add_rows(
+        self, header: Header, raw: EventBytes, table: WatchedTable, opened: ReadTransaction
+    ) -> None:
         data, _, end = raw
         operation, start, images = find_rows(raw, header.kind, table.shape, table.heads)
         if images is not None or may_be_raised(table, operation):
@@ -490,11 +567,10 @@ class Assembler:
             data = binlog.maria_unpacked(bytes(data[start:end]))
             start, end = 0, len(data)
         if images is not None and not (images.before or images.after):
-            # Rows without a single column: the binlog does not even say how many.
-            opened.changes.append(ShapeChange(table.schema, table.schema, rewritten=True))
+            # Not even how many they are is known.
+            opened.again[table.schema.table] = (table.schema, _NO_COLUMNS)
         elif end > start:
             self._waiting.add(table, operation, data, start, end)
-        return self._full(opened) if len(self._waiting.data) >= self._batch_bytes else None
 
     def _with_images(
         self,
@@ -566,14 +642,9 @@ class Assembler:
         return made
 
     def _partial(self, header: Header, raw: EventBytes) -> None:
-        known = self._maps.get(read_table_id(*raw))
-        if known is not None and known[1] is not None:
-            raise ChangefeedError(
-                Code.SOURCE_NOT_SET_UP,
-                f"the binlog has only changes inside JSON values of {known[1].schema.table}",
-                hint="SET GLOBAL binlog_row_value_options = ''; sessions that are open keep the"
-                " old setting until they end. Then RESCAN the feeds of this source.",
-            )
+        known, opened = self._maps.get(read_table_id(*raw)), self._open
+        if known is not None and known[1] is not None and opened is not None and not opened.skip:
+            self._waiting.lose(known[1].schema, _JSON_CHANGES)
 
     def _full(self, opened: ReadTransaction) -> Iterator[Flush]:
         """Too many rows wait: complete transactions go out, the open one goes to disk if it is
@@ -589,7 +660,9 @@ class Assembler:
         """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
-        parts, count, _ = self._waiting.decoded(self._shapes.charsets, self._small)
+        parts, count, _, lost = self._waiting.decoded(self._shapes.charsets, self._small)
+        for schema, _, why in lost:
+            opened.lost[schema.table] = (schema, why)
         kept = []
         for part in parts:
             number = part.number + opened.stored.rows
@@ -598,6 +671,7 @@ class Assembler:
             kept.append(StoredRows(part.schema, rows, number))
         opened.stored.append(kept, count)
         self._waiting, opened.first = PendingEvents(), 0
+        opened.savepoints = dict.fromkeys(opened.savepoints, -1)
 
     def _commit(self, seconds: int) -> Flushes:
         """The open transaction is complete."""
@@ -610,7 +684,7 @@ class Assembler:
         if not opened.skip:
             opened.changes += self._overdue((opened.commit_us or seconds * 1_000_000) * 1000)
         touched = len(self._waiting) > opened.first
-        marked = bool(opened.changes or opened.ddl)
+        marked = bool(opened.changes or opened.ddl or opened.again)
         if marked:
             tail = self._waiting.split(opened.first)
             self._decode_finished()
@@ -644,6 +718,9 @@ class Assembler:
         opened, self._open = self._open, None
         if opened is None:
             raise misfit("a commit without a transaction")
+        if self._maps_outdated or len(self._maps) > 10_000:
+            self._maps.clear()
+            self._maps_outdated = False
         if opened.skip:
             return None
         commit_us = opened.commit_us or seconds * 1_000_000
@@ -655,6 +732,8 @@ class Assembler:
     def _ended(self, opened: ReadTransaction, commit: BinlogCommit) -> None:
         """Tell what a transaction did to tables, before its rows, and go by it."""
         self._out.announce(opened.changes, opened.ddl, commit)
+        for schema, why in opened.again.values():
+            self._out.read_again(schema, why, commit)
         if opened.defined:
             for found, gone in opened.defined:
                 if found.kind != "TRUNCATE":
@@ -687,6 +766,8 @@ class Assembler:
             return
         self._ended(opened, commit)
         yield from self._out.replay(stored, commit)
+        for schema, why in opened.lost.values():
+            self._out.unreadable(schema, why, commit)
         if discard:
             stored.discard()
         else:
@@ -720,11 +801,14 @@ class Assembler:
             return self._commit(header.seconds)
         stored, unread = found
         if verb == "COMMIT":
-            if unread & self._tables:
-                raise unknown_rows("was prepared before a table that it changes joined a feed")
+            for named in unread & self._tables:
+                if (schema := self._shapes.present(self._shapes.name(*named))) is not None:
+                    opened.again[schema.table] = (schema, _PREPARED)
             if stored.rows:
                 return self._commit_stored(opened, stored, header.seconds, discard=False)
-        self._finish(header.seconds, touched=False)
+            self._commit(header.seconds)
+        else:
+            self._finish(header.seconds, touched=False)
         self._decided.append((self._read_upto.position, stored))
         return None
 
@@ -750,7 +834,10 @@ class Assembler:
         stored = opened.stored
         if stored is None:
             raise misfit("an XA PREPARE without a transaction")
-        self._prepared.keep(name, stored, opened.unread)
+        # Rows that cannot be read are none that the log has when the transaction commits.
+        lost = {(table.schema, table.name) for table in [*opened.lost, *opened.again]}
+        self._prepared.keep(name, stored, opened.unread | lost)
+        opened.again.clear()
         opened.stored = None
         commit = self._finish(seconds, touched=False)
         if commit is not None:
@@ -773,6 +860,18 @@ class Assembler:
         self._out.rows(waiting, finished, self._small)
 
 
+#: What may be wrong with the description of one table, and with its rows in one event, and is no
+#: matter of the other tables.
+_OF_ONE_MAP = frozenset({Code.UNEXPECTED_MESSAGE, Code.NOT_SUPPORTED, Code.TARGET_NOT_WATCHABLE})
+_OF_ONE_EVENT = frozenset({Code.UNEXPECTED_MESSAGE, Code.NOT_SUPPORTED, Code.SOURCE_NOT_SET_UP})
+#: Why a table is read again, or cannot be read.
+_SAVEPOINT = "a transaction went back to a savepoint beside tables without transactions"
+_PREPARED = "an XA transaction commits whose rows could not be kept when it was prepared"
+_NO_COLUMNS = "the binlog has no column of a changed row"
+_JSON_CHANGES = (
+    "there are only changes inside JSON values (SET GLOBAL binlog_row_value_options = ''; open "
+    "sessions keep the old setting until they end)"
+)
 _NO_SHAPE = TableShape("", "", ())
 _SKIPPED: tuple[bytes, None] = (b"skipped", None)
 _HEARTBEATS = frozenset({int(EventType.HEARTBEAT), int(EventType.HEARTBEAT_V2)})
@@ -788,6 +887,7 @@ _ACTIONS: dict[int, EventHandler] = {
     EventType.MARIA_GTID: Assembler._maria_gtid,
     EventType.QUERY: Assembler._query,
     EventType.MARIA_QUERY_COMPRESSED: Assembler._query,
+    EventType.EXECUTE_LOAD_QUERY: Assembler._query,
     EventType.XID: Assembler._xid,
     EventType.TABLE_MAP: Assembler._table_map,
     EventType.PARTIAL_UPDATE_ROWS: Assembler._partial,

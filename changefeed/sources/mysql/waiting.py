@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.internal_errors import raised_at
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Places
 from changefeed.sources.decoded.stored import StoredRows
-from changefeed.sources.mysql.binlog import misfit
+from changefeed.sources.mysql.binlog import Misfit
 from changefeed.sources.mysql.decode import (
     SMALL_BYTES,
     PartialImages,
@@ -35,6 +38,7 @@ class WatchedTable:
         partial: which columns the rows have; None: all.
         parts: this table with rows that have only some columns: by operation, columns, and which
             defaults fill them.
+        problem: why its rows cannot be read; none of them is.
     """
 
     shape: TableShape
@@ -42,10 +46,40 @@ class WatchedTable:
     heads: dict[int, bytes] = field(default_factory=dict)
     partial: PartialRows | None = None
     parts: dict[tuple[int, PartialImages, str], WatchedTable] = field(default_factory=dict)
+    problem: str = ""
 
     def with_schema(self, schema: TableSchema) -> WatchedTable:
         """The same rows in another version of the table."""
         return replace(self, schema=schema, parts={})
+
+
+def unreadable(schema: TableSchema, problem: str) -> WatchedTable:
+    """A table whose rows cannot be read."""
+    return WatchedTable(TableShape("", "", ()), schema, problem=problem)
+
+
+class LostRows(NamedTuple):
+    """Rows of a table that cannot be read: the last of their events, and why."""
+
+    schema: TableSchema
+    event: int
+    problem: str
+
+
+class DecodedEvents(NamedTuple):
+    """Rows of events that waited.
+
+    Attributes:
+        parts: by table.
+        rows: how many there are.
+        first: for each event the number of its first row.
+        lost: tables of which there are none, because some could not be read.
+    """
+
+    parts: list[StoredRows]
+    rows: int
+    first: Places
+    lost: list[LostRows]
 
 
 class PendingEvents:
@@ -89,6 +123,10 @@ class PendingEvents:
             del column[first:]
         return tail
 
+    def schemas(self, first: int = 0) -> list[TableSchema]:
+        """Of the tables with events from ``first`` on."""
+        return [self.tables[number].schema for number in dict.fromkeys(self.table[first:])]
+
     def adopt(self, schema: TableSchema, first: int) -> None:
         """Let the rows of a table, from the event ``first`` on, have this version of it."""
         taken: dict[int, int] = {}
@@ -102,28 +140,56 @@ class PendingEvents:
                 self.tables.append(table.with_schema(schema))
             self.table[i] = taken[self.table[i]]
 
-    def decoded(
-        self, charsets: Charsets, small: int = SMALL_BYTES
-    ) -> tuple[list[StoredRows], int, Places]:
-        """The rows by table, how many there are, and for each event the number of its first."""
+    def lose(self, schema: TableSchema, problem: str) -> None:
+        """One event whose rows cannot be read."""
+        self.add(unreadable(schema, problem), 0, b"", 0, 0)
+
+    def decoded(self, charsets: Charsets, small: int = SMALL_BYTES) -> DecodedEvents:
+        """The rows of all events. What is wrong with the rows of one table is no matter of the
+        others."""
         self.data.extend(bytes(PADDING))
         table = np.array(self.table, np.intp)
         operation = np.array(self.operation, np.intp)
         starts, ends = np.array(self.starts, np.intp), np.array(self.ends, np.intp)
         width = np.zeros(len(starts) + 1, np.intp)
-        decoded = []
+        found: dict[TableName, list[tuple[TableSchema, DecodedRows]]] = {}
+        problems: dict[TableName, str] = {}
+        last: dict[TableName, int] = {}
         for number, described in enumerate(self.tables):
             at = np.flatnonzero(table == number)
             if not len(at):
                 continue
+            schema, name = described.schema, described.schema.table
+            last[name] = max(int(at[-1]), last.get(name, 0))
+            if described.problem:
+                problems.setdefault(name, described.problem)
+            if name in problems:
+                continue
             events = RowEvents(at, operation[at], starts[at], ends[at])
-            rows = decode(
-                self.data, events, described.shape, described.schema, charsets,
-                partial=described.partial, small=small,
-            )  # fmt: skip
-            counts = np.bincount(rows.message, minlength=len(starts))
-            width[:-1] += counts
-            decoded.append((described.schema, rows, counts))
+            try:
+                rows = decode(
+                    self.data, events, described.shape, schema, charsets,
+                    partial=described.partial, small=small,
+                )  # fmt: skip
+            except MemoryError:
+                raise
+            except Exception as failure:  # whatever it is, the other tables go on
+                problems[name] = problem_of(failure)
+                continue
+            versions = found.setdefault(name, [])
+            versions.append((schema, rows))
+            if versions[0][0] is not schema:
+                problems[name] = "the table changes its shape within a transaction"
+        lost = [
+            LostRows(next(t.schema for t in self.tables if t.schema.table == name), last[name], why)
+            for name, why in problems.items()
+        ]
+        decoded = []
+        for name, versions in found.items():
+            for schema, rows in versions if name not in problems else ():
+                counts = np.bincount(rows.message, minlength=len(starts))
+                width[:-1] += counts
+                decoded.append((schema, rows, counts))
         first = np.cumsum(width) - width
         parts = []
         for schema, rows, counts in decoded:
@@ -131,7 +197,17 @@ class PendingEvents:
             shift = first[:-1] - (np.cumsum(counts) - counts)
             places = np.arange(len(rows)) + shift[rows.message]
             parts.append(StoredRows(schema, rows, places.astype(np.int64)))
-        return _together(parts), int(width.sum()), first
+        return DecodedEvents(_together(parts), int(width.sum()), first, lost)
+
+
+def problem_of(failure: Exception) -> str:
+    """Why rows cannot be read, in words for users."""
+    if isinstance(failure, Misfit):
+        return f"its rows cannot be read: {failure.what}"
+    if not isinstance(failure, ChangefeedError):
+        return f"its rows cannot be read: {type(failure).__name__} at {raised_at(failure)}"
+    own = failure.hint != failure.code.hint
+    return f"{failure.message}; {failure.hint}" if own else failure.message
 
 
 def _together(parts: list[StoredRows]) -> list[StoredRows]:
@@ -148,8 +224,6 @@ def _together(parts: list[StoredRows]) -> list[StoredRows]:
 
 def _merged(parts: list[StoredRows]) -> StoredRows:
     schema = parts[0].schema
-    if any(part.schema is not schema for part in parts):
-        raise misfit("a table that changes its shape within a transaction")
     number = np.concatenate([part.number for part in parts])
     order = np.argsort(number, kind="stable")
     at = pa.array(order)
