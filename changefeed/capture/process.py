@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.attachments import attachment
-from changefeed.capture.feed_budgets import FeedBudgets
+from changefeed.capture.feed_budgets import FeedBudgets, OverLimit
 from changefeed.capture.standby import STATE_VARIABLE, read_task
 from changefeed.catalog import Catalog
 from changefeed.catalog.cached import CachedRead
@@ -63,7 +63,8 @@ class Notice:
     """One line from capture to its node.
 
     ``kind`` is ``frontier`` (the log reaches ``at``/``position``), ``stalled`` (the log has no
-    room: reading stopped), ``flowing`` (it goes on), ``moved`` (from ``at`` on the rows of
+    room: reading stopped), ``flowing`` (it goes on), ``limits`` (``over`` are the feeds that are
+    above a limit of disk space), ``moved`` (from ``at`` on the rows of
     ``table``, which has the id ``table_id``, come under the name ``now``), ``warning``
     (something for the node's log) or ``error``.
     """
@@ -78,6 +79,7 @@ class Notice:
     table: tuple[str, ...] = ()
     now: tuple[str, ...] = ()
     table_id: int = 0
+    over: tuple[OverLimit, ...] = ()
 
     def line(self) -> bytes:
         """The notice as one line of JSON."""
@@ -91,6 +93,7 @@ class Notice:
         for name in ("table", "now"):
             if name in data:
                 data[name] = tuple(data[name])
+        data["over"] = tuple(OverLimit(*told) for told in data.get("over", ()))
         return cls(**data)
 
 
@@ -113,7 +116,7 @@ class Capture:
         tell: Tell,
         *,
         keep_from: Callable[[], Timestamp | None],
-        held_up: Callable[[], str] = lambda: "",
+        held_up: Callable[[bool], str] = lambda full: "log is full" if full else "",
         settings: Callable[[], LogSettings] | None = None,
         announced: Callable[[Collection[int]], None] | None = None,
         renamed: Callable[[TableName, int], None] | None = None,
@@ -127,8 +130,8 @@ class Capture:
             writer: ours.
             tell: is called with a notice of every step.
             keep_from: returns the timestamp above which some feed still needs the log.
-            held_up: returns why capture must not read although the log has room, or an empty
-                text.
+            held_up: returns why capture must not read, or an empty text; called with whether the
+                log has no room.
             settings: returns how long and how much the log keeps; called repeatedly, because
                 feeds come, go and are altered.
             announced: is called with schema versions once readers of the log can see their rows.
@@ -252,21 +255,21 @@ class Capture:
             self._new_versions = set()
 
     def _wait_for_room(self) -> None:
-        told = ""
-        while not self._stop.is_set() and (why := self._no_room()):
-            if why != told:
+        if not self._writer.room():
+            # What no feed needs may be all that fills it.
+            self._maintain()
+        told, again = "", False
+        while not self._stop.is_set() and (why := self._held_up(not self._writer.room())):
+            # Not at first: the end of a feed's claim may have made room.
+            if again and why != told:
                 self._tell(Notice("stalled", message=why))
                 told = why
             self._maintain()
-            self._clock.wait(self._stop, self._timings.stall)
+            if again:
+                self._clock.wait(self._stop, self._timings.stall)
+            again = True
         if told:
             self._tell(Notice("flowing"))
-
-    def _no_room(self) -> str:
-        """Why capture must not read now, or an empty text."""
-        if not self._writer.room():
-            return "the change log reached its disk budget"
-        return self._held_up()
 
     def _wait_stalled(self, message: str) -> bool:
         """Pause after a write that found no space; False when told to stop meanwhile."""
@@ -457,6 +460,14 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
         needed = catalog.oldest_needed(source_name), images.needed_from
         return min((at for at in needed if at is not None), default=None)
 
+    budgets = FeedBudgets(
+        catalog,
+        source_name,
+        writer,
+        layout.scratch,
+        tell=lambda over: tell(Notice("limits", over=over)),
+    )
+
     def worker() -> Capture:
         start = _start_frontier(writer, held, SYSTEM_CLOCK, known.frontier)
         images.start(start)
@@ -479,7 +490,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
             writer,
             tell,
             keep_from=keep_from,
-            held_up=FeedBudgets(catalog, source_name, writer.above, layout.scratch).exceeded,
+            held_up=budgets.held_up,
             settings=settings,
             announced=catalog.announce_schemas,
             renamed=catalog.note_name,

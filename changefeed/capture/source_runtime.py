@@ -13,6 +13,7 @@ from pathlib import Path
 
 from changefeed.attachments import begin_again, release
 from changefeed.capture.captured_tables import CapturedTables
+from changefeed.capture.feed_budgets import OverLimit
 from changefeed.capture.growing_log import POLL_SECONDS, GrowingLog
 from changefeed.capture.process import Notice
 from changefeed.capture.standby import Standby
@@ -75,6 +76,7 @@ class SourceRuntime:
         self._source: Source | None = None
         self._uri = ""
         self._held_up = held_up
+        self._over: dict[int, OverLimit] = {}
 
     # -- the source -----------------------------------------------------------------------
 
@@ -173,6 +175,15 @@ class SourceRuntime:
         """Why feeds get nothing new for now, though nothing failed; empty: they do."""
         return self._held_up() or self.log.stalled
 
+    def over_limit(self, job_id: int) -> OverLimit | None:
+        """The limit of disk space that a feed of this process is above, if it is above one."""
+        return self._over.get(job_id)
+
+    def begin_feed(self, job_id: int) -> None:
+        """A feed starts: what was said of its limits before does not count."""
+        with self._lock:
+            self._over.pop(job_id, None)
+
     def hasten(self) -> None:
         """Make capture read at once, because a caller waits for what is committed now."""
         supervisor = self._supervisor
@@ -192,6 +203,11 @@ class SourceRuntime:
             self.log.stall(notice.message)
         elif notice.kind == "flowing":
             self.log.stall("")
+        elif notice.kind == "limits":
+            with self._lock:
+                # That a feed is to end stays true until its thread has seen it.
+                ending = {job_id: told for job_id, told in self._over.items() if told.ends}
+                self._over = {told.job_id: told for told in notice.over} | ending
         elif notice.kind == "warning":
             told = f"{notice.code} {notice.message}".strip()
             log.warning("capture of %s: %s", self.name, told)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from changefeed.catalog.claims import Claim, Claims
 from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
 from changefeed.catalog.functions import Functions
@@ -37,6 +38,7 @@ from changefeed.core.clock import Clock
 
 __all__ = [
     "Catalog",
+    "Claim",
     "Connection",
     "EXTERNAL",
     "Function",
@@ -60,7 +62,17 @@ __all__ = [
 
 
 class Catalog(
-    Connections, Functions, Schemas, Sources, Gaps, Jobs, Progress, Leases, Questions, Events
+    Connections,
+    Functions,
+    Schemas,
+    Sources,
+    Gaps,
+    Jobs,
+    Progress,
+    Claims,
+    Leases,
+    Questions,
+    Events,
 ):
     """The state database; :meth:`open` it, :meth:`close` it."""
 

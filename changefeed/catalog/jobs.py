@@ -104,7 +104,7 @@ class Jobs(CatalogPart):
                 _set(transaction, job_id, name=_free_name(transaction, job_id))
             insert_tables(transaction, job_id, spec.tables, now)
             record(transaction, now, job_id, "status", "created")
-            return self._job(_get(transaction, job_id))
+            return self._job(get_job(transaction, job_id))
 
     def job(self, ref: str | int) -> Job:
         """The job with this name or id. A dropped one is found by id only.
@@ -113,7 +113,7 @@ class Jobs(CatalogPart):
             ChangefeedError: CF1101 no such feed.
         """
         with self._database.read() as transaction:
-            return self._job(_get(transaction, ref))
+            return self._job(get_job(transaction, ref))
 
     def find_job(self, ref: str | int) -> Job | None:
         """Like :meth:`job`, but None when there is none."""
@@ -176,38 +176,16 @@ class Jobs(CatalogPart):
         with self._database.write() as transaction:
             if lease is not None:
                 check_lease(transaction, lease)
-            old = self._job(_get(transaction, job_id))
-            check_move(job_id, old.status, status)
-            values: dict[str, Any] = {"status": status.value, "reason": reason}
-            if error is not None:
-                values |= {
-                    "error": error.message,
-                    "error_code": error.code.number,
-                    "hint": error.hint,
-                }
-            elif status in _HEALTHY:
-                values |= {"error": None, "error_code": None, "hint": None}
-            if status in _HEALTHY and old.started is None:
-                values["started"] = now
-            if status is not old.status:
-                values["modified"] = now
-                ended = status in (Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
-                values["finished"] = now if ended else None
-                why = f": {reason}" if reason not in ("", status.value) else ""
-                record(transaction, now, job_id, "status", f"{old.status} -> {status}{why}")
-            if error is not None:
-                kind = "error" if status is Status.FAILED else "retry"
-                record(transaction, now, job_id, kind, error.message, code=error.code.number)
-            _set(transaction, job_id, **values)
-            return self._job(_get(transaction, job_id))
+            move_job(transaction, job_id, status, now, reason, error)
+            return self._job(get_job(transaction, job_id))
 
     def request(self, job_id: int, wanted: DesiredStatus) -> Job:
         """Say where a person wants the job to be; the node that holds it moves it there."""
         with self._database.write() as transaction:
-            job = self._job(_get(transaction, job_id))
+            job = self._job(get_job(transaction, job_id))
             if job.wanted is not wanted:
                 _set(transaction, job_id, wanted=wanted.value, modified=self._now())
-            return self._job(_get(transaction, job_id))
+            return self._job(get_job(transaction, job_id))
 
     def take_generation(self, job_id: int, generation: int, lease: Lease) -> None:
         """Note that the job's runner goes by this generation from now on.
@@ -255,7 +233,7 @@ class Jobs(CatalogPart):
                 .values(state=TableState.PENDING.value, error=None, error_code=None)
             )
             if rows:
-                generation = _get(transaction, job_id).generation + 1
+                generation = get_job(transaction, job_id).generation + 1
                 _set(transaction, job_id, generation=generation, modified=self._now())
             return [TableName(row.source, row.schema, row.name) for row in rows]
 
@@ -291,7 +269,7 @@ class Jobs(CatalogPart):
         nothing is changed (CF1301).
         """
         with self._database.write() as transaction:
-            job = self._job(_get(transaction, job_id))
+            job = self._job(get_job(transaction, job_id))
             if generation is not None and generation != job.generation:
                 raise ChangefeedError(
                     Code.WRONG_JOB_STATE,
@@ -329,7 +307,7 @@ class Jobs(CatalogPart):
             if renew_log:
                 save_source(transaction, job.source, self._now(), renewal=True)
             _set(transaction, job_id, **values)
-            return self._job(_get(transaction, job_id))
+            return self._job(get_job(transaction, job_id))
 
     def rename_job(self, job_id: int, name: str) -> Job:
         """Give a feed another name; its id, progress and topics stay.
@@ -346,10 +324,10 @@ class Jobs(CatalogPart):
                     hint="choose another name.",
                 )
             now = self._now()
-            if name != (old := _get(transaction, job_id).name):
+            if name != (old := get_job(transaction, job_id).name):
                 record(transaction, now, job_id, "altered", f'renamed from "{old}" to "{name}"')
             _set(transaction, job_id, name=name, modified=now)
-            return self._job(_get(transaction, job_id))
+            return self._job(get_job(transaction, job_id))
 
     def delete_job(self, job_id: int) -> None:
         """Drop a job: progress, lease, events and secrets go, a row for SHOW JOBS stays.
@@ -452,6 +430,41 @@ def _listed(names: Iterable[TableName]) -> str:
     return ", ".join(sorted(map(str, names)))
 
 
+def move_job(
+    transaction: Transaction,
+    job_id: int,
+    status: Status,
+    now: int,
+    reason: str,
+    error: ChangefeedError | None = None,
+) -> None:
+    """Move a job, see :meth:`Jobs.transition`, in a transaction that is open."""
+    old = get_job(transaction, job_id)
+    before = Status(old.status)
+    check_move(job_id, before, status)
+    values: dict[str, Any] = {"status": status.value, "reason": reason}
+    if error is not None:
+        values |= {
+            "error": error.message,
+            "error_code": error.code.number,
+            "hint": error.hint,
+        }
+    elif status in _HEALTHY:
+        values |= {"error": None, "error_code": None, "hint": None}
+    if status in _HEALTHY and old.started is None:
+        values["started"] = now
+    if status is not before:
+        values["modified"] = now
+        ended = status in (Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
+        values["finished"] = now if ended else None
+        why = f": {reason}" if reason not in ("", status.value) else ""
+        record(transaction, now, job_id, "status", f"{before} -> {status}{why}")
+    if error is not None:
+        kind = "error" if status is Status.FAILED else "retry"
+        record(transaction, now, job_id, kind, error.message, code=error.code.number)
+    _set(transaction, job_id, **values)
+
+
 def _by_name(transaction: Transaction, name: str) -> Row[Any] | None:
     return transaction.execute(
         select(_job).where(_job.c.name == name, _job.c.status != Status.DROPPED.value)
@@ -464,7 +477,8 @@ def _find(transaction: Transaction, ref: str | int) -> Row[Any] | None:
     return transaction.execute(select(_job).where(_job.c.id == ref)).one_or_none()
 
 
-def _get(transaction: Transaction, ref: str | int) -> Row[Any]:
+def get_job(transaction: Transaction, ref: str | int) -> Row[Any]:
+    """The row of a job by name or id, see :meth:`Jobs.job`."""
     row = _find(transaction, ref)
     if row is not None:
         return row

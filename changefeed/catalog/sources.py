@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.rows import SourceState
 from changefeed.catalog.store import CatalogPart, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
@@ -23,7 +22,6 @@ _table = tables.source_state
 _captured = tables.captured
 _names = tables.table_name
 _progress = tables.job_table
-_job = tables.job
 
 
 def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], now: int) -> None:
@@ -200,50 +198,6 @@ class Sources(CatalogPart):
                     )
                 )
 
-    def oldest_needed(self, source: str) -> Timestamp | None:
-        """The log of a source must keep everything above this; None: no feed needs anything.
-
-        Paused and failed feeds count: RESUME goes on without a gap. A feed that does not
-        know its progress yet needs everything.
-        """
-        bounds = [_needed_above(row) for row in self._unfinished(source)]
-        return min((bound for bound in bounds if bound is not None), default=None)
-
-    def needed_from(self, source: str) -> dict[int, Timestamp]:
-        """For each feed by its id: up to where it needs the log of a source no more.
-
-        Feeds that scan a table, or are to, are left out: they need the log to go on.
-        """
-        scanning = {TableState.PENDING.value, TableState.SCANNING.value}
-        rows = self._unfinished(source)
-        left_out = {row.job_id for row in rows if row.state in scanning}
-        needed: dict[int, Timestamp] = {}
-        for row in rows:
-            bound = _needed_above(row)
-            if bound is not None and row.job_id not in left_out:
-                needed[row.job_id] = min(bound, needed.get(row.job_id, bound))
-        return needed
-
-    def _unfinished(self, source: str) -> Sequence[Any]:
-        """The progress of tables that are not done, of feeds that are not."""
-        with self._database.read() as transaction:
-            return transaction.execute(
-                select(
-                    _progress.c.job_id,
-                    _progress.c.state,
-                    _progress.c.scan_wanted,
-                    _progress.c.scan_at,
-                    _progress.c.done_upto,
-                    _job.c.high_water,
-                )
-                .join(_job, _job.c.id == _progress.c.job_id)
-                .where(
-                    _progress.c.source == source,
-                    _job.c.status.not_in([Status.DROPPED.value, Status.SUCCEEDED.value]),
-                    _progress.c.state != TableState.DONE.value,
-                )
-            ).all()
-
 
 def _state(row: Row[Any]) -> SourceState:
     return SourceState(
@@ -259,15 +213,3 @@ def _state(row: Row[Any]) -> SourceState:
         updated=row.updated,
         renewal=bool(row.renewal),
     )
-
-
-def _needed_above(row: Any) -> Timestamp | None:
-    """Up to where a table of a feed needs the log no more; None when a scan is still to begin."""
-    done, high_water = stamp_of(row.done_upto), stamp_of(row.high_water)
-    if row.state == TableState.RUNNING.value and high_water is not None:
-        return max(done or high_water, high_water)
-    if done is not None:
-        return done
-    if row.scan_at is not None:
-        return stamp_of(row.scan_at)
-    return None if row.scan_wanted else Timestamp.ZERO

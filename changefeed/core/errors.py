@@ -219,6 +219,16 @@ class Code(StrEnum):
         "the row before a change, then reads the table again.",
     )
 
+    CLAIM_ENDED = (
+        "CF3006",
+        _STOP,
+        Scope.FEED,
+        "feed has more to deliver than the change log may keep for it",
+        "raise the limit that the message names. RESUME then continues if the change log still "
+        "has the changes, which it no longer protects; otherwise ALTER CHANGEFEED .. RESCAN reads "
+        "the tables again.",
+    )
+
     # 40xx: Spark and encoding
     VALUE_NOT_ENCODABLE = "CF4001", _STOP, Scope.TABLE, "value cannot be encoded"
     SPARK_FAILED = "CF4002", _RETRY, Scope.FEED, "Spark failed"

@@ -28,6 +28,8 @@ class Timings:
         upkeep: between two compactions of the change log.
         stall: between two looks whether a full change log has room again.
         budgets: how often capture asks the state what feeds with a limit have left to deliver.
+        over_limit: for how long a feed that works may have more on disk than its limit, counted
+            from when that last became less.
         feed_idle: how long an idle feed sleeps before it checks for work by itself.
         gather: rounds of a feed begin at most this often. A round of one row costs as much as one
             of fifty.
@@ -56,6 +58,7 @@ class Timings:
     upkeep: float = 30.0
     stall: float = 0.25
     budgets: float = 1.0
+    over_limit: float = 600.0
     feed_idle: float = 0.5
     gather: float = 0.005
     rest_longest: float = math.inf

@@ -247,6 +247,7 @@ class FeedRunner:
     def _run(self) -> None:
         try:
             self.catalog.take_generation(self.job_id, self.generation, self._lease)
+            self.source_runtime.begin_feed(self.job_id)
             while not self._stopping.is_set():
                 if not self._guarded():
                     break
@@ -326,6 +327,7 @@ class FeedRunner:
         self._called.clear()
         if self._stopping.is_set():
             raise StopFeed
+        self._status.check_limits(self._feed)
         if self._reload.is_set():
             self._reload.clear()
             self._take_new_row()

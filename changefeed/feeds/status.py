@@ -7,7 +7,7 @@ from changefeed.catalog import Catalog
 from changefeed.catalog.gaps import concerns
 from changefeed.catalog.model import Status, TableState
 from changefeed.core.clock import Clock
-from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
@@ -63,10 +63,18 @@ class FeedStatus:
             self.show(feed, Status.STALLED, why)
         elif self._trying:
             return  # what was written when it failed is still true
+        elif over := self._source_runtime.over_limit(feed.job.id):
+            self.show(feed, Status.STALLED, over.why)
         elif self._scanning.owes(feed):
             self.show(feed, Status.SCANNING, self._scanning.text())
         else:
             self.show(feed, Status.RUNNING, "running")
+
+    def check_limits(self, feed: Feed) -> None:
+        """Raise CF3006 if the feed has been above a limit of disk space for too long."""
+        over = self._source_runtime.over_limit(feed.job.id)
+        if over is not None and over.ends:
+            raise ChangefeedError(Code.CLAIM_ENDED, over.why)
 
     def _check_tables(self, feed: Feed) -> None:
         gaps = self._source_runtime.tables.gaps
@@ -105,7 +113,9 @@ class FeedStatus:
         """
         self._trying = True
         told = life.explained(error, feed.job)
-        self.show(feed, Status.RETRYING, f"{told.message}; {again}", told)
+        over = self._source_runtime.over_limit(feed.job.id)
+        also = f"; {over.why}" if over is not None else ""
+        self.show(feed, Status.RETRYING, f"{told.message}; {again}{also}", told)
 
     def works(self, feed: Feed) -> None:
         """The feed delivered, or found that it has nothing to deliver.

@@ -367,6 +367,17 @@ class LogWriter:
             room = min(room, settings.disk_budget - self._used)
         return max(room, 0)
 
+    @property
+    def unfinished(self) -> int:
+        """The bytes of a large transaction of which only a part is in the log; 0: of none."""
+        return self._appended - self._growth.total if self._live.pending else 0
+
+    @property
+    def fixed(self) -> int:
+        """The bytes of which none can be removed before a large transaction has come to its end:
+        that transaction, and what is in one file with it. 0 if there is no such transaction."""
+        return self._live.bytes if self._live.pending else 0
+
     def _full(self, error: OSError | None = None) -> ChangefeedError:
         budget = self.settings.disk_budget
         facts = [f"log {self._used} bytes"]

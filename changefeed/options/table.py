@@ -34,6 +34,7 @@ from changefeed.options.values import (
     InitialScan,
     OnDrop,
     OnError,
+    OnMaxDisk,
     OnPartitionChange,
     RowImages,
     SchemaChangeEvents,
@@ -627,11 +628,24 @@ MAX_DISK = option(
     cast("int | None", None),
     group="Sink and resources",
     summary="Limits the disk space of the feed: changes in the change log that it has not "
-    "delivered, and rows staged for its sink. Above the limit nothing is read from the "
-    "source, for any feed, until this feed has delivered half of it. The limit does not "
-    "apply during a scan, and uncommitted transactions do not count.",
+    "delivered, and rows staged for its sink. A feed above the limit is stalled, and fails if "
+    "that does not become less for ten minutes; a paused or failed feed fails at once. Other feeds "
+    "go on (see on_max_disk). The limit does not apply during a scan, and uncommitted transactions "
+    "do not count.",
     example="max_disk = '20GiB'",
     shown="the node's budget",
+)
+ON_MAX_DISK = option(
+    "on_max_disk",
+    Choice(OnMaxDisk),
+    OnMaxDisk.FAIL,
+    group="Sink and resources",
+    summary="What happens when the feed has reached its max_disk, or when the change log has "
+    "reached --max-disk and keeps the most for this feed: with fail the feed fails and the change "
+    "log no longer keeps changes for it; with wait nothing is read from the source, for any feed, "
+    "until this one has delivered half of it.",
+    example="on_max_disk = 'wait', max_disk = '20GiB'",
+    shown="fail",
 )
 
 

@@ -43,6 +43,13 @@ class OnError(StrEnum):
     FAIL = "fail"
 
 
+class OnMaxDisk(StrEnum):
+    """What happens to a feed that has reached a limit of disk space."""
+
+    FAIL = "fail"
+    WAIT = "wait"
+
+
 class Guarantee(StrEnum):
     """How often a change may reach the target."""
 

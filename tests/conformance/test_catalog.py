@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from changefeed.catalog import NODE_TTL, Catalog, LeaseLost
+from changefeed.catalog import NODE_TTL, Catalog, Claim, LeaseLost
 from changefeed.catalog.model import (
     DesiredStatus,
     JobSpec,
@@ -371,24 +371,68 @@ def test_what_the_log_must_keep(catalog: Catalog) -> None:
     assert catalog.oldest_needed("shop") is None
 
 
-def test_what_each_feed_needs_of_the_log(catalog: Catalog) -> None:
+def test_what_each_feed_claims_of_the_log(catalog: Catalog) -> None:
     one = catalog.create_job(spec("one", ORDERS, ITEMS))
     two = catalog.create_job(spec("two"))
     lease = catalog.acquire_lease(one.id, "n", 10)
     assert lease
-    assert catalog.needed_from("shop") == {}  # they will scan
+    assert catalog.claims("shop") == []  # they will scan
     orders = TableProgress(
         ORDERS, "orders", state=TableState.RUNNING, scan_at=Timestamp(50), done_upto=Timestamp(60)
     )
     items = TableProgress(ITEMS, "items", state=TableState.SCANNING, scan_at=Timestamp(70))
     catalog.save_progress(one.id, {ORDERS: orders, ITEMS: items}, lease=lease)
-    assert catalog.needed_from("shop") == {}  # while one table is scanned, the log must go on
+    assert catalog.claims("shop") == []  # while one table is scanned, the log must go on
     items = replace(items, state=TableState.RUNNING, done_upto=Timestamp(80))
     catalog.save_progress(one.id, {ITEMS: items}, lease=lease)
-    assert catalog.needed_from("shop") == {one.id: Timestamp(60)}
+    assert catalog.claims("shop") == [Claim(one.id, False, Timestamp(60))]
     catalog.delete_job(one.id)
     catalog.transition(two.id, Status.SUCCEEDED, reason="x")
-    assert catalog.needed_from("shop") == {}
+    assert catalog.claims("shop") == []
+
+
+def test_the_claim_of_a_feed_that_works_not_is_ended(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    orders = TableProgress(ORDERS, "orders", state=TableState.RUNNING, done_upto=Timestamp(60))
+    catalog.save_progress(job.id, {ORDERS: orders}, lease=lease)
+    [claim] = catalog.claims("shop")
+    assert not catalog.end_claim(claim, "its node ends it")
+    assert catalog.oldest_needed("shop") == Timestamp(60)
+    catalog.request(job.id, DesiredStatus.PAUSED)
+    catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+    assert catalog.end_claim(claim, "too much on disk")
+    ended = catalog.job("f")
+    assert (ended.status, ended.wanted) == (Status.FAILED, DesiredStatus.RUNNING)
+    assert (ended.error, ended.error_code) == ("too much on disk", "CF3006")
+    told = [(event.kind, event.code) for event in catalog.events(job.id, limit=2)]
+    assert told == [("error", "CF3006"), ("status", None)]
+    assert catalog.claims("shop") == [] and catalog.oldest_needed("shop") is None
+    catalog.transition(job.id, Status.PENDING, reason="resumed")
+    assert catalog.claims("shop") == [claim]  # from where it is, if the log still has that
+    catalog.delete_job(job.id)
+    assert not catalog.end_claim(claim, "it is gone")
+
+
+def test_the_claim_of_tables_that_failed_is_ended_without_their_feed(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    orders = TableProgress(ORDERS, "orders", state=TableState.RUNNING, done_upto=Timestamp(60))
+    items = TableProgress(ITEMS, "items", state=TableState.FAILED, done_upto=Timestamp(20))
+    catalog.save_progress(job.id, {ORDERS: orders, ITEMS: items}, lease=lease)
+    catalog.transition(job.id, Status.RUNNING, reason="running")
+    works, failed = sorted(catalog.claims("shop"))
+    assert works == Claim(job.id, False, Timestamp(60))
+    assert failed == Claim(job.id, True, Timestamp(20))
+    assert catalog.end_claim(failed, "too much on disk")
+    assert catalog.claims("shop") == [works] and catalog.oldest_needed("shop") == Timestamp(60)
+    assert catalog.job("f").status is Status.RUNNING
+    [table] = [t for t in catalog.tables(job.id) if t.table == ITEMS]
+    assert (table.state, table.error_code) == (TableState.FAILED, "CF3006")
+    catalog.retry_tables(job.id)
+    assert catalog.oldest_needed("shop") == Timestamp(20)
 
 
 # -- jobs ---------------------------------------------------------------------------------

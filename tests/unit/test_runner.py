@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from changefeed.capture.feed_budgets import OverLimit
 from changefeed.catalog import Catalog, Job, LeaseLost, Status
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
@@ -45,7 +46,14 @@ class Source:
         self.problems: dict[TableName, ChangefeedError] = {}
         self.gaps: dict[TableName, object] = {}
         self.woken = 0
+        self.over: OverLimit | None = None
         self.log = self.tables = self
+
+    def over_limit(self, job_id: int) -> OverLimit | None:
+        return self.over
+
+    def begin_feed(self, job_id: int) -> None:
+        self.over = None
 
     def wake(self) -> None:
         self.woken += 1
@@ -248,6 +256,25 @@ def test_a_feed_that_has_nothing_to_scan_works_again(bench: Bench) -> None:
     assert bench.goes_on(False)
     events = [event.text for event in bench.catalog.events(bench.job.id, kinds=["status"])]
     assert any("retrying -> running" in text for text in events), events
+
+
+def test_a_feed_above_a_limit_is_stalled_until_its_time_is_up(bench: Bench) -> None:
+    bench.done(5)
+    bench.source.over = OverLimit(bench.runner.job_id, "it has 9 MB on disk", False)
+    assert bench.goes_on(True)
+    events = [event.text for event in bench.catalog.events(bench.job.id, kinds=["status"])]
+    assert "pending -> stalled: it has 9 MB on disk" in events
+    assert bench.job.status is Status.RETRYING, "the sink is away"
+    assert bench.job.reason.endswith("; it has 9 MB on disk")
+    bench.source.over = OverLimit(bench.runner.job_id, "it had 9 MB for long", True)
+    assert not bench.goes_on(True)
+    job = bench.job
+    assert (job.status, job.error_code) == (Status.FAILED, Code.CLAIM_ENDED.number)
+    assert job.error == "it had 9 MB for long" and "RESCAN" in str(job.hint)
+    bench.catalog.transition(job.id, Status.PENDING, reason="resumed")
+    bench.runner.request_stop()
+    bench.runner._run()
+    assert bench.source.over is None, "a feed that is resumed does not end for what was"
 
 
 def test_a_table_fails_alone_and_the_last_one_ends_the_feed(bench: Bench) -> None:
