@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from changefeed.catalog import Catalog, Claim
+from changefeed.catalog import Catalog, LogClaim
 from changefeed.catalog.cached import CachedRead
 from changefeed.catalog.model import DesiredStatus, Job
 from changefeed.core.clock import Clock, SystemClock, Timestamp
@@ -76,10 +76,10 @@ class _Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
+class _Demand:
     """What is on disk for a claim: ``kept`` bytes of the log, ``staged`` bytes for the sink."""
 
-    claim: Claim
+    claim: LogClaim
     job: Job
     limit: int | None
     waits: bool
@@ -101,7 +101,7 @@ class _Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _Excess:
     """When a claim was found above a limit, or last became smaller, and its size then."""
 
     since: float
@@ -136,8 +136,8 @@ class FeedBudgets:
         self._timings = timings or Timings()
         self._tell = tell
         self._limits = CachedRead(catalog.version, self._read_limits)
-        self._needs: list[_Need] = []
-        self._marks: dict[Claim, _Mark] = {}
+        self._needs: list[_Demand] = []
+        self._marks: dict[LogClaim, _Excess] = {}
         self._told: tuple[OverLimit, ...] | None = None
         self._looked = float("-inf")
         #: The feed for which capture waits.
@@ -183,7 +183,7 @@ class FeedBudgets:
             text += f"; {max(self._needs, key=_kept).whose} needs the most of it"
         return text
 
-    def _first_waiting(self) -> _Need | None:
+    def _first_waiting(self) -> _Demand | None:
         for need in self._needs:
             # Wait until half of it is free, or reading would stop and start at every commit.
             part = 2 if need.job.id == self._waits_for else 1
@@ -207,17 +207,17 @@ class FeedBudgets:
 
     def _judge(self, now: float, full: bool) -> None:
         """End the claims whose time is up, and tell the node which other feeds are above."""
-        marks: dict[Claim, _Mark] = {}
+        marks: dict[LogClaim, _Excess] = {}
         over: list[OverLimit] = []
         for need, why in self._blamed(full):
             key = need.claim._replace(above=Timestamp.ZERO)
             mark = self._marks.get(key)
             if mark is None or need.size < mark.size:
-                mark = _Mark(now, need.size)
+                mark = _Excess(now, need.size)
             ends = not need.works or now - mark.since >= self._timings.over_limit
             if ends:
                 # A feed that is resumed has its time again.
-                mark = _Mark(now, need.size)
+                mark = _Excess(now, need.size)
             marks[key] = mark
             if need.works:
                 over.append(OverLimit(need.job.id, self._said(need, why, ends), ends))
@@ -228,7 +228,7 @@ class FeedBudgets:
             self._told = tuple(over)
             self._tell(self._told)
 
-    def _blamed(self, full: bool) -> list[tuple[_Need, str]]:
+    def _blamed(self, full: bool) -> list[tuple[_Demand, str]]:
         """The claims above a limit that may end for it, each with a sentence about the limit."""
         found = [
             (need, _above_own_limit(need))
@@ -249,7 +249,7 @@ class FeedBudgets:
             found.append((most, f"{_budget_reached(budget)} and keeps {kept} for {most.whose}"))
         return found
 
-    def _said(self, need: _Need, why: str, ends: bool) -> str:
+    def _said(self, need: _Demand, why: str, ends: bool) -> str:
         grace = duration_text(self._timings.over_limit)
         if not ends:
             return f"{why}; the feed fails unless this becomes less within {grace}"
@@ -265,12 +265,12 @@ class FeedBudgets:
 
     # -- what the state knows -----------------------------------------------------------------
 
-    def _read_needs(self, full: bool) -> list[_Need]:
+    def _read_needs(self, full: bool) -> list[_Demand]:
         limits = self._limits()
         # Few feeds have a limit: without one, nobody's progress is read.
         claims = self._catalog.claims(self._source) if limits.sizes or full else []
         return [
-            _Need(
+            _Demand(
                 claim,
                 limits.jobs[claim.job_id],
                 limit := limits.sizes.get(claim.job_id),
@@ -296,7 +296,7 @@ class FeedBudgets:
         )
 
 
-def _kept(need: _Need) -> tuple[int, bool]:
+def _kept(need: _Demand) -> tuple[int, bool]:
     """For the one that keeps the most; of equal ones, one that does not work."""
     return need.kept, not need.works
 
@@ -305,7 +305,7 @@ def _budget_reached(budget: int) -> str:
     return f"the change log reached its disk budget of {size_text(budget)} (--max-disk)"
 
 
-def _above_own_limit(need: _Need) -> str:
+def _above_own_limit(need: _Demand) -> str:
     return (
         f"{need.whose} has {size_text(need.size)} on disk, of the change log and staged, and its "
         f"max_disk is {need.job.options[MAX_DISK.name]}"

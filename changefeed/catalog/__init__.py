@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from changefeed.catalog.claims import Claim, Claims
+from changefeed.catalog.claims import LogClaim, LogClaims
 from changefeed.catalog.connections import EXTERNAL, Connections, external_name
 from changefeed.catalog.database import Database
 from changefeed.catalog.functions import Functions
@@ -38,7 +38,7 @@ from changefeed.core.clock import Clock
 
 __all__ = [
     "Catalog",
-    "Claim",
+    "LogClaim",
     "Connection",
     "EXTERNAL",
     "Function",
@@ -69,7 +69,7 @@ class Catalog(
     Gaps,
     Jobs,
     Progress,
-    Claims,
+    LogClaims,
     Leases,
     Questions,
     Events,

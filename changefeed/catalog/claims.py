@@ -21,7 +21,7 @@ _job = tables.job
 _IDLE = (Status.PAUSED.value, Status.FAILED.value)
 
 
-class Claim(NamedTuple):
+class LogClaim(NamedTuple):
     """The log must keep everything above a timestamp for a feed, or for its tables that failed.
 
     Attributes:
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     above: Timestamp
 
 
-class Claims(CatalogPart):
+class LogClaims(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`.
 
     Paused and failed feeds have claims, and so have tables that failed: RESUME goes on without a
@@ -50,7 +50,7 @@ class Claims(CatalogPart):
         bounds = [_needed_above(row) for row in self._unfinished(source)]
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def claims(self, source: str) -> list[Claim]:
+    def claims(self, source: str) -> list[LogClaim]:
         """The claims on the log of a source.
 
         Feeds that scan a table, or are to, are left out: they need the log to go on.
@@ -65,9 +65,9 @@ class Claims(CatalogPart):
             if bound is not None and row.job_id not in left_out:
                 key = (row.job_id, failed)
                 above[key] = min(bound, above.get(key, bound))
-        return [Claim(*key, bound) for key, bound in above.items()]
+        return [LogClaim(*key, bound) for key, bound in above.items()]
 
-    def end_claim(self, claim: Claim, message: str) -> bool:
+    def end_claim(self, claim: LogClaim, message: str) -> bool:
         """Keep nothing more of the log for a feed that is paused or has failed, or for tables that
         have; the feed, or the tables, fail with CF3006.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from changefeed.catalog import NODE_TTL, Catalog, Claim, LeaseLost
+from changefeed.catalog import NODE_TTL, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
     DesiredStatus,
     JobSpec,
@@ -385,7 +385,7 @@ def test_what_each_feed_claims_of_the_log(catalog: Catalog) -> None:
     assert catalog.claims("shop") == []  # while one table is scanned, the log must go on
     items = replace(items, state=TableState.RUNNING, done_upto=Timestamp(80))
     catalog.save_progress(one.id, {ITEMS: items}, lease=lease)
-    assert catalog.claims("shop") == [Claim(one.id, False, Timestamp(60))]
+    assert catalog.claims("shop") == [LogClaim(one.id, False, Timestamp(60))]
     catalog.delete_job(one.id)
     catalog.transition(two.id, Status.SUCCEEDED, reason="x")
     assert catalog.claims("shop") == []
@@ -424,8 +424,8 @@ def test_the_claim_of_tables_that_failed_is_ended_without_their_feed(catalog: Ca
     catalog.save_progress(job.id, {ORDERS: orders, ITEMS: items}, lease=lease)
     catalog.transition(job.id, Status.RUNNING, reason="running")
     works, failed = sorted(catalog.claims("shop"))
-    assert works == Claim(job.id, False, Timestamp(60))
-    assert failed == Claim(job.id, True, Timestamp(20))
+    assert works == LogClaim(job.id, False, Timestamp(60))
+    assert failed == LogClaim(job.id, True, Timestamp(20))
     assert catalog.end_claim(failed, "too much on disk")
     assert catalog.claims("shop") == [works] and catalog.oldest_needed("shop") == Timestamp(60)
     assert catalog.job("f").status is Status.RUNNING

@@ -10,7 +10,7 @@ import pytest
 
 from changefeed.capture.feed_budgets import FeedBudgets, OverLimit
 from changefeed.capture.process import _settings
-from changefeed.catalog import Catalog, Claim
+from changefeed.catalog import Catalog, LogClaim
 from changefeed.catalog.model import DesiredStatus, Status
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -112,17 +112,17 @@ class Bench:
     def source_jobs(self, name: str) -> list[Any]:
         return list(self.jobs.values())
 
-    def claims(self, name: str) -> list[Claim]:
+    def claims(self, name: str) -> list[LogClaim]:
         if self.broken:
             raise ChangefeedError(self.broken, "the state does not answer")
         gone = {number for number, _ in self.ended}
         return [
-            Claim(number, number in self.failed_tables, Timestamp(number))
+            LogClaim(number, number in self.failed_tables, Timestamp(number))
             for number in self.left
             if number not in gone
         ]
 
-    def end_claim(self, claim: Claim, message: str) -> bool:
+    def end_claim(self, claim: LogClaim, message: str) -> bool:
         self.ended.append((claim.job_id, message))
         return True
 
