@@ -369,3 +369,72 @@ def test_without_a_lookup_what_was_not_sent_is_missing(make: Make) -> None:
         named(2, None, "sent", "v"),
         named(3, None, None, "v", "w"),
     ]
+
+
+# ------------------------------------------------------------------- the trouble of one table
+
+
+def _events(flushes: list[Flush]) -> tuple[list[tuple[str, Any]], list[SchemaChange]]:
+    """Rows with their tables, and tables that cannot be read."""
+    rows, told = [], []
+    for flush in flushes:
+        for event in flush.events:
+            if isinstance(event, ChangeBatch):
+                rows += [(c.table.name, (c.after or {})["k"]) for c in event.changes()]
+            elif isinstance(event, SchemaChange):
+                told.append(event)
+    return rows, told
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("good", "bad", "why"),
+    [
+        (b"t\0\0\0\3abc", b"t\0\0\0\3a\xffc", "not valid UTF-8"),
+        (b"t\0\0\0\3abc", b"x\0\0\0\3abc", "unknown kind"),
+        (b"t\0\0\0\3abc", b"t\0\0\0\1abc", "its message"),
+    ],
+)
+def test_rows_of_one_table_that_cannot_be_read(
+    make: Make, small: int, good: bytes, bad: bytes, why: str
+) -> None:
+    """Those of the other in the same transaction are as ever, and so are later ones of both."""
+    hurt = row("I", T, ["2", "abc", "b"])
+    assert good in hurt
+    flushes = hear(
+        make(small=small),
+        begin(700, 8, 1), relation(T), relation(U), row("I", U, ["1", "u"]),
+        hurt.replace(good, bad), row("I", U, ["2", "u"]), commit(700, 701, 8),
+        begin(710, 9, 2), row("I", T, ["3", "a", "b"]), row("I", U, ["3", "u"]),
+        commit(710, 711, 9),
+    )  # fmt: skip
+    rows, told = _events(flushes)
+    assert [k for name, k in rows if name == "u"] == [1, 2, 3]
+    assert {e.new.table.name for e in told} == {"t"} and all(e.unreadable for e in told)
+    assert told[0].why.startswith("changes of public.t cannot be read: ") and why in told[0].why
+    # All that was decoded together is lost: the event is behind it.
+    assert [k for name, k in rows if name == "t"] == []
+    assert flushes[-1].frontier is not None and told[-1].at == flushes[-1].frontier.at
+
+
+def test_a_description_of_one_table_that_cannot_be_read(make: Make) -> None:
+    assembler = make()
+    hear(
+        assembler, begin(700, 8, 1), relation(T), row("I", T, ["1", "a", "b"]), commit(700, 701, 8)
+    )
+    good = relation(T)
+    bad = good.replace(b"public\0t\0d", b"public\0t\0z")
+    assert bad != good
+    flushes = hear(
+        assembler,
+        begin(710, 9, 2), bad, row("I", T, ["2", "a", "b"]), relation(U), row("I", U, ["2", "u"]),
+        commit(710, 711, 9),
+    )  # fmt: skip
+    rows, told = _events(flushes)
+    assert rows == [("u", 2)]
+    assert [(e.new.table.name, e.unreadable) for e in told] == [("t", True)]
+    assert "a description of a table that cannot be read" in told[0].why
+    healed = hear(
+        assembler, begin(720, 10, 3), good, row("I", T, ["3", "a", "b"]), commit(720, 721, 10)
+    )
+    assert _events(healed) == ([("t", 3)], [])

@@ -63,6 +63,8 @@ from changefeed.sources.postgres.visibility import Visibility
 SMALL = 50
 #: Samples of the server's log end that are kept until they are reached.
 SAMPLES = 16
+#: What may be wrong with the rows of one table, and is no matter of the others.
+_OF_ONE_TABLE = frozenset({Code.UNEXPECTED_MESSAGE, Code.NOT_SUPPORTED})
 
 
 class LookupAnswer(Protocol):
@@ -378,10 +380,17 @@ class Assembler:
             shapes = self.shapes(oid for oid, _ in groups)
         for oid, at in groups:
             self._tell_change(shapes, oid, rows.transactions[rows.of[at[0]]])
-        decoded = [
-            (oid, at, self._decode(data, block, shapes.schemas[oid], rows, at))
-            for oid, at in groups
-        ]
+        decoded: list[tuple[int, Places, _TableRows]] = []
+        lost: list[tuple[int, Places, ChangefeedError]] = []
+        for oid, at in groups:
+            try:
+                self.relations.demand_readable(oid)
+                decoded.append((oid, at, self._decode(data, block, shapes.schemas[oid], rows, at)))
+            except ChangefeedError as error:
+                of_table = shapes.schemas[oid].table != self._messages
+                if error.code not in _OF_ONE_TABLE or not of_table:
+                    raise
+                lost.append((oid, at, error))
         numbers, width = _numbers(len(rows.tags), [(at, d) for _, at, d in decoded])
         ordinals = self._ordinals(rows, width)
         for (oid, _, part), number in zip(decoded, numbers, strict=True):
@@ -393,6 +402,26 @@ class Assembler:
                 marked = collapsed(oid, part.schema, part.rows, part.message)
             self._events.append(self._batch(part, number, ordinals, rows, marked))
         self._seq += int(width.sum())
+        for oid, at, problem in lost:
+            self._tell_unreadable(shapes.schemas[oid], rows.transactions[rows.of[at[-1]]], problem)
+
+    def _tell_unreadable(
+        self, schema: TableSchema, transaction: OpenTransaction, error: ChangefeedError
+    ) -> None:
+        """A transaction changed rows of a table, and they cannot be read."""
+        self._seq += 1
+        why = f"{error.message}; {error.hint}" if error.hint else error.message
+        self._events.append(
+            SchemaChange(
+                schema,
+                schema,
+                transaction.at,
+                self._seq,
+                rewritten=True,
+                unreadable=True,
+                why=f"changes of {schema.table.schema}.{schema.table.name} cannot be read: {why}",
+            )
+        )
 
     def _tell_change(self, shapes: Shapes, oid: int, transaction: OpenTransaction) -> None:
         change = shapes.changes.get(oid)

@@ -410,10 +410,23 @@ def read_relation(body: bytes) -> RelationMessage:
         return _relation(body)
 
 
-def _relation(body: bytes) -> RelationMessage:
-    (oid,) = struct.unpack_from(">I", body)
+def read_relation_name(body: bytes) -> tuple[str, str]:
+    """Schema and name of the table of a Relation message."""
+    with readable("the name of a table"):
+        schema, name, _ = _relation_name(body)
+        return schema, name
+
+
+def _relation_name(body: bytes) -> tuple[str, str, int]:
     schema, place = _string(body, 4)
     name, place = _string(body, place)
+    # pgoutput leaves the schema's name empty for pg_catalog.
+    return schema or "pg_catalog", name, place
+
+
+def _relation(body: bytes) -> RelationMessage:
+    (oid,) = struct.unpack_from(">I", body)
+    schema, name, place = _relation_name(body)
     identity, count = struct.unpack_from(">cH", body, place)
     if identity not in b"dfin":
         raise ValueError("unknown replica identity")
@@ -427,8 +440,7 @@ def _relation(body: bytes) -> RelationMessage:
         columns.append(WireColumn(column, type_oid, typmod, bool(flags & 1)))
     if len({column.name for column in columns}) != count:
         raise ValueError("a column name comes twice")
-    # pgoutput leaves the schema's name empty for pg_catalog.
-    return RelationMessage(oid, schema or "pg_catalog", name, identity.decode(), tuple(columns))
+    return RelationMessage(oid, schema, name, identity.decode(), tuple(columns))
 
 
 def read_truncate(data: bytearray, tag: int, streamed: bool) -> list[int]:

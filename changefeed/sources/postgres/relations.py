@@ -22,7 +22,12 @@ from changefeed.sources.postgres.logical_messages import (
     messages_schema,
     messages_table,
 )
-from changefeed.sources.postgres.pgoutput import RelationMessage, WireColumn, read_relation
+from changefeed.sources.postgres.pgoutput import (
+    RelationMessage,
+    WireColumn,
+    read_relation,
+    read_relation_name,
+)
 from changefeed.sources.postgres.types import (
     ColumnInfo,
     ReplicaIdentity,
@@ -120,6 +125,8 @@ class Relations:
         self._bodies: dict[int, bytes] = {}
         self._schemas: dict[int, TableSchema] = {}
         self._stale: set[int] = set()
+        #: Tables whose last message cannot be read, and why.
+        self._unreadable: dict[int, ChangefeedError] = {}
         #: What the catalog showed of a table when that was its last known shape.
         self._agreed: dict[int, str] = {}
 
@@ -173,7 +180,7 @@ class Relations:
             raise ChangefeedError(
                 Code.UNEXPECTED_MESSAGE, f"a row came for the unannounced table {unknown[0]}"
             )
-        messages = {oid: read_relation(self._bodies[oid]) for oid in wanted}
+        messages = self._read(wanted)
         unseen = self._await_writers(wanted)
         details = self._caught_up(messages)
         changes = {}
@@ -181,7 +188,7 @@ class Relations:
             change = self._take(message, details.get(oid))
             if change is not None:
                 changes[oid] = change
-        for oid in wanted:
+        for oid in messages:
             if oid in unseen:
                 # A key may have changed in it, which the message does not tell.
                 self._look_again[oid] = self._clock.monotonic() + self._pause
@@ -190,6 +197,30 @@ class Relations:
                 self._writers.pop(oid, None)
                 self._look_again.pop(oid, None)
         return changes
+
+    def _read(self, oids: Iterable[int]) -> dict[int, RelationMessage]:
+        """The messages that describe these tables. Of one that cannot be read the table keeps the
+        shape that it had, and its rows are no rows of that."""
+        messages = {}
+        for oid in oids:
+            try:
+                messages[oid] = read_relation(self._bodies[oid])
+                self._unreadable.pop(oid, None)
+            except ChangefeedError as error:
+                name = TableName(self._source, *read_relation_name(self._bodies[oid]))
+                if (last := self._last(oid, name)) is None:
+                    raise
+                self._schemas[oid], self._unreadable[oid] = last, error
+        return messages
+
+    def demand_readable(self, oid: int) -> None:
+        """Check that rows of a table are as its last message says.
+
+        Raises:
+            ChangefeedError: CF2105 that message cannot be read.
+        """
+        if (error := self._unreadable.get(oid)) is not None:
+            raise error
 
     def _await_writers(self, oids: Iterable[int]) -> set[int]:
         """Wait until the catalog shows what the tables' messages announced; where it does not."""
