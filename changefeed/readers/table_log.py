@@ -246,7 +246,8 @@ class TableLog:
             schema: the shape all changes get.
 
         Raises:
-            ChangefeedError: CF3001; CF3002 the log does not go back to ``after``.
+            ChangefeedError: CF3001; CF3002 the log does not go back to ``after``; CF2108 changes of
+                the table could not be read.
         """
         self.log.refresh()
         ranges: list[Range] = []
@@ -258,7 +259,11 @@ class TableLog:
                 break
             for piece in part.pieces:
                 versions[piece.schema.version] = piece.schema
-            changes += [event for event in part.control_events if isinstance(event, SchemaChange)]
+            for event in part.control_events:
+                if isinstance(event, SchemaChange):
+                    if event.unreadable:
+                        raise ChangefeedError(Code.TABLE_NOT_READABLE, event.why)
+                    changes.append(event)
             if part.rows or any(isinstance(event, Truncate) for event in part.control_events):
                 ranges.append(
                     Range(

@@ -285,6 +285,20 @@ def test_a_span_tells_the_shapes_of_its_rows(writer: LogWriter, tmp_path: Path) 
     assert read(span.ranges) == [("insert", 1, "a", None), ("insert", 2, "b", Decimal("3.00"))]
 
 
+def test_a_span_with_changes_that_could_not_be_read_is_an_error(
+    writer: LogWriter, tmp_path: Path
+) -> None:
+    put(writer, 1001, PLAIN, row("c", at(1001), (1, "a")))
+    lost = SchemaChange(PLAIN, PLAIN, at(1002), 1, rewritten=True, unreadable=True, why="odd rows")
+    writer.append(flush([lost], at(1002), 1002))
+    put(writer, 1003, PLAIN, row("c", at(1003), (2, "b")))
+    with pytest.raises(ChangefeedError, match="odd rows") as error:
+        table_log(tmp_path).span(at(1000), at(1003))
+    assert error.value.code.number == "CF2108"
+    # A scan that begins later has the changes.
+    assert read(table_log(tmp_path).span(at(1002), at(1003)).ranges) == [("insert", 2, "b")]
+
+
 def test_a_log_that_another_machine_does_not_see_is_an_error(
     writer: LogWriter, tmp_path: Path
 ) -> None:
