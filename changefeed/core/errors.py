@@ -173,6 +173,15 @@ class Code(StrEnum):
         "changes of a table cannot be read from the source's log",
         "remove the cause that the message names; then ALTER CHANGEFEED .. RESCAN the table.",
     )
+    SOURCE_READ_BY_RIVAL = (
+        "CF2109",
+        _STOP,
+        Scope.SOURCE,
+        "another node reads the source under the same state",
+        "two nodes run copies of one state: it was copied, or restored from a backup, while its "
+        "first node still runs. Stop one of the two; RESUME then continues the feeds of the other. "
+        "To run both, create the feeds of one of them in a new state.",
+    )
 
     # 22xx: the initial scan
     SCAN_INTERRUPTED = "CF2201", _RETRY, Scope.FEED, "initial scan was interrupted"

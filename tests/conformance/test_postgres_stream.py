@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
+from contextlib import closing
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from psycopg import pq
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage
 from changefeed.sources.base import StreamFallback
-from changefeed.sources.postgres.connect import LateSession, connect
+from changefeed.sources.postgres.connect import LateSession, connect, connect_replication
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.idle_changes import IdleChanges, _Look
 from changefeed.sources.postgres.lookup import Lookup
@@ -741,11 +744,39 @@ def test_what_cannot_be_decoded_while_streamed_is_read_at_commit(
 
 
 def test_slot_in_use_is_tried_again(postgres: Database, tmp_path: Path) -> None:
+    """Its reader reports nothing, as one whose host was lost."""
     prepare(postgres)
+    with closing(connect_replication(postgres.uri)) as silent:
+        publication = "proto_version '1', publication_names 'tail'"
+        begin = f"START_REPLICATION SLOT tail LOGICAL 0/0 ({publication})"
+        assert silent.pgconn.exec_(begin.encode()).status == pq.ExecStatus.COPY_BOTH
+        error = Tail(postgres, tmp_path, slot_patience=0.1, rival_patience=1.0).wait_for_end()
+    assert error is not None and error.code.number == "CF2101"
+
+
+def test_of_two_nodes_on_copies_of_a_state_the_second_stops(
+    postgres: Database, tmp_path: Path
+) -> None:
+    """Both keep on reading otherwise, in turns, each of them a part."""
+    prepare(postgres)
+    postgres.execute("create table t (id int primary key)")
     with tailing(postgres, tmp_path / "a") as tail:
         tail.catch_up()
-        error = Tail(postgres, tmp_path / "b").wait_for_end()
-    assert error is not None and error.code.number == "CF2101"
+        other = Tail(postgres, tmp_path / "b", slot_patience=0.1, rival_patience=4.0)
+        ended: list[ChangefeedError | None] = []
+        waiter = threading.Thread(target=lambda: ended.append(other.wait_for_end()))
+        waiter.start()
+        deadline = time.monotonic() + 30
+        for number in itertools.count():
+            if ended or time.monotonic() > deadline:
+                break
+            # What is acknowledged is reported at once.
+            postgres.execute(f"insert into t values ({number})")
+            tail.catch_up()
+        waiter.join()
+    [error] = ended
+    assert error is not None and error.code.number == "CF2109"
+    assert "another node reads replication slot" in error.message and "lives" in error.message
 
 
 def test_server_ends_the_connection(postgres: Database, tmp_path: Path) -> None:

@@ -247,7 +247,8 @@ def refusal(number: int, text: str) -> ChangefeedError:
             Code.SOURCE_NOT_SET_UP,
             "another reader of the binlog has the same server id",
             detail=text,
-            hint="give each reader of the server its own: server_id= in the URI.",
+            hint="if two nodes run copies of one state, stop one of them and RESUME the feeds of "
+            "the other; else give each reader of the server its own: server_id= in the URI.",
         )
     if number == 1236:
         for phrases, code, message in _FATAL:

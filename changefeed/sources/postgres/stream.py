@@ -67,6 +67,10 @@ GATHER_SECONDS = 0.015
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Between two looks at a slot that its last reader still holds, seconds.
 SLOT_LOOK_SECONDS = 0.01
+
+#: How often it is seen whether another reader of the slot lives. It reports every ten seconds at
+#: least.
+RIVAL_LOOK_SECONDS = 0.25
 #: The log may end, with nothing to follow, so many bytes behind the last record: where pages begin.
 PAGE_HEADER = 40
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
@@ -160,6 +164,7 @@ class ReplicationStream:
         patience: float = 1.0,
         look_again: float = 0.2,
         slot_patience: float = 2.0,
+        rival_patience: float = 25.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._clock = clock
@@ -197,6 +202,7 @@ class ReplicationStream:
         self._batch_seconds = batch_seconds
         self._small = small
         self._slot_patience = slot_patience
+        self._rival_patience = rival_patience
         self._lock = threading.Lock()
         self._reporter: _Reporter | None = None
         self._connection: ReplicationConnection | None = None
@@ -329,9 +335,10 @@ class ReplicationStream:
         move the slot: what it sends to us would begin behind the place that was read.
 
         Raises:
-            ChangefeedError: CF2101 another reader has it, CF2102 it is gone.
+            ChangefeedError: CF2101 another reader has it, CF2102 it is gone, CF2109 another reader
+                has it and lives.
         """
-        deadline = self._clock.monotonic() + self._slot_patience
+        began, said = self._clock.monotonic(), ""
         while True:
             rows = connection.query(
                 "select active_pid, confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
@@ -344,13 +351,42 @@ class ReplicationStream:
             reader, *found = rows[0]
             if reader is None:
                 return found
-            if self._clock.monotonic() > deadline:
-                raise ChangefeedError(
-                    Code.STREAM_BROKE,
-                    f"replication slot {self._slot!r} is read by another connection",
-                    detail=f"its server process is {reader}",
-                )
-            self._clock.sleep(SLOT_LOOK_SECONDS)
+            waited = self._clock.monotonic() - began
+            if waited <= self._slot_patience:
+                self._clock.sleep(SLOT_LOOK_SECONDS)
+                continue
+            said = self._check_rival(connection, reader, said, waited)
+            self._clock.sleep(RIVAL_LOOK_SECONDS)
+
+    def _check_rival(
+        self, connection: ReplicationConnection, reader: str, before: str, waited: float
+    ) -> str:
+        """When another reader of the slot last reported how far it is; ``before`` is the answer of
+        the last look. One whose host was lost reports nothing more, and the server ends it.
+
+        Raises:
+            ChangefeedError: CF2109 it reports after we have waited long: it lives; CF2101 it does
+                not, but the slot is still its own.
+        """
+        rows = connection.query(
+            "select reply_time, coalesce(host(client_addr), 'a local socket'), backend_start"
+            f" from pg_stat_replication where pid = {reader}"
+        )
+        said, place, since = rows[0] if rows else (None, None, None)
+        if said and before and said != before and waited > self._rival_patience / 2:
+            raise ChangefeedError(
+                Code.SOURCE_READ_BY_RIVAL,
+                f"another node reads replication slot {self._slot!r}: it is connected from {place} "
+                f"since {since}, and lives",
+                detail=f"its server process is {reader}",
+            )
+        if waited > self._rival_patience:
+            raise ChangefeedError(
+                Code.STREAM_BROKE,
+                f"replication slot {self._slot!r} is read by another connection",
+                detail=f"its server process is {reader}",
+            )
+        return said or ""
 
     def _check_history(
         self, connection: ReplicationConnection, identity: SystemIdentity
