@@ -221,6 +221,35 @@ def test_images_too_large_for_one_chunk_come_in_parts(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the keys
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b"\xc3\xa9key", b"\xff\xa9key"),
+        lambda data: data.replace(b"\xc3\xa9old", b"\xff\xa9old"),
+        lambda data: data.replace(b"\xc3\xa9new", b"\xff\xa9new"),
+    ],
+    ids=["key", "old", "new"],
+)
+def test_a_row_that_cannot_be_read_stops_its_table_alone(
+    run: Callable[..., Run], damage: Callable[[bytes], bytes]
+) -> None:
+    """Its key, an old row that a later change of the key needs, or the new one."""
+    changed = update(T, ("\u00e9key", "\u00e9old"), ("\u00e9key", "\u00e9new"))
+    made = run(
+        insert(U, "a", "1"),
+        insert(T, "first", "1"),
+        lambda xid: damage(changed(xid)),
+        update(U, ("a", "1"), ("a", "2")),
+        update(T, ("\u00e9key", "x"), ("\u00e9key", "y")),
+        insert(U, "b", "1"),
+        delete(T, "first", "1"),
+    )
+    assert made.told(U) == [("c", None, kv("a", "2")), ("c", None, kv("b", "1"))]
+    told = [event for event in made.events if isinstance(event, SchemaChange)]
+    assert told and all(e.unreadable and e.new.table.name == T.name for e in told)
+    assert "not valid UTF-8" in told[0].why
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
 def test_repeats_are_what_a_dict_finds(tmp_path: Path, at_once: int) -> None:
     chance = np.random.default_rng(4)

@@ -399,7 +399,13 @@ class Assembler:
             if collapsed is None:
                 marked = collapse(part.schema, part.rows, rows.of[part.message])
             else:
-                marked = collapsed(oid, part.schema, part.rows, part.message)
+                try:
+                    marked = collapsed(oid, part.schema, part.rows, part.message)
+                except ChangefeedError as error:  # it reads older rows of the transaction
+                    if error.code not in _OF_ONE_TABLE:
+                        raise
+                    lost.append((oid, part.message, error))
+                    continue
             self._events.append(self._batch(part, number, ordinals, rows, marked))
         self._seq += int(width.sum())
         for oid, at, problem in lost:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.sources.decoded.repeats import (
@@ -37,7 +38,7 @@ from changefeed.sources.decoded.repeats import (
     Places64,
     Repeats,
 )
-from changefeed.sources.decoded.rows import DecodedRows
+from changefeed.sources.decoded.rows import DecodedRows, Operations
 from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 from changefeed.sources.postgres import pgoutput
@@ -290,9 +291,22 @@ class _Replay:
                 for oid in self._compared(stretch):
                     mine = tags[tables[oid]]
                     schema = stretch.shapes.schemas[oid]
-                    message, op, key = decode_keys(block, mine, schema, streamed=self.streamed)
+                    message, op, key = self._keys(block, mine, schema)
                     repeats.add(stretch.groups[oid], key, op, chunk.start + mine[message])
         repeats.sort()
+
+    def _keys(
+        self, block: Block, tags: Places, schema: TableSchema
+    ) -> tuple[Places, Operations, list[pa.Array]]:
+        """As :func:`decode_keys`; nothing of keys that cannot be read, since the table stops where
+        their rows are decoded."""
+        try:
+            return decode_keys(block, tags, schema, streamed=self.streamed)
+        except ChangefeedError as error:
+            if error.code is not Code.UNEXPECTED_MESSAGE:
+                raise
+            key = [pa.array([], column.arrow) for column in schema.key_columns]
+            return np.empty(0, np.intp), np.empty(0, np.uint8), key
 
     # -- third pass: rows -------------------------------------------------------------------
 
