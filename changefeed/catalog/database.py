@@ -12,6 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,6 +53,55 @@ _WRITERS = 0x6368616E67656665
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
+class WriterTurns:
+    """A lock that its takers get in the order in which they came, urgent ones first.
+
+    Hundreds of feeds save their progress: a plain lock may let one thread wait for many seconds,
+    and a heartbeat that late says that the node is dead.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        #: Urgent takers and the others; each waits until its own lock is released.
+        self.waiting: tuple[deque[threading.Lock], ...] = (deque(), deque())
+
+    @contextmanager
+    def take(self, *, urgent: bool = False) -> Iterator[None]:
+        """Hold the lock; one thread must not take it twice."""
+        waiting = self.waiting[0 if urgent else 1]
+        turn = threading.Lock()
+        turn.acquire()
+        with self._mutex:
+            if self._held:
+                waiting.append(turn)
+            else:
+                self._held = True
+                turn.release()
+        try:
+            # Who had the lock passes it on by this release.
+            turn.acquire()
+        except BaseException:
+            with self._mutex:
+                if turn in waiting:
+                    waiting.remove(turn)
+                else:
+                    self._pass_on()
+            raise
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        for waiting in self.waiting:
+            if waiting:
+                waiting.popleft().release()
+                return
+        self._held = False
+
+
 class Database:
     """Transactions and the change counter; thread-safe, usable by several processes."""
 
@@ -65,7 +115,7 @@ class Database:
         self._engine = engine
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
-        self._lock = threading.RLock()
+        self._turns = WriterTurns()
         self._changed = threading.Condition()
         #: Reads the change counter of a SQLite state, and nothing else.
         self._counter: PoolProxiedConnection | None = None
@@ -138,13 +188,15 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, *, notify: bool = True) -> Iterator[Connection]:
+    def write(self, *, notify: bool = True, urgent: bool = False) -> Iterator[Connection]:
         """One serial transaction, durable on return.
 
         ``notify`` raises the change counter: False for progress and heartbeats, which come
-        often and change nobody's plans.
+        often and change nobody's plans. ``urgent``: before all writes of this process that wait,
+        for what is worthless when it is late.
         """
-        with self._reported(), self._lock, self._writer.connect() as connection:
+        turn = self._turns.take(urgent=urgent)
+        with self._reported(), turn, self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
@@ -198,7 +250,7 @@ class Database:
 
     def _prepare(self) -> str:
         """Make the tables of a new state, check the format of an old one; give its id."""
-        with self._reported(), self._lock, self._writer.connect() as connection:
+        with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))

@@ -63,7 +63,7 @@ class Leases(CatalogPart):
         Raises:
             LeaseLost: another node took it (a late renewal is fine while none did).
         """
-        with self._database.write(notify=False) as transaction:
+        with self._database.write(notify=False, urgent=True) as transaction:
             check_lease(transaction, lease)
             expires = self._shared_now(transaction) + int(ttl * 1e9)
             transaction.execute(
@@ -80,7 +80,7 @@ class Leases(CatalogPart):
         if not leases:
             return set()
         ours = [(lease.job_id, lease.token, lease.node) for lease in leases]
-        with self._database.write(notify=False) as transaction:
+        with self._database.write(notify=False, urgent=True) as transaction:
             renewed = transaction.execute(
                 update(_lease)
                 .where(tuple_(_lease.c.job_id, _lease.c.token, _lease.c.node).in_(ours))
@@ -124,7 +124,7 @@ class Leases(CatalogPart):
 
     def heartbeat(self, node_id: str) -> None:
         """Say that the node lives; at least every :data:`NODE_TTL` / 3 seconds."""
-        with self._database.write(notify=False) as transaction:
+        with self._database.write(notify=False, urgent=True) as transaction:
             seen = self._shared_now(transaction)
             transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=seen))
 

@@ -6,19 +6,22 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog import Catalog, Function, TableState
-from changefeed.catalog.database import Database
+from changefeed.catalog.database import Database, WriterTurns
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import BeforeImage, TableName
 from changefeed.sources.postgres import PostgresSource
+from tests.helpers.waiting import until
 
 
 def test_only_the_owner_can_read_the_secrets(tmp_path: Path) -> None:
@@ -323,3 +326,58 @@ def test_a_state_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert caught.value.code.number == "CF6001"
     assert "readonly" in caught.value.message and "may not write" in caught.value.hint
     catalog.close()
+
+
+def test_a_heartbeat_goes_before_all_writes_that_wait(tmp_path: Path) -> None:
+    """Two hundred feeds save their progress, and the node must not count as dead for that."""
+    catalog = Catalog.open(tmp_path)
+    catalog.register_node("n", 1)
+    database, done = catalog._database, list[str]()
+    turns = database._turns
+
+    def save() -> None:
+        with database.write(notify=False):
+            done.append("feed")
+
+    def beat() -> None:
+        catalog.heartbeat("n")
+        done.append("pulse")
+
+    with turns.take():
+        feeds = [threading.Thread(target=save) for _ in range(20)]
+        for thread in feeds:
+            thread.start()
+        until(lambda: len(turns.waiting[1]) == 20)
+        pulse = threading.Thread(target=beat)
+        pulse.start()
+        until(lambda: len(turns.waiting[0]) == 1)
+        assert done == []
+    for thread in (pulse, *feeds):
+        thread.join()
+    # It says so after its turn, when the next one may have begun.
+    assert done.index("pulse") < 10 and done.count("feed") == 20, done
+    catalog.close()
+
+
+def test_writers_have_their_turn_in_order_also_after_one_that_failed() -> None:
+    turns, done = WriterTurns(), list[int]()
+
+    def run(number: int) -> None:
+        with turns.take():
+            done.append(number)
+
+    with pytest.raises(KeyError), turns.take():
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(20)]
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            until(partial(_queued, turns, count))
+        raise KeyError
+    for thread in threads:
+        thread.join()
+    assert done == list(range(20))
+    run(20)
+    assert done[-1] == 20
+
+
+def _queued(turns: WriterTurns, count: int) -> bool:
+    return len(turns.waiting[1]) == count
