@@ -24,9 +24,11 @@ def scan_has(event: SchemaChange, table: TableProgress) -> bool:
     repair reads single rows only.
 
     The log announces a schema change to the feeds that existed before; a scan may have seen it.
+    Where the event is about rows and changes no shape, the version of the scan does not say so.
     """
     rescan = table.rescan_owed and table.repair is None
-    return rescan or event.new.version == table.schema_version
+    reshaped = event.new.version != event.old.version
+    return rescan or (reshaped and event.new.version == table.schema_version)
 
 
 def check_readable(event: SchemaChange) -> None:

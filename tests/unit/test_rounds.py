@@ -428,6 +428,22 @@ def test_a_schema_change_is_recorded() -> None:
     assert not world.feed.tables[T].scan_wanted
 
 
+@pytest.mark.parametrize(
+    ("moved", "option"), [(True, "on_partition_change"), (False, "schema_change_policy")]
+)
+def test_a_change_of_rows_alone_stops_a_table_that_was_scanned_in_that_shape(
+    moved: bool, option: str
+) -> None:
+    """The version of the table says nothing of when its rows changed."""
+    world = World(BacklogResult())
+    world.feed.options = Options.from_dict({option: "stop"})
+    world.feed.tables[T] = replace(world.feed.tables[T], schema_version=2)
+    change = _change(world)
+    world.change = replace(change, old=change.new, rewritten=True, moved=moved, why="a statement")
+    with pytest.raises(TableError, match="a statement"):
+        world.turn()
+
+
 @pytest.mark.parametrize("policy", ["backfill", "ignore"])
 def test_a_table_that_cannot_be_read_fails_whatever_the_policy(policy: str) -> None:
     world = World(BacklogResult())
