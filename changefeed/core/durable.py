@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from changefeed.core.proofs import sealed, unsealed
+
 #: The end of the name of a file that is being written. A crash may leave one.
 UNFINISHED: Final = ".new"
 
 
 def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | None = None) -> None:
     """Give a file another content: a crash leaves the old one or the new one. Only this user can
-    read it.
+    read it. :func:`read_durable` reads it.
 
     Args:
         on_written: called when the new content is durable and the file still has the old one.
@@ -25,7 +27,7 @@ def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | N
     fresh = path.with_name(path.name + UNFINISHED)
     try:
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
+            file.write(sealed(text, path.name))
             file.flush()
             os.fsync(file.fileno())
         if on_written is not None:
@@ -35,6 +37,16 @@ def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | N
         fresh.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
+
+
+def read_durable(path: Path) -> str:
+    """The content that :func:`replace_durably` gave a file.
+
+    Raises:
+        AlteredBytes: the bytes differ from what was written.
+        OSError: there is no file, or it cannot be read.
+    """
+    return unsealed(path.read_bytes(), path.name)
 
 
 def sync_path(path: Path) -> None:

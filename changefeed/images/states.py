@@ -1,7 +1,7 @@
 """The state of a store of row images, from its folder. Statements use it, so it loads no Arrow.
 
-The manifest of a store is JSON, replaced by rename. It has the state of the store, and its runs
-(:mod:`.store`) if it can be used, or the reason if it was given up.
+The manifest of a store is JSON with its checksum, replaced by rename. It has the state of the
+store, and its runs (:mod:`.store`) if it can be used, or the reason if it was given up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core.durable import replace_durably
+from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 
@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         ChangefeedError: CF3005, it cannot be read.
     """
     try:
-        memo = json.loads((folder / MANIFEST).read_text())
+        memo = json.loads(read_durable(folder / MANIFEST))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):

@@ -132,7 +132,7 @@ class ImageStore:
         """
         memo = read_manifest(folder)
         if memo is None:
-            raise damaged_images(folder.name, "there is no manifest")
+            raise damaged_images(MANIFEST, "it is gone")
         if memo["state"] == StoreState.BROKEN:
             raise damaged_images(folder.name, str(memo["reason"]))
         try:

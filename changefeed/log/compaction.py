@@ -196,10 +196,9 @@ class JournalMerge:
         number, _ = draft.declare(runs[0].schema)
         for _, group in groupby(runs, key=lambda r: r.where.file):
             part = list(group)
-            where = part[0].where
-            if isinstance(where, RowGroup):
-                draft.keep_segment(number, where.file, where.size, [r.measure for r in part])
-                self._kept.append((where.file, where.size))
+            kept = [r.where for r in part if isinstance(r.where, RowGroup)]
+            draft.keep_segment(number, kept, [r.measure for r in part])
+            self._kept.append((kept[0].file, kept[0].size))
 
     def _to_segments(self, runs: list[Run]) -> None:
         rows, size = sum(r.measure.rows for r in runs), sum(r.measure.bytes for r in runs)

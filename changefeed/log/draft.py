@@ -25,9 +25,11 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.frame import (
     BOTH,
     COMMIT_SCHEMA,
+    RowGroup,
     encode_frontier,
     encode_run,
     encode_segment,
+    segment_marks,
     stamp_of,
 )
 from changefeed.log.journal import Frame, encode_frame, segment_name
@@ -176,11 +178,14 @@ class FrameBuilder:
         """Finish a Parquet file and name it in the frame."""
         writer.close()
         self.segments.append((writer.name, writer.size))
-        self._entries.append(encode_segment(number, writer.name, writer.size, writer.groups))
+        self._entries.append(
+            encode_segment(number, writer.name, writer.size, writer.groups, writer.marks)
+        )
 
-    def keep_segment(self, number: int, file: str, size: int, groups: list[Measure]) -> None:
+    def keep_segment(self, number: int, groups: list[RowGroup], measures: list[Measure]) -> None:
         """Name a Parquet file that exists already (compaction keeps large ones)."""
-        self._entries.append(encode_segment(number, file, size, groups))
+        file, marks = groups[0], segment_marks(groups)
+        self._entries.append(encode_segment(number, file.file, file.size, measures, marks))
 
     def _truncate(self, event: Truncate) -> None:
         self.truncate(event)

@@ -13,7 +13,8 @@ A header is a JSON object::
         ["b", id, rows, bytes, first, last, first seq, last seq, clean, superseded,
               offset, length, raw, crc, unsent]               rows stored in the body
         ["p", id, file, size, clean, superseded, [[rows, bytes, first, last, first seq,
-              last seq], ...], unsent]                        a Parquet file, by row group
+              last seq], ...], unsent, [[end, crc], ...]]     a Parquet file, by row group, and
+                                                              the checksums of its stretches
         ["t", id, wall, logical, seq]                         TRUNCATE
         ["s", old id, new id, wall, logical, seq, rewritten, side, moved, why,
               unreadable]
@@ -23,8 +24,8 @@ A header is a JSON object::
     k   [[wall], [logical], [position], [xid]]                few commits
     c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
 
-``unsent``: some row may lack a value that the source did not send. Files of version 0.1 do not
-have this field.
+``unsent``: some row may lack a value that the source did not send. Files of version 0.1 have
+neither this field nor the checksums of segments (segment.py).
 
 A *unit* is the frames up to and including the next one with a frontier: the smallest step that a
 reader can see. Its timestamps are in ``(after, upto]``, and consecutive units leave no gap.
@@ -35,12 +36,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Ddl, Frontier, Position, SchemaChange, Truncate
+from changefeed.core.proofs import Stretch, stretches
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.journal import Frame
 from changefeed.log.rows import Extent, Measure, SchemaShape, Stamp
@@ -60,13 +62,27 @@ COMMIT_SCHEMA: Final = pa.schema(
 BOTH, OLD, NEW = 0, 1, 2
 
 
+class GroupProof(NamedTuple):
+    """The checksums of what a reader of one row group needs of the file."""
+
+    stamps: Stretch
+    others: Stretch
+    footer: Stretch
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One row group of a Parquet segment."""
+    """One row group of a Parquet segment.
+
+    Attributes:
+        size: of the file.
+        proof: None: the frame has no checksums of the file.
+    """
 
     file: str
     index: int
     size: int
+    proof: GroupProof | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +157,24 @@ def encode_run(schema_id: int, m: Measure, extent: list[int]) -> list[Any]:
     ]  # fmt: skip
 
 
-def encode_segment(schema_id: int, file: str, size: int, groups: list[Measure]) -> list[Any]:
-    """Header entry of a Parquet file."""
+def encode_segment(
+    schema_id: int, file: str, size: int, groups: list[Measure], marks: list[list[int]]
+) -> list[Any]:
+    """Header entry of a Parquet file; ``marks``: see :func:`changefeed.core.proofs.stretches`."""
     clean = groups[0].clean
     for m in groups:
         clean &= m.clean
     superseded = any(m.superseded for m in groups)
     rows = [[m.rows, m.bytes, m.first, m.last, m.first_seq, m.last_seq] for m in groups]
     unsent = any(m.unsent for m in groups)
-    return ["p", schema_id, file, size, clean, int(superseded), rows, int(unsent)]
+    return ["p", schema_id, file, size, clean, int(superseded), rows, int(unsent), marks]
+
+
+def segment_marks(groups: list[RowGroup]) -> list[list[int]]:
+    """The ``marks`` of a Parquet file, from all of its row groups."""
+    proofs = [group.proof for group in groups if group.proof is not None]
+    known = [stretch for proof in proofs for stretch in (proof.stamps, proof.others)]
+    return [[s.end, s.crc] for s in [*known, *(proof.footer for proof in proofs[-1:])]]
 
 
 def encode_frontier(frontier: Frontier) -> list[Any]:
@@ -231,11 +256,14 @@ class UnitReader:
     def _segment(self, body: int, e: list[Any]) -> None:
         shape = self._shapes[e[1]]
         unsent = bool(e[7]) if len(e) > 7 else True
+        known = stretches(e[8]) if len(e) > 8 else ()
         for index, (rows, size, first, last, first_seq, last_seq) in enumerate(e[6]):
             m = Measure(
                 rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5]), unsent
             )
-            self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3]), m))
+            pair = known[2 * index : 2 * index + 2]
+            proof = GroupProof(*pair, known[-1]) if known else None
+            self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3], proof), m))
 
     def _truncate(self, body: int, e: list[Any]) -> None:
         schema = self._shapes[e[1]].schema

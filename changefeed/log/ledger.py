@@ -1,8 +1,8 @@
 """The two index files of a log directory, LEDGER and HEAD, and how each is changed atomically.
 
-``LEDGER`` (JSON, replaced by rename) lists the sealed journals in time order with the segments
-they use, the live journal, and the files that are to be removed. It changes only when a journal is
-sealed, merged or dropped: a few times an hour.
+``LEDGER`` (its checksum and JSON, replaced by rename) lists the sealed journals in time order with
+the segments they use, the live journal, and the files that are to be removed. It changes only when
+a journal is sealed, merged or dropped: a few times an hour.
 
 ``HEAD`` (36 bytes, overwritten in place after each fsync of the journal) says how far the live
 journal is durable and complete. While nothing is appended, readers read only this file. They
@@ -19,10 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from changefeed.core.durable import replace_durably
+from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import Frontier
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.proofs import AlteredBytes
 from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Stamp
@@ -197,11 +198,17 @@ def _time(data: list[Any] | None) -> LogTime | None:
 
 
 def read_ledger(root: Path) -> Ledger | None:
-    """The ledger of a directory, None when it has none."""
+    """The ledger of a directory, None when it has none.
+
+    Raises:
+        ChangefeedError: CF3001, it is damaged.
+    """
     try:
-        return Ledger.from_json((root / LEDGER_NAME).read_text())
+        return Ledger.from_json(read_durable(root / LEDGER_NAME))
     except FileNotFoundError:
         return None
+    except (OSError, AlteredBytes) as error:
+        raise damaged(LEDGER_NAME, "it cannot be read", reason=error) from error
 
 
 def write_ledger(root: Path, ledger: Ledger) -> None:
@@ -244,3 +251,11 @@ class Head:
 
 
 HEAD_SIZE: Final = _HEAD.size
+
+
+def read_head(root: Path) -> Head | None:
+    """What HEAD says; None where there is none, or none that is whole."""
+    try:
+        return Head.from_bytes((root / HEAD_NAME).read_bytes())
+    except FileNotFoundError:
+        return None

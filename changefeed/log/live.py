@@ -183,8 +183,11 @@ class LiveJournal:
     # ----------------------------------------------------------------------------- recovery
 
     @classmethod
-    def recover(cls, root: Path, number: int, after: Stamp | None) -> LiveJournal:
+    def recover(cls, root: Path, number: int, after: Stamp | None, durable: int = 0) -> LiveJournal:
         """Open the file after a crash, and cut off a torn frame and an unfinished transaction.
+
+        Args:
+            durable: how far the file was complete at least; no crash has torn what is before.
 
         Raises:
             ChangefeedError: CF3001, bytes that were durable have changed.
@@ -197,6 +200,9 @@ class LiveJournal:
         try:
             live._replay(whole)
             del live.segments[live.complete.segments :]
+            if live.complete.end < durable:
+                at = live.complete.end
+                raise damaged(file.name, "a durable frame is broken", offset=at, end=durable)
             live._check_segments()
             live.tally = live.complete
             if live.tally.end != size:

@@ -134,13 +134,14 @@ class LogReader:
                 try:
                     self._adopt(head)
                     return self._frontier
-                except FileNotFoundError:
+                except FileNotFoundError as error:
                     # The journal was sealed, merged and removed since HEAD was read.
+                    missing = error
                     head = self._read_head(again=True) or head
                 except ChangefeedError:
                     self._head = b""  # not taken in: the next call meets the damage again
                     raise
-            raise damaged(self.root.name, "journal is gone")
+            raise _gone(missing)
 
     def _read_head(self, *, again: bool = False) -> Head | None:
         """HEAD if it has changed (or ``again``), else None."""
@@ -250,9 +251,10 @@ class LogReader:
         for _ in range(_MOVED_ATTEMPTS):
             try:
                 return work()
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                missing = error
                 self.refresh()
-        raise damaged(self.root.name, "file is gone")
+        raise _gone(missing)
 
     # -------------------------------------------------------------------------------- slice
 
@@ -407,6 +409,11 @@ class LogReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _gone(missing: FileNotFoundError) -> ChangefeedError:
+    """CF3001 for a file that the index names, and that nobody has replaced."""
+    return damaged(Path(os.fsdecode(missing.filename)).name, "file is gone")
 
 
 def _overlaps(run: Run, piece: LogPiece) -> bool:

@@ -43,6 +43,7 @@ from changefeed.log.ledger import (
     Ledger,
     LogTime,
     SealedJournal,
+    read_head,
     read_ledger,
     write_ledger,
 )
@@ -117,12 +118,14 @@ class LogWriter:
         for sealed in self._ledger.sealed:
             _check_file(self.root, journal_name(sealed.number), sealed.length)
         last = self._ledger.last
+        live, head = self._ledger.live, read_head(self.root)
+        durable = head.length if head is not None and head.live == live else 0
         try:
             return LiveJournal.recover(
-                self.root, self._ledger.live, stamp_of(last.at) if last else None
+                self.root, live, stamp_of(last.at) if last else None, durable
             )
         except FileNotFoundError:
-            raise damaged(journal_name(self._ledger.live), "journal is gone") from None
+            raise damaged(journal_name(live), "journal is gone") from None
 
     def _remove_orphans(self) -> None:
         """Remove files of appends, rolls, compactions and sweeps that a crash interrupted."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core import durable
-from changefeed.core.durable import replace_durably
+from changefeed.core.durable import read_durable, replace_durably
 
 
 def test_a_file_is_replaced_and_its_name_made_durable(
@@ -19,7 +19,7 @@ def test_a_file_is_replaced_and_its_name_made_durable(
     path = tmp_path / "memo.json"
     for text in ("old", "new"):
         replace_durably(path, text)
-        assert path.read_text() == text
+        assert read_durable(path) == text
     assert synced == [tmp_path, tmp_path]
     assert list(tmp_path.iterdir()) == [path] and stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -36,5 +36,5 @@ def test_a_disk_that_fails_leaves_the_old_content(
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         replace_durably(path, "new")
-    assert path.read_text() == "old"
+    assert read_durable(path) == "old"
     assert list(tmp_path.iterdir()) == [path], "a full disk keeps no half of a file"

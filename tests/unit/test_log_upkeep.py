@@ -11,6 +11,7 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
+from changefeed.core.durable import read_durable
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
@@ -412,7 +413,7 @@ class TestAges:
         with started(tmp_path, self.SETTINGS) as writer:
             sealed_at(writer, 10, 20)
         path = tmp_path / LEDGER_NAME
-        old = json.loads(path.read_text())
+        old = json.loads(read_durable(path))
         del old["time"]
         for sealed in old["sealed"]:
             del sealed["since"]

@@ -13,7 +13,7 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
-from changefeed.core.durable import UNFINISHED
+from changefeed.core.durable import UNFINISHED, read_durable
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
@@ -386,7 +386,7 @@ class TestDamage:
     def test_a_ledger_of_another_format(self, tmp_path: Path) -> None:
         self._two_frames(tmp_path)
         path = tmp_path / LEDGER_NAME
-        path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+        path.write_text(read_durable(path).replace('"format": 1', '"format": 2'))
         with pytest.raises(ChangefeedError, match="another format"):
             LogWriter(tmp_path)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from changefeed.core.durable import replace_durably
+from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.errors import ChangefeedError, Code
 
 T = TypeVar("T")
@@ -21,12 +21,10 @@ def read_kept(path: Path, what: str, parse: Callable[[Any], list[T]]) -> list[T]
         ChangefeedError: CF3001 the file is not what it should be; ``what`` names its content.
     """
     try:
-        content = path.read_text()
+        return parse(json.loads(read_durable(path)))
     except FileNotFoundError:
         return []
-    try:
-        return parse(json.loads(content))
-    except (ValueError, TypeError, LookupError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise ChangefeedError(Code.LOG_DAMAGED, f"{path} has no {what} that can be read") from error
 
 
