@@ -261,8 +261,8 @@ class UnitReader:
             m = Measure(
                 rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5]), unsent
             )
-            pair = known[2 * index : 2 * index + 2]
-            proof = GroupProof(*pair, known[-1]) if known else None
+            first = 2 * index
+            proof = GroupProof(known[first], known[first + 1], known[-1]) if known else None
             self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3], proof), m))
 
     def _truncate(self, body: int, e: list[Any]) -> None:

@@ -159,8 +159,8 @@ def damages(
         other = draw.randint(one + size, len(content) - size)
         parts = (content[:one], content[other : other + size], content[one + size : other])
         yield "swapped", b"".join((*parts, content[one : one + size], content[other + size :]))
-    for other in others:
-        yield "another file of the kind", other
+    for another in others:
+        yield "another file of the kind", another
     yield "longer", content + b"\0" * 64
 
 
