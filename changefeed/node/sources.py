@@ -104,9 +104,10 @@ class NodeSources:
             busy: sources with a runner.
         """
         feeds: dict[str, list[tuple[Job, list[TableProgress]]]] = {}
-        for job in jobs:
-            if not job.status.finished:
-                feeds.setdefault(job.source, []).append((job, self._catalog.tables(job.id)))
+        unfinished = [job for job in jobs if not job.status.finished]
+        tables = self._catalog.tables_of_jobs([job.id for job in unfinished])
+        for job in unfinished:
+            feeds.setdefault(job.source, []).append((job, tables[job.id]))
         known = {state.name for state in self._catalog.source_states()} | self._reconcilers.keys()
         for name in known - feeds.keys() - set(busy):
             feeds[name] = []

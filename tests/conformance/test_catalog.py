@@ -391,7 +391,25 @@ def test_what_each_feed_claims_of_the_log(catalog: Catalog) -> None:
     assert catalog.claims("shop") == []
 
 
-def test_the_claim_of_a_feed_that_works_not_is_ended(catalog: Catalog) -> None:
+def test_the_tables_of_many_jobs_are_read_at_once(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of the node's loop reads all of them, and a statement waits for it."""
+    jobs = [catalog.create_job(spec(name, ORDERS, ITEMS)).id for name in "abc"]
+    empty = catalog.create_job(replace(spec("d"), tables=())).id
+    one_by_one = {job_id: catalog.tables(job_id) for job_id in (*jobs, empty)}
+    reads, read = [], catalog._database.read
+
+    def counted() -> AbstractContextManager[Connection]:
+        reads.append(1)
+        return read()
+
+    monkeypatch.setattr(catalog._database, "read", counted)
+    assert catalog.tables_of_jobs([*jobs, empty]) == one_by_one
+    assert len(one_by_one[jobs[0]]) == 2 and one_by_one[empty] == [] and len(reads) == 1
+
+
+def test_the_claim_of_a_feed_that_does_not_work_is_ended(catalog: Catalog) -> None:
     job = catalog.create_job(spec("f", ORDERS))
     lease = catalog.acquire_lease(job.id, "n", 10)
     assert lease
