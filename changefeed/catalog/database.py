@@ -43,6 +43,18 @@ from changefeed.core.uri import redact
 #: How long a write waits for another process's write, seconds.
 BUSY_SECONDS = 30.0
 
+#: What SQLite says of a file whose bytes have changed.
+_DAMAGE = (
+    "malformed",
+    "not a database",
+    "unsupported file format",
+    "corrupt",
+    "Could not decode",
+    "datatype mismatch",
+    "no such column",
+    "no such table",
+)
+
 #: How often a waiter looks for changes made by other processes, seconds.
 POLL_SECONDS = 0.1
 
@@ -185,7 +197,13 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """One snapshot of the state."""
         with self._reported(), self._engine.connect() as connection, connection.begin():
-            yield connection
+            try:
+                yield connection
+            except ValueError as error:
+                if self._home is None:
+                    raise
+                # A row has a word or a number that nothing has written.
+                raise self._damaged() from error
 
     @contextmanager
     def write(self, *, notify: bool = True, urgent: bool = False) -> Iterator[Connection]:
@@ -272,6 +290,15 @@ class Database:
             )
         return found["state_id"]
 
+    def _damaged(self) -> ChangefeedError:
+        """CF6001, without the driver's text: it quotes what the file has, secrets too."""
+        return ChangefeedError(
+            Code.STATE_UNREACHABLE,
+            f"cannot use state {self.shown}: state.db is damaged",
+            hint="stop the node and put a backup of state.db back; sqlite3's .recover may save "
+            "what is left of this one.",
+        )
+
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
@@ -285,8 +312,11 @@ class Database:
             )
         try:
             yield
-        except (DBAPIError, sqlite3.Error) as error:
+        # A damaged file has text that cannot be decoded, also in SQLite's own messages.
+        except (DBAPIError, sqlite3.Error, UnicodeDecodeError) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
+            if _is_damage(cause):
+                raise self._damaged() from error
             raise ChangefeedError(
                 Code.STATE_UNREACHABLE,
                 f"cannot use state {self.shown}: {_first_line(cause)}",
@@ -296,6 +326,14 @@ class Database:
             raise ChangefeedError(
                 Code.STATE_UNREACHABLE, f"cannot use state {self.shown}: {type(error).__name__}"
             ) from error
+
+
+def _is_damage(cause: BaseException | None) -> bool:
+    """Whether a failure of SQLite says that the bytes of the file have changed."""
+    if isinstance(cause, UnicodeDecodeError):
+        return True
+    words = str(cause)
+    return isinstance(cause, sqlite3.Error) and any(sign in words for sign in _DAMAGE)
 
 
 def server_time(connection: Connection) -> int:

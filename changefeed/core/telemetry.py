@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import sys
 from pathlib import Path
 
 #: The logger of all of changefeed. Silent until :func:`log_to` gives it a file.
@@ -18,12 +19,26 @@ LOG_BYTES = 4 << 20
 LOG_FILES = 3
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A log file. While it cannot be written, standard error has one line that says so."""
+
+    _failing = False
+    _cause: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before, self._failing = self._failing, False
+        super().emit(record)
+        if self._failing and not before:
+            print(f"{self.baseFilename} cannot be written: {self._cause}", file=sys.stderr)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._failing, self._cause = True, sys.exc_info()[1]
+
+
 def log_to(path: Path, level: int = logging.INFO) -> logging.Handler:
     """Write the node's log to ``path`` (rotated by size); returns the handler to remove."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8"
-    )
+    handler = _LogFile(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog, Function, TableState
+from changefeed.catalog import Catalog, Function, JobSpec, TableProgress, TableState
 from changefeed.catalog.database import Database, WriterTurns
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -66,6 +67,41 @@ def test_a_state_that_is_damaged_while_it_is_used_is_reported(tmp_path: Path) ->
     assert caught.value.code.number == "CF6001"
     assert str(tmp_path) in caught.value.message
     catalog.close()
+
+
+def test_a_damaged_file_gives_one_sentence(tmp_path: Path) -> None:
+    """Whatever bytes have changed: CF6001 that says so, or nothing; and no value of the file."""
+    whole = tmp_path / "whole"
+    catalog = Catalog.open(whole)
+    catalog.create_connection("shop", "postgresql://app:secret@db/shop")
+    for n in range(12):
+        table = TableProgress(TableName("shop", "public", f"t{n}"), f"t{n}")
+        options = {"updated": "", "resolved": "5s"}
+        catalog.create_job(JobSpec("shop", (f"TABLE t{n}",), (table,), f"f{n}", "null://", options))
+    catalog.close()
+    content = (whole / "state.db").read_bytes()
+    draw = random.Random(4)
+    told: set[str] = set()
+    for number in range(150):
+        hurt, home = bytearray(content), tmp_path / str(number)
+        for _ in range(draw.choice([20, 200, 800])):
+            hurt[draw.randrange(len(hurt))] = draw.randrange(256)
+        home.mkdir()
+        (home / "state.db").write_bytes(hurt)
+        try:
+            opened = Catalog.open(home)
+            try:
+                for job in opened.jobs():
+                    opened.find_job(job.id)
+                opened.version()
+                opened.connection("shop")
+                opened.create_connection("n", "null://")
+            finally:
+                opened.close()
+        except ChangefeedError as error:
+            assert "secret" not in str(error) and "location of the state" not in str(error.hint)
+            told.add(error.code.number)
+    assert "CF6001" in told
 
 
 def test_another_programs_database_gets_our_tables_and_keeps_its_own(tmp_path: Path) -> None:
