@@ -179,8 +179,8 @@ class Code(StrEnum):
         Scope.SOURCE,
         "another node reads the source under the same state",
         "two nodes run copies of one state: it was copied, or restored from a backup, while its "
-        "first node still runs. Stop one of the two; RESUME then continues the feeds of the other. "
-        "To run both, create the feeds of one of them in a new state.",
+        "first node still runs. Stop this one. To go on with this one instead, stop the other and "
+        "ALTER CHANGEFEED .. RESCAN each feed here. To run both, create the feeds in a new state.",
     )
 
     # 22xx: the initial scan
