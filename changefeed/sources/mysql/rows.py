@@ -34,12 +34,14 @@ class RowReader:
 
     def __init__(self, shape: TableShape, schema: TableSchema, charsets: Charsets) -> None:
         self._names = [column.name for column in schema.columns]
-        self._hidden = [width_of(column) for column in shape.hidden]
-        self._nulls = (len(shape.stored) + 7) // 8
-        self._columns = [
-            (width_of(column), reader_of(column, target, charsets))
+        readers: list[ValueReader | None] = [
+            reader_of(column, target, charsets)
             for column, target in zip(shape.columns, schema.columns, strict=True)
         ]
+        readers += [None] * len(shape.hidden)
+        #: Of each stored column the width, and what reads it; None: it is hidden.
+        self._columns = list(zip(map(width_of, shape.stored), readers, strict=True))
+        self._nulls = (len(self._columns) + 7) // 8
 
     def read(self, data: bytes | bytearray, start: int, end: int) -> list[Row]:
         """The row images of one event.
@@ -65,29 +67,24 @@ class RowReader:
         row: Row = []
         for number, (width, read) in enumerate(self._columns):
             if nulls >> number & 1:
-                row.append(None)
+                if read is not None:
+                    row.append(None)
                 continue
-            offset, upto = _span(data, offset, width, end)
-            try:
-                row.append(read(bytes(data[offset:upto])))
-            except Misfit as error:
-                raise error.of_column(self._names[number]) from None
+            if width < 0:
+                size = int.from_bytes(data[offset : offset - width], "little")
+                offset -= width
+            else:
+                size = width
+            upto = offset + size
+            if upto > end:
+                raise misfit("a row ends behind its event")
+            if read is not None:
+                try:
+                    row.append(read(bytes(data[offset:upto])))
+                except Misfit as error:
+                    raise error.of_column(self._names[number]) from None
             offset = upto
-        for number, width in enumerate(self._hidden, len(self._columns)):
-            if not nulls >> number & 1:
-                _, offset = _span(data, offset, width, end)
         return row, offset
-
-
-def _span(data: bytes | bytearray, offset: int, width: int, end: int) -> tuple[int, int]:
-    """Where the value that comes next begins and ends."""
-    size = width
-    if width < 0:
-        size = int.from_bytes(data[offset : offset - width], "little")
-        offset -= width
-    if offset + size > end:
-        raise misfit("a row ends behind its event")
-    return offset, offset + size
 
 
 def reader_of(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
