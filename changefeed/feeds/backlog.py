@@ -23,6 +23,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.proofs import FileProof
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
@@ -270,7 +271,8 @@ class Backlog:
         self._scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="lanes-", dir=self._scratch) as folder:
             paths = write_lanes(work, self._log, Path(folder))
-            return run_files(self._spark, StagedLanes(work), paths, group=group, on_progress=tell)
+            staged = StagedLanes(work, tuple(FileProof.of(path) for path in paths))
+            return run_files(self._spark, staged, paths, group=group, on_progress=tell)
 
     @contextmanager
     def _cancelled_when(

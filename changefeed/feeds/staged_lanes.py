@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.row_parts import parts_of, put_part
 from changefeed.core.schema import TableSchema
 from changefeed.feeds.chunks import Watermark
@@ -60,11 +62,24 @@ class StagedLanes:
     """Delivers a lane out of the content of its file; pickles with :class:`.lanes.LaneDelivery`."""
 
     lanes: LaneDelivery
+    proofs: tuple[FileProof, ...]
 
     def __call__(
         self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
     ) -> list[TaskResult]:
-        """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`."""
+        """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`.
+
+        Raises:
+            ChangefeedError: CF4002, the file is not the one that the node made.
+        """
+        try:
+            self.proofs[number].check(memoryview(content))
+        except AlteredBytes as failure:
+            raise ChangefeedError(
+                Code.SPARK_FAILED,
+                f"the staged file of lane {number} is damaged: {failure}",
+                hint="check the disks of the staging place and of the executors.",
+            ) from None
         return self.lanes.deliver(number, _parts(content, tuple(self.lanes.versions)), tell)
 
 

@@ -21,6 +21,7 @@ from pyarrow import fs
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange, Truncate
+from changefeed.core.proofs import FileProof
 from changefeed.core.row_parts import put_part
 from changefeed.core.schema import TableSchema
 from changefeed.readers.presigned import S3Keys
@@ -69,11 +70,12 @@ class RangeCopies:
 
     def _staged(self, part: Range, names: list[str]) -> Range:
         if part.files:
+            proofs = []
             for file in part.files:
                 names.append(self._name())
-                self._put(names[-1], Path(file))
+                proofs.append(self._put(names[-1], Path(file)))
             found = tuple(self._store.location(name) for name in names[-len(part.files) :])
-            return replace(part, files=(), staged=RowLocations(found))
+            return replace(part, files=(), staged=RowLocations(found, tuple(proofs)))
         versions: dict[TableSchema, int] = {}
         with tempfile.TemporaryDirectory(prefix="changefeed-range-") as folder:
             path = Path(folder) / "rows"
@@ -87,18 +89,18 @@ class RangeCopies:
                     else:
                         put_part(made, {"version": number}, event.load())
             names.append(self._name())
-            self._put(names[-1], path)
-        return replace(
-            part, staged=RowLocations((self._store.location(names[-1]),), tuple(versions))
-        )
+            proof = self._put(names[-1], path)
+        location = self._store.location(names[-1])
+        return replace(part, staged=RowLocations((location,), (proof,), tuple(versions)))
 
     def _name(self) -> str:
         self._count += 1
         return f"{self._folder}/{self._count:08d}"
 
-    def _put(self, name: str, path: Path) -> None:
+    def _put(self, name: str, path: Path) -> FileProof:
         system = self._store.system
         try:
+            proof = FileProof.of(path)
             if isinstance(system, fs.LocalFileSystem):
                 os.makedirs(self._folder, exist_ok=True)
             with pa.memory_map(str(path)) as source, system.open_output_stream(name) as target:
@@ -110,6 +112,7 @@ class RangeCopies:
                 f"rows cannot be staged in {self._store.shown}: {type(failure).__name__}",
                 hint="check the address and the rights of the staging place.",
             ) from None
+        return proof
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove what was staged; what cannot be removed now is removed a day later."""

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.row_parts import parts_of
 from changefeed.core.schema import TableSchema
 
@@ -31,10 +32,12 @@ class RowLocations:
 
     Attributes:
         locations: of objects, in order.
+        proofs: of the objects, in the same order.
         versions: the shapes that headers name by their number.
     """
 
     locations: tuple[str, ...]
+    proofs: tuple[FileProof, ...]
     versions: tuple[TableSchema, ...] = ()
 
     def __repr__(self) -> str:
@@ -47,8 +50,13 @@ class RowLocations:
         Raises:
             ChangefeedError: CF3002 one is not there any more, CF3001 one cannot be read.
         """
-        for location in self.locations:
-            yield _content(location)
+        for location, proof in zip(self.locations, self.proofs, strict=True):
+            content = _content(location)
+            try:
+                proof.check(memoryview(content))
+            except AlteredBytes as failure:
+                raise _unread(str(failure)) from None
+            yield content
 
     def events(self) -> Iterator[tuple[TableSchema, pa.Table | Timestamp]]:
         """Rows of the log, and the instants of truncations, with the shape they have."""
@@ -92,4 +100,8 @@ def _gone(why: str) -> ChangefeedError:
 
 
 def _unread(why: str) -> ChangefeedError:
-    return ChangefeedError(Code.LOG_DAMAGED, f"staged rows of a reader cannot be read: {why}")
+    return ChangefeedError(
+        Code.LOG_DAMAGED,
+        f"staged rows of a reader cannot be read: {why}",
+        hint="run the query again: its rows are staged anew; check the staging place.",
+    )

@@ -16,6 +16,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Truncate
+from changefeed.core.proofs import FileProof
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.lanes import DeliveryForm, LaneDelivery, lane_of
@@ -176,10 +177,18 @@ def test_a_lane_out_of_a_file_delivers_what_it_delivers_out_of_the_log(
         until(lambda: not gate.inside)
         staged = lanes(tmp_path / "unseen", gate, sinks[1])
         content = pa.py_buffer(path.read_bytes())
-        assert StagedLanes(staged)(number, content, lambda rows, size: None) == expected
+        proofs = tuple(FileProof.of(path) for path in paths)
+        delivery = StagedLanes(staged, proofs)
+        assert delivery(number, content, lambda rows, size: None) == expected
         until(lambda: not gate.inside)
         assert sinks[1].calls == sinks[0].calls
         assert sinks[1].committed == sinks[0].committed
+        other = pa.py_buffer(paths[number - 1].read_bytes())
+        for wrong in (content.slice(0, content.size - 1), content.slice(0, 0), other):
+            with pytest.raises(ChangefeedError, match=f"lane {number} is damaged") as error:
+                delivery(number, wrong, lambda rows, size: None)
+            assert error.value.code.number == "CF4002"
+        assert sinks[1].calls == sinks[0].calls, "nothing of it is delivered"
         for ours, theirs in zip(sinks[1].batches, sinks[0].batches, strict=True):
             assert ours.rows.equals(theirs.rows)
             assert (ours.target, ours.schema, ours.after) == (

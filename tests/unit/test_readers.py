@@ -344,6 +344,17 @@ def test_a_staged_scan_has_the_rows_of_its_files(tmp_path: Path) -> None:
     for path in files:
         Path(path).unlink()
     assert read(staged) == expected
+    one, two = sorted(path for path in (tmp_path / "place").rglob("*") if path.is_file())
+    whole = one.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for content in (flipped, whole[:-1], b"", whole + whole, two.read_bytes()):
+        if bytes(content) == whole:
+            continue
+        one.write_bytes(content)
+        with pytest.raises(ChangefeedError, match="staged rows of a reader") as error:
+            read(staged)
+        assert error.value.code.number == "CF3001"
 
 
 def test_old_ranges_of_planners_that_are_gone_are_removed(tmp_path: Path) -> None:
