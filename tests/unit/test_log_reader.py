@@ -353,6 +353,7 @@ class TestPieces:
         reader.refresh()
         pieces = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
         assert len(pieces) > 1 and all(piece.has_unsent for piece in pieces)
+        assert [seq for piece in pieces for seq in keys(piece.load())] == list(range(61))
 
 
 class TestMarks:
