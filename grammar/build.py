@@ -193,7 +193,9 @@ class _Builder(Transformer[Token, Any]):
     def explain(self, meta: Meta, statement: nodes.CreateChangefeed) -> Statement:
         return nodes.Explain(statement, span=_span(meta))
 
-    def validate(self, meta: Meta, statement: nodes.CreateChangefeed) -> Statement:
+    def validate(
+        self, meta: Meta, statement: nodes.CreateChangefeed | nodes.AlterChangefeed
+    ) -> Statement:
         return nodes.Validate(statement, span=_span(meta))
 
     def if_exists(self, _meta: Meta) -> bool:

@@ -484,9 +484,9 @@ class Explain(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Validate(Statement):
-    """``VALIDATE CREATE CHANGEFEED ..``; creates nothing."""
+    """``VALIDATE CREATE CHANGEFEED ..`` and ``VALIDATE ALTER CHANGEFEED ..``; changes nothing."""
 
-    statement: CreateChangefeed | CreateDataset | CreateCdc
+    statement: CreateChangefeed | CreateDataset | CreateCdc | AlterChangefeed
     span: Span | None = _span()
 
 

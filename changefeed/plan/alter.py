@@ -58,6 +58,7 @@ from changefeed.plan.targets import (
 from changefeed.sources.base import Source, TableLocations
 from grammar import nodes
 from sinks import registry
+from sinks.base import Target
 from sinks.registry import takers
 
 
@@ -155,6 +156,8 @@ class _Alteration:
             self._check_moved(sink, options)
         self._check_columns(old_options, options)
         self._rescan_tables(old_sink, old_options, options)
+        if sink is not old_sink and not self.problems:
+            self._look(sink, options)
         if self.problems:
             return None
         texts = tuple(dict.fromkeys(map(target_text, self.targets)))
@@ -273,6 +276,18 @@ class _Alteration:
         catalog = self.around.catalog
         found = clashes(topics, sink, options, held={}, catalog=catalog, job=self.job.id)
         self.problems += found.values()
+
+    def _look(self, sink: ResolvedSink, options: Options) -> None:
+        """Look at the new place itself: a feed that works stays where it is unless that can take
+        its rows. Whose the tables there are is for the sink to decide, which knows the feed.
+        """
+        look = self.around.probe or self.around.guard
+        if look is None:
+            return
+        new = self._topics(sink, options)
+        targets = [Target(t, new.get(t, progress.topic)) for t, progress in self.tables.items()]
+        problems, _ = look(sink, options, targets)
+        self.problems += [p for p in problems if p.code is not Code.TARGET_NOT_OURS]
 
     def _check_columns(self, old: Options, new: Options) -> None:
         """Columns that changed options name must be in every table that stays."""

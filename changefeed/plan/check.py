@@ -15,6 +15,9 @@ COLUMNS = ("severity", "code", "place", "where", "problem", "hint")
 
 Row = tuple[str, str, str, str, str, str]
 
+#: What VALIDATE checks.
+Checked = nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc | nodes.AlterChangefeed
+
 #: A problem with more of the statement than this is about all of it.
 _LONGEST = 40
 
@@ -44,10 +47,10 @@ def problem_rows(
     problems: Sequence[ChangefeedError],
     warnings: Sequence[str],
     text: str,
-    statement: nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc,
+    statement: Checked,
     source: str = "",
 ) -> list[Row]:
-    """Errors in the order of the text, then warnings; ``ok`` when there is no error.
+    """Errors in the order of the text, then warnings; ``ok`` where a plan has no error.
 
     ``statement`` is what ``text`` holds: a problem's place is a part of it. ``source`` is the
     connection that it reads from, where that is known.
@@ -72,25 +75,27 @@ def _row(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -
     return ("error", problem.code.number, place, where, message, problem.hint)
 
 
-def _places(
-    statement: nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc,
-) -> Iterator[StatementPart]:
+def _places(statement: Checked) -> Iterator[StatementPart]:
     """The parts that a problem can be about, the smaller before those around them.
 
     The URI of the sink is named without its secrets and parameters.
     """
-    for option in statement.options:
-        first = option.span
-        last = option.value.span if option.value is not None and option.value.span else first
-        if first is not None and last is not None:
-            yield StatementPart(OPTION, option.name, first.start, last.end)
+    if isinstance(statement, nodes.AlterChangefeed):
+        for action in statement.actions:
+            if isinstance(action, nodes.AlterSet | nodes.AlterAdd):
+                yield from _options(action.options)
+            if isinstance(action, nodes.AlterAdd | nodes.AlterDrop):
+                yield from _tables(action.targets)
+            if isinstance(action, nodes.AlterInto):
+                yield from _sink(action.sink)
+        return
+    yield from _options(statement.options)
     if isinstance(statement, nodes.CreateCdc):
         if statement.table.span is not None:
             yield _named(TABLE, ".".join(statement.table.parts), statement.table.span)
         return
-    if statement.sink is not None and statement.sink.span is not None:
-        shown = sink_location(statement.sink.text).partition("?")[0]
-        yield _named(SINK, shown, statement.sink.span)
+    if statement.sink is not None:
+        yield from _sink(statement.sink)
     if isinstance(statement, nodes.CreateDataset):
         for column in (*statement.keys, *statement.ignored):
             if column.span is not None:
@@ -100,7 +105,25 @@ def _places(
         return
     if statement.source_span is not None:
         yield _named(CONNECTION, statement.source or "", statement.source_span)
-    for target in statement.targets:
+    yield from _tables(statement.targets)
+
+
+def _options(options: Sequence[nodes.Option]) -> Iterator[StatementPart]:
+    for option in options:
+        first = option.span
+        last = option.value.span if option.value is not None and option.value.span else first
+        if first is not None and last is not None:
+            yield StatementPart(OPTION, option.name, first.start, last.end)
+
+
+def _sink(sink: nodes.Literal) -> Iterator[StatementPart]:
+    if sink.span is not None:
+        shown = sink_location(sink.text).partition("?")[0]
+        yield _named(SINK, shown, sink.span)
+
+
+def _tables(targets: Sequence[nodes.FeedTarget]) -> Iterator[StatementPart]:
+    for target in targets:
         query = target.query if isinstance(target, nodes.TableTarget) else None
         for span in query.spans if query is not None else ():
             yield _named(QUERY, "", span)

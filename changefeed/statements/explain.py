@@ -1,11 +1,12 @@
-"""EXPLAIN and VALIDATE of a CREATE: nothing is made."""
+"""EXPLAIN of a CREATE, VALIDATE of a CREATE or ALTER: nothing is made or changed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.plan import cdc
+from changefeed.plan.alter import plan_alter
 from changefeed.plan.build import check_create, plan_create
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import problem_rows
@@ -45,21 +46,22 @@ def explain(statement: nodes.Explain, context: Context) -> Result:
 
 
 def validate(statement: nodes.Validate, context: Context) -> Result:
-    """VALIDATE CREATE CHANGEFEED: every problem as a row; creates nothing."""
+    """VALIDATE: every problem of a statement as a row; nothing is made or changed."""
+    asked = statement.statement
+    if isinstance(asked, nodes.AlterChangefeed):
+        return _validate_alter(asked, context)
     rows: list[tuple[Cell, ...]] = []
     try:
-        plain, dataset = _plain(statement.statement, context)
+        plain, dataset = _plain(asked, context)
     except ChangefeedError as error:
-        rows += problem_rows(
-            None, getattr(error, "problems", [error]), (), context.text, statement.statement
-        )
+        rows += problem_rows(None, _problems(error), (), context.text, asked)
         return _checked(rows, error)
     given = None if dataset is None else dataset.connection
     around = replace(context.surroundings(probing=True), given=given)
     plan, problems = check_create(plain, around)
     if dataset is not None:
         try:
-            datasets.check_tables(dataset, statement.statement.options, context)
+            datasets.check_tables(dataset, asked.options, context)
         except ChangefeedError as error:
             problems = [*problems, error]
     # A dataset's connection does not exist yet, and datasets have no warnings.
@@ -68,10 +70,29 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         if plan is not None and dataset is None
         else []
     )
-    written = plain if dataset is None else statement.statement
+    written = plain if dataset is None else asked
     read_from = _read_from(plain, context)
     rows += problem_rows(plan, problems, warnings, context.text, written, read_from)
     return _checked(rows, problems[0] if problems else None)
+
+
+def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
+    """The same of ALTER CHANGEFEED."""
+    rows: list[tuple[Cell, ...]] = []
+    try:
+        job = context.job(asked.feed)
+        plan = plan_alter(asked, job, context.surroundings(probing=True))
+        warnings = source_warnings(job.source, plan.add, context, server=False)
+    except ChangefeedError as error:
+        rows += problem_rows(None, _problems(error), (), context.text, asked)
+        return _checked(rows, error)
+    rows.append(("ok", "", "", "", f"{job.name} can be altered", ""))
+    rows += problem_rows(None, (), [*plan.notices, *warnings], context.text, asked)
+    return _checked(rows, None)
+
+
+def _problems(error: ChangefeedError) -> list[ChangefeedError]:
+    return error.problems if isinstance(error, Problems) else [error]
 
 
 def _checked(rows: list[tuple[Cell, ...]], failure: ChangefeedError | None) -> Result:

@@ -212,6 +212,37 @@ def test_create_does_not_wait_for_the_target(world: World) -> None:
     assert world.probed == []
 
 
+def test_a_feed_does_not_move_to_a_sink_that_does_not_answer(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092'")
+    world.target_troubles = ["cannot reach the broker"]
+    before = world.catalog.job("f")
+    with pytest.raises(ChangefeedError) as refused:
+        world.run("ALTER CHANGEFEED f INTO 'kafka://127.0.0.1:1'")
+    assert refused.value.code.number == "CF5001" and world.probed == ["orders"]
+    assert world.catalog.job("f") == before
+    world.probed = ["untouched"]
+    world.run("ALTER CHANGEFEED f SET resolved = '1s'")
+    assert world.probed == ["untouched"], "the sink stays where it is"
+
+
+def test_validate_alter_changes_nothing_and_lists_every_problem(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092'")
+    before = world.catalog.job("f")
+    assert world.run("VALIDATE ALTER CHANGEFEED f SET resolved = '1s' ADD items").rows == [
+        ("ok", "", "", "", "f can be altered", "")
+    ]
+    world.target_troubles = ["cannot reach the broker"]
+    rows = world.run("VALIDATE ALTER CHANGEFEED f INTO 'kafka://127.0.0.1:1'").rows
+    assert [tuple(row)[:5] for row in rows] == [
+        ("error", "CF5001", "sink", "kafka://127.0.0.1:1", "cannot reach the broker")
+    ]
+    rows = world.run("VALIDATE ALTER CHANGEFEED f SET formt = 'json' DROP nothing").rows
+    assert next(tuple(row)[2:4] for row in rows) == ("option", "formt")
+    rows = world.run("VALIDATE ALTER CHANGEFEED nosuch SET resolved = '1s'").rows
+    assert rows[0][0] == "error"
+    assert world.catalog.job("f") == before
+
+
 # -- DROP ---------------------------------------------------------------------------------
 
 
