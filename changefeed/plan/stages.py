@@ -70,8 +70,9 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceStage:
-    """Where rows come from. ``holds``: what we hold at the source, for people; ``fresh``: it is
-    made by this statement; ``parts_travel``: see :class:`changefeed.sources.base.Source`."""
+    """Where rows come from. ``holds``: what we hold at the source, for people, empty for nothing;
+    ``fresh``: it is made by this statement; ``parts_travel``: see
+    :class:`changefeed.sources.base.Source`."""
 
     source: str
     shown_uri: str
@@ -83,7 +84,8 @@ class SourceStage:
     def lines(self) -> Iterator[str]:
         yield f"{self.source}: {self.shown_uri}"
         made = "will be made" if self.fresh else "shared with the other feeds of this source"
-        yield f"{self.holds} ({made})"
+        if self.holds:
+            yield f"{self.holds} ({made})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,8 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def holds(self) -> str:
-        """What is (or will be) held, as text for users: ``slot X, publication X``. No secrets."""
+        """What is (or will be) held, as text for users: ``slot X, publication X``. Empty for
+        nothing. No secrets."""
 
     @abstractmethod
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:

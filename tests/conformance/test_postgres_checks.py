@@ -195,19 +195,22 @@ def test_a_bare_role_learns_all_it_lacks_at_once(postgres: Database) -> None:
     with role(postgres) as (name, uri):
         watches: list[Watch | str] = [Watch("other", "app"), "good"]
         found = problems(uri, *watches)
-        owner = "only its owner may add table {} to a publication"
         assert [p.message for p in found] == [
             f"role {name} may not open replication connections",
-            f"role {name} may not create a publication in database {postgres.name}",
-            owner.format("app.other"),
+            "only their owner may add tables app.other, public.good to a publication",
             "no right to use schema app",
             "no right to read table app.other",
-            owner.format("public.good"),
             "no right to read table public.good",
         ]
         assert {p.code.number for p in found} == {"CF2004"}
+        assert found[1].hint == (
+            "CREATE PUBLICATION changefeed FOR TABLE app.other, public.good; -- as the owner; then "
+            "ALTER EXTERNAL CONNECTION .. with the parameter publication=changefeed in its URI"
+        )
         for problem in found:
             postgres.execute(problem.hint)
+        assert not member_of_others(postgres, name)
+        uri += "?publication=changefeed"
         assert messages(uri, *watches) == []
         source = PostgresSource("shop", uri)
         tables = [t.table for t in source.describe_all([Watch("other", "app"), Watch("good")])]
@@ -215,6 +218,26 @@ def test_a_bare_role_learns_all_it_lacks_at_once(postgres: Database) -> None:
         assert held.capture(tables, resume=False).problems == {}
         held.release()
         source.close()
+
+
+def member_of_others(postgres: Database, name: str) -> list[tuple[str]]:
+    """The roles that this role is a member of."""
+    return postgres.execute(
+        "select r.roleid::regrole::text from pg_auth_members r where r.member = %s::regrole", [name]
+    )
+
+
+@ALL
+def test_an_owner_without_create_learns_how_to_get_it(postgres: Database) -> None:
+    postgres.execute("create table good (id int primary key)")
+    with role(postgres, "replication") as (name, uri):
+        postgres.execute(f"alter table good owner to {name}")
+        (problem,) = problems(uri, "good")
+        assert problem.message == (
+            f"role {name} may not create a publication in database {postgres.name}"
+        )
+        postgres.execute(problem.hint)
+        assert messages(uri, "good") == []
 
 
 @ALL

@@ -176,7 +176,7 @@ def test_it_is_gone(publication: Publication) -> None:
     ],
 )
 def test_numbers_of_transactions_wrap(row: int, last: int | None, younger: bool) -> None:
-    assert publications._younger(row, last) is younger
+    assert publications.younger(row, last) is younger
 
 
 def test_our_last_change_is_kept(publication: Publication) -> None:

@@ -119,3 +119,53 @@ VERSIONS = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_postgresql(case: Case, harness: PostgresHarness) -> None:
     assert run_case(case, harness) == ""
+
+
+class GivenHarness(PostgresHarness):
+    """A publication and a slot that an administrator made, and a role that only reads."""
+
+    def __init__(self, database: Database, other: Database, folder: Path) -> None:
+        super().__init__(database, other, folder)
+        self._name = f"given_{database.name}"
+        for each in (database, other):
+            each.execute(
+                f"create publication {self._name} for all tables"
+                " with (publish_via_partition_root = true)"
+            )
+        database.execute(
+            f"create role {self._name} login replication;"
+            f"alter default privileges grant select on tables to {self._name}"
+        )
+        self._make_slot()
+
+    def _make_slot(self) -> None:
+        make = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
+        self._database.execute(make, [self._name])
+
+    def _open(self, database: Database) -> Source:
+        uri = database.uri.replace("postgres@", f"{self._name}@")
+        uri += f"?publication={self._name}&slot={self._name}"
+        source = PostgresSource("shop", uri)
+        self._opened.callback(source.close)
+        return source
+
+    def lose_log(self, memo: Any) -> None:
+        super().lose_log(memo)
+        self._make_slot()
+
+    def close(self) -> None:
+        super().close()
+        drop_slot(self._database, self._name)
+        self._database.execute(f"drop owned by {self._name}; drop role {self._name}")
+
+
+@pytest.fixture
+def given(postgres: Database, tmp_path: Path) -> Iterator[GivenHarness]:
+    with GivenHarness.over(postgres, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_an_administrator_made(case: Case, given: GivenHarness) -> None:
+    """The same list with the least rights."""
+    assert run_case(case, given) == ""

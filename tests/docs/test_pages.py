@@ -54,14 +54,14 @@ def test_a_role_made_as_a_page_says_is_enough(
     page: str, shop: Database, spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
     for text in said_to_servers(page):
-        if text.startswith(("ALTER SYSTEM", "CREATE ROLE", "GRANT")):
+        if text.startswith(("ALTER SYSTEM", "CREATE ROLE", "CREATE PUBLICATION", "GRANT")):
             shop.execute(text)
     own: PostgresCluster = shop.server
     own.stop()
     own.start()
     uri = own.uri("shop", user="feeds")
     with running(tmp_path / "state", spark_engine) as feeds:
-        feeds.connect(shop=uri)
+        feeds.connect(shop=f"{uri}?publication=changefeed")
         feeds.execute(
             f"CREATE CHANGEFEED f FOR shop.public.orders INTO 'file://{tmp_path}/files' WITH diff"
         )
@@ -84,7 +84,9 @@ def test_what_is_left_at_a_server_is_found_and_removed(
     (operating,) = said_to_servers("docs/operating.md")
     ((slot, *_),) = shop.execute(operating)
     page = said_to_servers("docs/source-postgresql.md")
-    looked, drop_slot, drop_publication = (s for s in page if "changefeed" in s)
+    looked, drop_slot, drop_publication = (
+        s for s in page if "changefeed_" in s or "changefeed%" in s
+    )
     assert [name for name, *_ in shop.execute(looked)] == [slot]
     (publication,) = shop.execute("select pubname from pg_publication")[0]
     shop.execute(drop_slot.replace("changefeed_...", slot))

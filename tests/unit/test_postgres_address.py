@@ -25,6 +25,32 @@ def test_ddl_events_is_our_own_parameter() -> None:
     assert apart.ddl_events and "ddl_events" not in apart.primary + apart.reader + apart.named
 
 
+def test_what_an_administrator_made_is_named_by_our_own_parameters() -> None:
+    found = Address.read("postgresql://h/d?publication=My%20cdc&slot=cdc_1&sslmode=require")
+    assert (found.publication, found.slot) == ("My cdc", "cdc_1")
+    assert found.primary == found.reader == "postgresql://h/d?sslmode=require"
+    apart = Address.read("postgresql://h:1/d?publication=cdc&read_from=s")
+    assert (apart.publication, apart.slot) == ("cdc", "")
+    assert "publication" not in apart.primary + apart.reader + apart.named
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ("publication=", "1 to 63 bytes"),
+        ("publication=" + "%C3%A4" * 32, "1 to 63 bytes"),
+        ("publication=cdc&slot=", "lower-case letters"),
+        ("publication=cdc&slot=Cdc", "lower-case letters"),
+        ("slot=cdc", "needs the parameter publication"),
+    ],
+)
+def test_names_that_cannot_be(parameters: str, why: str) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Address.read(f"postgresql://u:s3cret@h/d?{parameters}")
+    assert caught.value.code.number == "CF1207" and why in caught.value.message
+    assert "s3cret" not in f"{caught.value}{caught.value.hint}"
+
+
 def test_binary_is_our_own_parameter() -> None:
     assert Address.read("postgresql://h/d?binary=true") == Address(
         "postgresql://h/d", "postgresql://h/d", True

@@ -1,8 +1,8 @@
 """Where a source is: the parameters of its URI that are ours, and libpq's URIs that they lead to.
 
-``binary``, ``ddl_events`` and ``read_from`` are ours, everything else is libpq's. With
-``read_from=host:port`` the log and the tables are read from a standby; what has to be written goes
-to whichever of the hosts is the primary.
+``binary``, ``ddl_events``, ``publication``, ``read_from`` and ``slot`` are ours, everything else is
+libpq's. With ``read_from=host:port`` the log and the tables are read from a standby; what has to be
+written goes to whichever of the hosts is the primary.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from changefeed.sources.postgres.connect import read_uri
 #: Parameters of libpq that say where the server is, beside the hosts before the path.
 _PLACES = frozenset({"host", "hostaddr", "port", "service"})
 _SWITCH = {"true": True, "on": True, "1": True, "": True, "false": False, "off": False, "0": False}
+#: What PostgreSQL takes as the name of a slot.
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+#: Longer identifiers are cut by the server.
+_NAME_BYTES = 63
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/?#@,\s\[\]]+)(:\d{1,5})?")
 
 
@@ -32,6 +36,8 @@ class Address:
         binary: values are asked for in binary form.
         ddl_events: event triggers write statements of DDL into the log.
         named: libpq's URI of the hosts that the URI has beside ``read_from``; empty without that.
+        publication: an administrator's publication that is read; empty: changefeed makes one.
+        slot: an administrator's replication slot that is read; empty: changefeed makes one.
     """
 
     primary: str
@@ -39,6 +45,8 @@ class Address:
     binary: bool = False
     named: str = ""
     ddl_events: bool = False
+    publication: str = ""
+    slot: str = ""
 
     @property
     def apart(self) -> bool:
@@ -59,12 +67,21 @@ class Address:
         ddl_events = _switch("ddl_events", parts)
         theirs.pop("binary", None)
         theirs.pop("ddl_events", None)
+        publication = _publication(_text(theirs.pop("publication", None)))
+        slot = _slot(_text(theirs.pop("slot", None)), publication)
         given = theirs.pop("read_from", None)
         plain = _joined(head, theirs.values())
         read_uri(plain)
         if given is None:
-            return cls(plain, plain, binary, ddl_events=ddl_events)
-        standby = _standby(unquote(given.partition("=")[2]))
+            return cls(
+                plain,
+                plain,
+                binary,
+                ddl_events=ddl_events,
+                publication=publication or "",
+                slot=slot or "",
+            )
+        standby = _standby(_text(given) or "")
         if placed := sorted(_PLACES & theirs.keys()):
             raise _bad_read_from(f"it does not go with the parameter {placed[0]}")
         scheme, _, rest = head.partition("://")
@@ -82,6 +99,8 @@ class Address:
             binary,
             plain,
             ddl_events,
+            publication or "",
+            slot or "",
         )
 
 
@@ -100,6 +119,42 @@ def _switch(name: str, parts: list[tuple[str, str, str]]) -> bool:
                 )
             chosen = _SWITCH[value.lower()]
     return chosen
+
+
+def _text(parameter: str | None) -> str | None:
+    """The value of ``name=value``, decoded; None where it is not given."""
+    return None if parameter is None else unquote(parameter.partition("=")[2])
+
+
+def _publication(name: str | None) -> str | None:
+    if name is not None and not 0 < len(name.encode()) <= _NAME_BYTES:
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER,
+            f"parameter publication of a PostgreSQL source is the name of a publication: 1 to "
+            f"{_NAME_BYTES} bytes",
+            hint="leave it out, and changefeed makes a publication.",
+        )
+    return name
+
+
+def _slot(name: str | None, publication: str | None) -> str | None:
+    if name is None:
+        return None
+    if _SLOT.fullmatch(name) is None:
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER,
+            "parameter slot of a PostgreSQL source is the name of a replication slot: 1 to 63 "
+            "lower-case letters, digits and _",
+            hint="leave it out, and changefeed makes a slot.",
+        )
+    if publication is None:
+        raise ChangefeedError(
+            Code.INVALID_PARAMETER,
+            "parameter slot of a PostgreSQL source needs the parameter publication: a slot sends "
+            "nothing that committed before its publication was made",
+            hint=f"write ?publication=<name>&slot={name}",
+        )
+    return name
 
 
 def _standby(text: str) -> str:

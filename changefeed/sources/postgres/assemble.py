@@ -44,7 +44,11 @@ from changefeed.sources.postgres import ddl_events, pgoutput
 from changefeed.sources.postgres.columns import Block, decode_columns
 from changefeed.sources.postgres.continuity import Redelivery, ServerHistory, Witness
 from changefeed.sources.postgres.ddl_events import TableDefinition
-from changefeed.sources.postgres.logical_messages import decode_messages, with_prefix
+from changefeed.sources.postgres.logical_messages import (
+    LOGICAL_OID,
+    decode_messages,
+    with_prefix,
+)
 from changefeed.sources.postgres.lsn import lsn_of, position_of
 from changefeed.sources.postgres.relations import Relations, ShapeChange
 from changefeed.sources.postgres.replay import Collapse
@@ -120,6 +124,7 @@ class Assembler:
         upto: Position | None = None,
         messages: Callable[[], bool] = lambda: True,
         ddl: Callable[[], str] = lambda: "",
+        wanted: Callable[[], frozenset[int] | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -133,6 +138,7 @@ class Assembler:
             history: of the server that is read; that of ``start`` when not given.
             messages: whether somebody wants logical messages that are not ours.
             ddl: by which name statements of DDL are written into messages; empty: they are not.
+            wanted: the tables whose rows are wanted, by oid; None: those of all.
             redelivery: judges what comes again, before anything new is given out.
         """
         self._start = lsn_of(start.position)
@@ -153,6 +159,7 @@ class Assembler:
         self._small = small
         self._wants_messages = messages
         self._ddl = ddl
+        self._wanted = wanted
         #: The transaction that is half read.
         self.open: OpenTransaction | None = None
         #: The transaction whose part the server streams now, by its number.
@@ -375,7 +382,14 @@ class Assembler:
             collapsed: finds the writes of one key. By default every transaction of ``rows`` is
                 there as a whole.
         """
-        groups = _by_table(table_oids(block, rows.tags, streamed=rows.streamed))
+        oids = table_oids(block, rows.tags, streamed=rows.streamed)
+        groups = _by_table(oids)
+        chosen = self._chosen(oid for oid, _ in groups)
+        if len(chosen) < len(groups):
+            rows = rows.of_tables(oids, chosen)
+            if not len(rows.tags):
+                return
+            groups = _by_table(table_oids(block, rows.tags, streamed=rows.streamed))
         if shapes is None:
             shapes = self.shapes(oid for oid, _ in groups)
         for oid, at in groups:
@@ -428,6 +442,11 @@ class Assembler:
                 why=f"changes of {schema.table.schema}.{schema.table.name} cannot be read: {why}",
             )
         )
+
+    def _chosen(self, oids: Iterable[int]) -> list[int]:
+        """Those of the tables whose rows are wanted; logical messages have their own rule."""
+        wanted = self._wanted()
+        return [oid for oid in oids if wanted is None or oid in wanted or oid == LOGICAL_OID]
 
     def _tell_change(self, shapes: Shapes, oid: int, transaction: OpenTransaction) -> None:
         change = shapes.changes.get(oid)
@@ -518,6 +537,7 @@ class Assembler:
         self, oids: Sequence[int], transaction: OpenTransaction, shapes: Shapes | None = None
     ) -> None:
         """TRUNCATE of tables."""
+        oids = self._chosen(oids)
         if shapes is None:
             shapes = self.shapes(oids)
         for oid in oids:

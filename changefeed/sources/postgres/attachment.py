@@ -1,10 +1,11 @@
-"""What a state holds at a PostgreSQL database: a replication slot and a publication of one name."""
+"""What a state holds at a PostgreSQL database: a replication slot and a publication of one name, or
+an administrator's that the connection names (:mod:`.given`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
@@ -12,9 +13,19 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
-from changefeed.sources.postgres import checks, ddl_events, introspect, publications, slots, standby
+from changefeed.sources.postgres import (
+    checks,
+    ddl_events,
+    given,
+    introspect,
+    publications,
+    server,
+    slots,
+    standby,
+)
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
+from changefeed.sources.postgres.given import GivenPublication, WantedTables
 from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.logical_messages import is_messages
 from changefeed.sources.postgres.lookup import Lookup
@@ -107,21 +118,36 @@ class Server(Protocol):
 class PostgresAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``,
     the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted,
-    ``ddl`` where event triggers of ours are there.
+    ``ddl`` where event triggers of ours are there, ``given`` where the publication is an
+    administrator's (:class:`.given.GivenPublication`).
     """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
-        name = object_name(owner, source.name)
         known = memo or {}
-        self.slot = str(known.get("slot") or name)
-        self.publication = str(known.get("publication") or self.slot)
         self._source = source
+        self._name = object_name(owner, source.name)
         self._sessions = source.sessions
         self._readers = source.readers
         self._streaming = True
         self._predecessor = Predecessor.of(known)
         self._messages = bool(known.get("messages"))
         self._ddl = bool(known.get("ddl"))
+        #: What the connection names, for one that holds nothing yet.
+        self._given: GivenPublication | None = None
+        self.slot = self.publication = ""
+        if "publication" in known or "slot" in known:
+            self._given = GivenPublication.of(known)
+            self.slot = str(known.get("slot") or self._name)
+            self.publication = str(known.get("publication") or self.slot)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Hold what the connection says: what an administrator made, or objects of our own."""
+        address = self._source.address
+        self.slot = address.slot or self._name
+        self.publication = address.publication or self.slot
+        self._given = GivenPublication(bool(address.slot)) if address.publication else None
 
     @property
     def memo(self) -> Memo:
@@ -129,34 +155,42 @@ class PostgresAttachment(Attachment):
         before = {"predecessor": self._predecessor.memo()} if self._predecessor else {}
         messages = {"messages": True} if self._messages else {}
         ddl = {"ddl": True} if self._ddl else {}
-        return {"slot": self.slot, "publication": self.publication, **before, **messages, **ddl}
+        theirs = {"given": self._given.memo()} if self._given else {}
+        names = {"slot": self.slot, "publication": self.publication}
+        return {**names, **before, **messages, **ddl, **theirs}
 
     @property
     def holds(self) -> str:
         """See :class:`changefeed.sources.base.Attachment`."""
-        return f"slot {self.slot}, publication {self.publication}"
+        if self._given is None:
+            return f"slot {self.slot}, publication {self.publication}"
+        return "" if self._given.slot else f"slot {self.slot}"
 
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
         """See :class:`changefeed.sources.base.Attachment`."""
-        return checks.check(
-            self._source.name,
-            self._source.address,
-            watches,
-            slot=self.slot,
-            publication=self.publication,
-        )
+        return checks.check(self._source.name, self._source.address, watches, self._plan)
 
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
         """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("check tables") as connection:
-            return checks.table_problems(connection, watches, self.publication)
+            return checks.table_problems(connection, watches, self._plan)
+
+    @property
+    def _plan(self) -> checks.Plan:
+        held = self._given
+        return checks.Plan(
+            self.slot,
+            self.publication,
+            publication_given=held is not None,
+            slot_given=held is not None and held.slot,
+            begun=held is not None and bool(held.start),
+        )
 
     def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
         """See :class:`changefeed.sources.base.Attachment`.
 
         The publication comes first: a slot is no use for a publication younger than itself.
         """
-        slot, publication = self.slot, self.publication
         self._messages = any(map(is_messages, tables))
         tables = [table for table in tables if not is_messages(table)]
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
@@ -164,8 +198,10 @@ class PostgresAttachment(Attachment):
             if self._source.address.apart:
                 with self._readers.session("look at the standby") as reader:
                     standby.demand(connection, reader, self._source.address.named)
+            self._follow_connection(resume=resume)
+            slot, publication = self.slot, self.publication
             if resume:
-                _demand_slot(self.state(), slot)
+                self._demand_slot(self.state())
                 if publications.members(connection, publication) is None:
                     raise publications.publication_gone(publication)
             relations = introspect.look_up(connection, watches)
@@ -183,48 +219,151 @@ class PostgresAttachment(Attachment):
                 elif relation is not None:
                     wanted[relation.oid] = relation.member()
                     names[relation.oid] = table
-            # One table that is not ours to add must not keep the others out.
-            for oid, (name, owner) in publications.of_others(
-                connection, publication, wanted
-            ).items():
-                del wanted[oid]
-                problems[names[oid]] = _not_ours(name, owner)
-            # Nor must one that cannot be published without breaking its users' statements.
-            chosen = [r for r in relations if r is not None and r.oid in wanted]
-            for oid, problem in checks.unpublishable(connection, chosen).items():
-                del wanted[oid]
-                problems[names[oid]] = problem
-            # Nor may a table leave that was renamed since the caller looked: it is looked up again.
-            stay = {}
-            if any(relation is None for relation in relations):
-                stay = publications.members(connection, publication) or {}
-            change = publications.set_tables(
-                connection,
-                publication,
-                (stay | wanted).values(),
-                lambda oids: checks.unsafe(connection, oids),
-                self._source.patience.lock,
-                create=not resume,
+            altered = (
+                self._publish(connection, relations, wanted, names, problems, create=not resume)
+                if self._given is None
+                else self._join(connection, self._given, relations, wanted, names, problems)
             )
-            for member in change.refused:
-                if member.oid in names:
-                    problems[names[member.oid]] = _unsafe_now(member)
             self._watch_ddl(connection)
             before = self._predecessor
-            if before is None:
+            if self._given is not None and self._given.slot:
+                self._take_slot(connection, self._given)
+            elif before is None:
                 self._make_slot(connection)
             elif not before.until:
                 self._predecessor = take_over(connection, before, slot, publication)
-            self._keep_through_failover()
-            publications.settle(connection, publication, self._source.patience.settle)
+            if self._given is None:
+                self._keep_through_failover()
+                publications.settle(connection, publication, self._source.patience.settle)
             if self._source.address.apart:
                 with self._readers.session("wait for the standby") as reader:
                     standby.await_replay(connection, reader)
             checks.name_role(problems.values(), connection.info.user)
         return CaptureResult(
             problems=problems,
-            altered={names[oid]: why for oid, why in change.altered.items() if oid in names},
+            altered={names[oid]: why for oid, why in altered.items() if oid in names},
         )
+
+    def _follow_connection(self, *, resume: bool) -> None:
+        """The connection may name another publication or slot than the one that is held.
+
+        Raises:
+            ChangefeedError: CF2102, on ``resume``: no log is common to the two.
+        """
+        address = self._source.address
+        held = self._given
+        theirs = self.publication if held is not None else ""
+        slot = self.slot if held is not None and held.slot else ""
+        if (theirs, slot) == (address.publication, address.slot):
+            return
+        if resume:
+            raise ChangefeedError(
+                Code.SOURCE_LOG_GONE,
+                "the connection names another publication or slot than the change log was read "
+                "with: changes in between are unknown",
+                detail=f"now {address.publication or 'a publication of changefeed'}, before "
+                f"{theirs or 'a publication of changefeed'}",
+            )
+        self.release()
+        self._begin()
+
+    def _publish(
+        self,
+        connection: PsycopgConnection,
+        relations: Sequence[introspect.Relation | None],
+        wanted: dict[int, publications.Member],
+        names: Mapping[int, TableName],
+        problems: dict[TableName, ChangefeedError],
+        *,
+        create: bool,
+    ) -> Mapping[int, str]:
+        """Make our publication hold exactly the tables ``wanted`` that it can hold; which of its
+        tables somebody else's change concerned. ``problems`` gets the tables left out."""
+        publication = self.publication
+        # One table that is not ours to add must not keep the others out.
+        for oid, name in publications.of_others(connection, publication, wanted).items():
+            del wanted[oid]
+            problems[names[oid]] = checks.not_ours(connection, [name])
+        self._leave_unpublishable(connection, relations, wanted, names, problems)
+        # Nor may a table leave that was renamed since the caller looked: it is looked up again.
+        stay = {}
+        if any(relation is None for relation in relations):
+            stay = publications.members(connection, publication) or {}
+        change = publications.set_tables(
+            connection,
+            publication,
+            (stay | wanted).values(),
+            lambda oids: checks.unsafe(connection, oids),
+            self._source.patience.lock,
+            create=create,
+        )
+        for member in change.refused:
+            if member.oid in names:
+                problems[names[member.oid]] = _unsafe_now(member)
+        return change.altered
+
+    def _join(
+        self,
+        connection: PsycopgConnection,
+        held: GivenPublication,
+        relations: Sequence[introspect.Relation | None],
+        wanted: dict[int, publications.Member],
+        names: Mapping[int, TableName],
+        problems: dict[TableName, ChangefeedError],
+    ) -> Mapping[int, str]:
+        """The same with an administrator's publication, which has them or has not.
+
+        Raises:
+            ChangefeedError: CF2003 it is not there, or cannot be used.
+        """
+        before = held.tables if held.seen else ()
+        found = given.look(connection, self.publication, {*wanted, *before})
+        if found is None:
+            there = [relation for relation in relations if relation is not None]
+            raise checks.no_publication(connection, self.publication, there)
+        for problem in given.publication_problems(found):
+            raise problem
+        found = given.settled(connection, found, self._source.patience.settle)
+        for oid in list(wanted):
+            missing = given.table_problem(found, oid)
+            if missing is not None:
+                del wanted[oid]
+                problems[names[oid]] = missing
+        self._leave_unpublishable(connection, relations, wanted, names, problems)
+        # A table that was renamed since the caller looked is looked up again.
+        stay = before if any(relation is None for relation in relations) else ()
+        tables = tuple(sorted({*wanted, *stay}))
+        self._given = replace(held, seen=found.ended - 1, tables=tables)
+        return given.changes(found, held.seen, before)
+
+    def _leave_unpublishable(
+        self,
+        connection: PsycopgConnection,
+        relations: Sequence[introspect.Relation | None],
+        wanted: dict[int, publications.Member],
+        names: Mapping[int, TableName],
+        problems: dict[TableName, ChangefeedError],
+    ) -> None:
+        """Leave out those that cannot be published without breaking their users' statements."""
+        chosen = [r for r in relations if r is not None and r.oid in wanted]
+        for oid, problem in checks.unpublishable(connection, chosen).items():
+            del wanted[oid]
+            problems[names[oid]] = problem
+
+    def _take_slot(self, connection: PsycopgConnection, held: GivenPublication) -> None:
+        """Begin with an administrator's slot at what is committed now: what the slot has of before
+        may be older than its publication.
+
+        Raises:
+            ChangefeedError: it cannot be read.
+        """
+        if held.start:
+            return
+        with self._readers.session("look at the replication slot") as reader:
+            problem = given.slot_problem(reader, self.slot, begun=False)
+        if problem is not None:
+            raise problem
+        self._given = replace(held, start=server.current_position(connection))
 
     def _watch_ddl(self, connection: PsycopgConnection) -> None:
         """Make the event triggers that the connection wants, or remove those that it had."""
@@ -255,6 +394,8 @@ class PostgresAttachment(Attachment):
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
         """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("look at the publication") as connection:
+            if self._given is not None:
+                return given.altered(connection, self.publication, self._given, tables)
             found = publications.changed_by_others(connection, self.publication, tables)
         if found is None:
             raise publications.publication_gone(self.publication)
@@ -265,11 +406,27 @@ class PostgresAttachment(Attachment):
         with self._readers.session("look at the replication slot") as connection:
             return slots.slot_state(connection, self.slot)
 
+    def _demand_slot(self, state: SlotState) -> None:
+        """Raises CF2102 unless the slot has its log."""
+        hint = given.lost_slot_hint(state, self.slot) if self._plan.slot_given else ""
+        if not state.exists:
+            raise ChangefeedError(
+                Code.SOURCE_LOG_GONE, f"replication slot {self.slot!r} no longer exists", hint=hint
+            )
+        if state.lost:
+            raise ChangefeedError(
+                Code.SOURCE_LOG_GONE,
+                f"replication slot {self.slot!r} was invalidated by the server",
+                detail=state.reason or "the server removed log that was still needed",
+                hint=hint,
+            )
+
     def start(self) -> tuple[Position, str]:
         """See :class:`changefeed.sources.base.Attachment`: what the slot has confirmed."""
         state = self.state()
-        _demand_slot(state, self.slot)
-        return state.confirmed, ""
+        self._demand_slot(state)
+        begun = self._given.start if self._given is not None else ""
+        return begun or state.confirmed, ""
 
     def stream(self, request: StreamRequest) -> ReplicationStream:
         """See :class:`changefeed.sources.base.Attachment`."""
@@ -301,6 +458,7 @@ class PostgresAttachment(Attachment):
             primary=address.primary if address.apart else None,
             binary=address.binary,
             streaming=self._streaming,
+            wanted=WantedTables(request.memo),
             logical=lambda: bool(request.memo().get("messages")),
             ddl=lambda: self.slot if request.memo().get("ddl") else "",
             decoding_failed=self._stop_streaming,
@@ -314,20 +472,16 @@ class PostgresAttachment(Attachment):
     def release(self) -> None:
         """See :class:`changefeed.sources.base.Attachment`."""
         doing = "remove what changefeeds made in the database"
-        with self._readers.session(doing) as connection:
-            slots.drop_slot(connection, self.slot)
-        with self._sessions.session(doing) as connection:
-            if self._ddl:
+        held = self._given
+        if held is None or not held.slot:
+            with self._readers.session(doing) as connection:
+                slots.drop_slot(connection, self.slot)
+        if self._ddl:
+            with self._sessions.session(doing) as connection:
                 ddl_events.remove(connection, self.slot)
-            publications.drop_publication(connection, self.publication)
-
-
-def _not_ours(name: str, owner: str) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SOURCE_PERMISSION_MISSING,
-        f"only its owner may add table {name} to a publication",
-        hint=f"GRANT {owner} TO <role of the connection>; then RESUME.",
-    )
+        if held is None:
+            with self._sessions.session(doing) as connection:
+                publications.drop_publication(connection, self.publication)
 
 
 def _unsafe_now(member: publications.Member) -> ChangefeedError:
@@ -337,14 +491,3 @@ def _unsafe_now(member: publications.Member) -> ChangefeedError:
         "lost its replica identity just now",
         hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
     )
-
-
-def _demand_slot(state: SlotState, slot: str) -> None:
-    if not state.exists:
-        raise ChangefeedError(Code.SOURCE_LOG_GONE, f"replication slot {slot!r} no longer exists")
-    if state.lost:
-        raise ChangefeedError(
-            Code.SOURCE_LOG_GONE,
-            f"replication slot {slot!r} was invalidated by the server",
-            detail=state.reason or "the server removed log that was still needed",
-        )

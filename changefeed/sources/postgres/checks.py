@@ -7,7 +7,7 @@ function that yields problems; a check that cannot be made because another faile
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -16,7 +16,16 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
-from changefeed.sources.postgres import ddl_events, introspect, publications, server, slots, standby
+from changefeed.sources.postgres import (
+    ddl_events,
+    given,
+    introspect,
+    providers,
+    publications,
+    server,
+    slots,
+    standby,
+)
 from changefeed.sources.postgres.address import Address
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
@@ -40,19 +49,25 @@ PARTITIONED = 130_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is going to be made: the names, or None where none is known yet."""
+    """What a feed reads from: the names of slot and publication, or None where none is known yet.
 
-    slot: str | None
-    publication: str | None
+    Attributes:
+        publication_given, slot_given: an administrator makes it; else changefeed does.
+        begun: a change log was begun with the administrator's slot.
+    """
+
+    slot: str | None = None
+    publication: str | None = None
+    publication_given: bool = False
+    slot_given: bool = False
+    begun: bool = False
 
 
 def check(
     source: str,
     address: Address,
     watches: Sequence[Watch],
-    *,
-    slot: str | None = None,
-    publication: str | None = None,
+    plan: Plan,
 ) -> list[ChangefeedError]:
     """Every problem of the server, the role and the tables; empty when a feed can be made.
 
@@ -62,12 +77,12 @@ def check(
         connection = connect(address.primary)
     except ChangefeedError as error:
         return [error]
-    plan = Plan(slot, publication)
     with connection, source_errors("check the source"):
         problems = [*check_server(connection, plan, read=not address.apart)]
-        problems += check_role(connection, plan)
-        if address.ddl_events and slot is not None:
-            problems += ddl_events.problems(connection, slot)
+        problems += check_role(connection)
+        problems += check_publication(connection, plan, watches)
+        if address.ddl_events and plan.slot is not None:
+            problems += ddl_events.problems(connection, plan.slot)
         if address.apart:
             problems += check_standby(connection, address, plan)
         elif not _refused(problems):
@@ -135,6 +150,10 @@ def _check_log(connection: PsycopgConnection, plan: Plan) -> Iterator[Changefeed
     yield from _check_level(connection)
     known = server.settings(connection, ["max_replication_slots", "max_wal_senders"])
     yield from _check_free(connection, plan, known)
+    if plan.slot_given and plan.slot is not None:
+        problem = given.slot_problem(connection, plan.slot, begun=plan.begun)
+        if problem is not None:
+            yield problem
 
 
 def _check_level(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
@@ -143,8 +162,7 @@ def _check_level(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
             f"wal_level is {known.get('wal_level')!r}, it must be 'logical'",
-            hint="ALTER SYSTEM SET wal_level = 'logical'; -- then restart the server. "
-            "RDS, Aurora: rds.logical_replication = 1; Cloud SQL: cloudsql.logical_decoding = on",
+            hint=providers.of(connection).logical,
         )
 
 
@@ -166,9 +184,9 @@ def _check_free(
                 f"{name} is {known.get(name)} and {max(free, 0)} are free: "
                 f"a changefeed needs {needed}",
                 detail="one stays in use, one more during an initial scan",
-                hint=f"ALTER SYSTEM SET {name} = {int(known.get(name, 0)) + 10}; -- then restart "
-                "the server; or SELECT slot_name, active FROM pg_replication_slots and drop what "
-                "nobody uses",
+                hint=providers.of(connection).setting(name, str(int(known.get(name, 0)) + 10))
+                + " -- then restart the server; or SELECT slot_name, active FROM "
+                "pg_replication_slots and drop what nobody uses",
             )
 
 
@@ -228,48 +246,118 @@ def is_pooled(connection: PsycopgConnection) -> bool:
 # rds_replication stands in for the attribute on RDS and Aurora; azure_pg_admin and
 # cloudsqlsuperuser may set the attribute themselves, so it is there when they did.
 _ROLE = """
-    SELECT r.rolname, r.rolsuper,
+    SELECT r.rolname,
            r.rolreplication OR r.rolsuper OR EXISTS (
                SELECT 1 FROM pg_catalog.pg_roles g
                WHERE g.rolname = 'rds_replication'
-                 AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')),
-           EXISTS (SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = 'rds_replication'),
-           pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-           pg_catalog.current_database()
+                 AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER'))
     FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 
-def check_role(connection: PsycopgConnection, plan: Plan) -> Iterator[ChangefeedError]:
-    """REPLICATION, and what the publication needs."""
+def check_role(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
+    """The right to replicate."""
     row = connection.execute(_ROLE).fetchone()
     if row is None:
         return
-    role, _, replicates, rds, creates, database = row
-    name = quoted(role)
+    role, replicates = row
     if not replicates:
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            f"role {name} may not open replication connections",
-            hint=f"GRANT rds_replication TO {name};" if rds else f"ALTER ROLE {name} REPLICATION;",
+            f"role {quoted(role)} may not open replication connections",
+            hint=providers.of(connection).replication(quoted(role)),
         )
-    present = (
-        publications.members(connection, plan.publication) is not None
-        if plan.publication
-        else False
+
+
+def check_publication(
+    connection: PsycopgConnection, plan: Plan, watches: Sequence[Watch]
+) -> Iterator[ChangefeedError]:
+    """The publication is there, or our role may make it of these tables."""
+    found_by_name = introspect.look_up(connection, watches)
+    relations = [r for r in found_by_name if r is not None]
+    present = publications.members(connection, plan.publication) if plan.publication else None
+    if plan.publication_given and plan.publication is not None:
+        found = given.look(connection, plan.publication, [r.oid for r in relations])
+        if found is None:
+            yield no_publication(connection, plan.publication, relations)
+        else:
+            yield from given.publication_problems(found)
+        return
+    if present is not None and not _owns_publication(connection, plan.publication):
+        publication = quoted(plan.publication or "")
+        role = quoted(connection.info.user)
+        yield ChangefeedError(
+            Code.SOURCE_PERMISSION_MISSING,
+            f"role {role} does not own publication {publication}",
+            hint=f"ALTER PUBLICATION {publication} OWNER TO {role};",
+        )
+    by_oid = _facts(connection, relations)
+    facts = [
+        by_oid[r.oid]
+        for r in relations
+        if r.oid in by_oid and introspect.refusal(r, Watch(r.name)) is None
+    ]
+    strange = [t for t in facts if not t.owned and t.relation.oid not in (present or {})]
+    if strange:
+        partitioned = any(table.relation.partitioned for table in facts)
+        problem = not_ours(
+            connection,
+            [table.name for table in strange],
+            [table.name for table in facts],
+            partitioned=partitioned,
+        )
+        problem.span = watches[found_by_name.index(strange[0].relation)].span
+        yield problem
+    elif present is None and not _may_create(connection):
+        database, role = quoted(connection.info.dbname), quoted(connection.info.user)
+        yield ChangefeedError(
+            Code.SOURCE_PERMISSION_MISSING,
+            f"role {role} may not create a publication in database {database}",
+            hint=f"GRANT CREATE ON DATABASE {database} TO {role};",
+        )
+
+
+def not_ours(
+    connection: PsycopgConnection,
+    tables: Sequence[str],
+    wanted: Sequence[str] = (),
+    *,
+    partitioned: bool = False,
+) -> ChangefeedError:
+    """Only its owner may add a table to a publication, and that need not be us: an administrator
+    makes one of all tables ``wanted``."""
+    listed = ", ".join(tables[:10]) + (", .." if len(tables) > 10 else "")
+    make = given.statement(connection, given.SUGGESTED, wanted or tables, partitioned=partitioned)
+    return ChangefeedError(
+        Code.SOURCE_PERMISSION_MISSING,
+        f"only its owner may add table {listed} to a publication"
+        if len(tables) == 1
+        else f"only their owner may add tables {listed} to a publication",
+        hint=f"{make} -- as the owner; then ALTER EXTERNAL CONNECTION .. with the parameter "
+        f"publication={given.SUGGESTED} in its URI",
     )
-    if not present and not creates:
-        yield ChangefeedError(
-            Code.SOURCE_PERMISSION_MISSING,
-            f"role {name} may not create a publication in database {quoted(database)}",
-            hint=f"GRANT CREATE ON DATABASE {quoted(database)} TO {name};",
+
+
+def no_publication(
+    connection: PsycopgConnection, publication: str, relations: Sequence[Relation]
+) -> ChangefeedError:
+    """The administrator's publication is not there."""
+    names = [f"{quoted(r.schema)}.{quoted(r.name)}" for r in relations]
+    partitioned = any(r.partitioned for r in relations)
+    return ChangefeedError(
+        Code.SOURCE_NOT_SET_UP,
+        f"publication {publication} does not exist",
+        hint=given.statement(connection, publication, names or [".."], partitioned=partitioned),
+    )
+
+
+def _may_create(connection: PsycopgConnection) -> bool:
+    return bool(
+        _value(
+            connection,
+            "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')",
         )
-    if present and not _owns_publication(connection, plan.publication):
-        yield ChangefeedError(
-            Code.SOURCE_PERMISSION_MISSING,
-            f"role {name} does not own publication {quoted(plan.publication or '')}",
-            hint=f"ALTER PUBLICATION {quoted(plan.publication or '')} OWNER TO {name};",
-        )
+    )
 
 
 def _owns_publication(connection: PsycopgConnection, publication: str | None) -> bool:
@@ -292,7 +380,6 @@ class TableFacts:
     ``elsewhere`` says where an extension keeps its rows."""
 
     relation: Relation
-    owner: str
     owned: bool
     usable_schema: bool
     unreadable: tuple[str, ...]
@@ -302,6 +389,7 @@ class TableFacts:
     policies: bool
     elsewhere: str
     leaves: tuple[tuple[str, ReplicaIdentity, bool], ...]
+    unreadable_leaves: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -332,7 +420,7 @@ _GENERATED_KEY = """
 """
 
 _FACTS = f"""
-    SELECT c.oid::int8, pg_catalog.pg_get_userbyid(c.relowner),
+    SELECT c.oid::int8,
         pg_catalog.pg_has_role(c.relowner, 'USAGE'),
         pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE'),
         CASE WHEN pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN '{{}}' ELSE ARRAY(
@@ -346,7 +434,8 @@ _FACTS = f"""
         pg_catalog.row_security_active(c.oid),
         ARRAY(
             SELECT json_build_array(ln.nspname, l.relname, l.relreplident::text,
-                                    {_HAS_KEY.format(c="l")})
+                                    {_HAS_KEY.format(c="l")},
+                                    pg_catalog.has_any_column_privilege(l.oid, 'SELECT'))
             FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t
             JOIN pg_catalog.pg_class l ON l.oid = t.relid
             JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
@@ -372,18 +461,22 @@ def check_tables(
     connection: PsycopgConnection, source: str, watches: Sequence[Watch], plan: Plan
 ) -> list[ChangefeedError]:
     """Names, kinds, rights, replica identity of every table asked for."""
-    found = table_problems(connection, watches, plan.publication)
+    found = table_problems(connection, watches, plan)
     return [problem for problems in found for problem in problems]
 
 
 def table_problems(
-    connection: PsycopgConnection, watches: Sequence[Watch], publication: str | None
+    connection: PsycopgConnection, watches: Sequence[Watch], plan: Plan
 ) -> list[list[ChangefeedError]]:
     """The problems of each table asked for, in order."""
     found: list[list[ChangefeedError]] = []
     relations = introspect.look_up(connection, watches)
     facts = _facts(connection, [r for r in relations if r is not None])
-    members = publications.members(connection, publication) if publication else None
+    publication = (
+        given.look(connection, plan.publication, facts)
+        if plan.publication_given and plan.publication
+        else None
+    )
     for watch, relation in zip(watches, relations, strict=True):
         if relation is None:
             found.append([introspect.unknown_table(connection, watch)])
@@ -393,9 +486,16 @@ def table_problems(
             found.append([introspect.unknown_table(connection, watch)])
         else:
             table = facts[relation.oid]
-            published = relation.oid in (members or {})
+            listed = publication.tables.get(relation.oid) if publication else None
+            if listed is not None and listed.columns is not None:
+                needed = tuple(c for c in table.unreadable if c in listed.columns)
+                table = replace(table, unreadable=needed)
             version = connection.info.server_version
-            found.append(list(check_table(version, table, watch, published)))
+            found.append(list(check_table(version, table, watch)))
+            missing = given.table_problem(publication, relation.oid) if publication else None
+            if missing is not None:
+                missing.span = watch.span
+                found[-1].insert(0, missing)
     name_role([problem for problems in found for problem in problems], connection.info.user)
     return found
 
@@ -431,10 +531,9 @@ def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict
     facts: dict[int, TableFacts] = {}
     elsewhere = read_scattered(connection, list(by_oid))
     for row in connection.execute(_FACTS, [list(by_oid)]):
-        oid, owner, owned, schema, unreadable, letter, has_key, generated, policies, leaves = row
+        oid, owned, schema, unreadable, letter, has_key, generated, policies, leaves = row
         facts[oid] = TableFacts(
             relation=by_oid[oid],
-            owner=owner,
             owned=owned,
             usable_schema=schema,
             unreadable=tuple(unreadable),
@@ -445,16 +544,17 @@ def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict
             elsewhere=elsewhere.get(oid, ""),
             leaves=tuple(
                 (f"{quoted(schema)}.{quoted(name)}", identity_of(leaf), key)
-                for schema, name, leaf, key in leaves
+                for schema, name, leaf, key, _ in leaves
+            ),
+            unreadable_leaves=tuple(
+                f"{quoted(schema)}.{quoted(name)}" for schema, name, *_, read in leaves if not read
             ),
         )
     return facts
 
 
-def check_table(
-    version: int, table: TableFacts, watch: Watch, published: bool
-) -> Iterator[ChangefeedError]:
-    """What hinders a feed of this one table. ``published``: our publication has it already."""
+def check_table(version: int, table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
+    """What hinders a feed of this one table, whoever publishes it."""
     if table.relation.partitioned and version < PARTITIONED:
         yield _problem(
             Code.SOURCE_NOT_SET_UP,
@@ -462,7 +562,7 @@ def check_table(
             f"table {table.name} is partitioned: PostgreSQL 12 cannot publish it as one table",
             "upgrade the server to 13 or newer.",
         )
-    yield from _check_rights(table, watch, published)
+    yield from _check_rights(table, watch)
     yield from _check_identity(table, watch)
     if table.policies:
         yield _problem(
@@ -473,15 +573,7 @@ def check_table(
         )
 
 
-def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[ChangefeedError]:
-    if not table.owned and not published:
-        yield _problem(
-            Code.SOURCE_PERMISSION_MISSING,
-            watch,
-            f"only its owner may add table {table.name} to a publication",
-            f"GRANT {quoted(table.owner)} TO <role of the connection>; -- or ALTER TABLE "
-            f"{table.name} OWNER TO a role that both are members of",
-        )
+def _check_rights(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
     if not table.usable_schema:
         schema = quoted(table.relation.schema)
         yield _problem(
@@ -497,6 +589,17 @@ def _check_rights(table: TableFacts, watch: Watch, published: bool) -> Iterator[
             f"no right to read table {table.name}",
             f"GRANT SELECT ON {table.name} TO <role of the connection>;",
             detail=f"columns {', '.join(table.unreadable[:10])}",
+        )
+    if table.unreadable_leaves:
+        shown = table.unreadable_leaves[:20]
+        rest = len(table.unreadable_leaves) - len(shown)
+        yield _problem(
+            Code.SOURCE_PERMISSION_MISSING,
+            watch,
+            f"no right to read {len(table.unreadable_leaves)} partitions of table {table.name}: an "
+            "initial scan reads each of them by itself",
+            f"GRANT SELECT ON {', '.join(shown)} TO <role of the connection>;"
+            + (f" -- and on {rest} more" if rest else ""),
         )
 
 
@@ -662,7 +765,8 @@ def warnings(
         notes.append(
             "max_slot_wal_keep_size is unlimited: while no changefeed node runs, the slot retains "
             "WAL without limit and may fill the server's disk. "
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; sets a limit."
+            + providers.of(connection).setting("max_slot_wal_keep_size", "'50GB'")
+            + " sets a limit."
         )
     elif keep is not None and int(keep) < 1024:
         notes.append(

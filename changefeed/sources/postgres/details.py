@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails, TypeInfo
@@ -13,6 +13,15 @@ class Executor(Protocol):
 
     def execute(self, query: Any, params: Any = None, /) -> Any:
         """Run a query; the answer has ``fetchall``."""
+        ...
+
+
+class VersionedExecutor(Executor, Protocol):
+    """The same, of a server whose version matters."""
+
+    @property
+    def info(self) -> Any:
+        """The server's version, among others."""
         ...
 
 
@@ -51,6 +60,15 @@ where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped and attgener
 order by attrelid, attnum
 """
 
+# A table that is in the publication by its schema, too, has no column list.
+_LISTED = """
+select r.prrelid::int8, r.prattrs::int2[]
+from pg_catalog.pg_publication p join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+where p.pubname = %s and r.prrelid = any(%s::oid[]) and r.prattrs is not null
+"""
+#: First server with column lists.
+_LISTS = 150_000
+
 # Domains and arrays are followed down to what they are made of.
 _TYPES = """
 with recursive wanted(oid) as (
@@ -87,13 +105,21 @@ def identity_of(letter: str | bytes) -> ReplicaIdentity:
     return _IDENTITIES[letter.decode() if isinstance(letter, bytes) else letter]
 
 
-def read_details(connection: Executor, oids: Iterable[int]) -> dict[int, TableDetails]:
-    """What the catalog knows now of the tables ``oids``; dropped tables are left out."""
+def read_details(
+    connection: VersionedExecutor, oids: Iterable[int], publication: str = ""
+) -> dict[int, TableDetails]:
+    """What the catalog knows now of the tables ``oids``; dropped tables are left out.
+
+    ``publication``: only the columns that it lists of a table, where it has a column list.
+    """
     wanted = list(oids)
     tables = connection.execute(_TABLES, (wanted,)).fetchall()
+    listed = _listed_columns(connection, publication, wanted) if publication else {}
     columns: dict[int, list[ColumnInfo]] = {}
     for table, *rest in connection.execute(_COLUMNS, (wanted,)).fetchall():
-        columns.setdefault(table, []).append(ColumnInfo(*rest))
+        column = ColumnInfo(*rest)
+        if table not in listed or column.number in listed[table]:
+            columns.setdefault(table, []).append(column)
     types = read_types(connection, {c.type_oid for many in columns.values() for c in many})
     return {
         oid: TableDetails(
@@ -108,6 +134,16 @@ def read_details(connection: Executor, oids: Iterable[int]) -> dict[int, TableDe
         )
         for oid, schema, name, letter, primary, index in tables
     }
+
+
+def _listed_columns(
+    connection: VersionedExecutor, publication: str, oids: Sequence[int]
+) -> Mapping[int, frozenset[int]]:
+    """The numbers of the columns that a publication lists, of the tables with such a list."""
+    if connection.info.server_version < _LISTS:
+        return {}
+    rows = connection.execute(_LISTED, (publication, oids)).fetchall()
+    return {oid: frozenset(numbers) for oid, numbers in rows}
 
 
 def read_types(connection: Executor, oids: Iterable[int]) -> dict[int, TypeInfo]:

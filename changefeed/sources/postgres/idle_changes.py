@@ -9,7 +9,7 @@ was read (ALTER TABLE excludes writers), and a shape that is still not ours is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
@@ -40,7 +40,10 @@ class IdleChanges:
         publication: str,
         relations: Relations,
         clock: Clock = SYSTEM_CLOCK,
+        wanted: Callable[[], Collection[int] | None] = lambda: None,
     ) -> None:
+        """``wanted``: the tables to look at; None: those of the publication, which is ours."""
+        self._wanted = wanted
         self._clock = clock
         self._session = session
         self._publication = publication
@@ -77,7 +80,11 @@ class IdleChanges:
         session = self._session.get()
         with source_errors("look for schema changes"), session.transaction():
             session.execute("set transaction isolation level repeatable read, read only")
-            found = read_details(session, published(session, self._publication))
+            wanted = self._wanted()
+            if wanted is None:
+                found = read_details(session, published(session, self._publication))
+            else:
+                found = read_details(session, wanted, self._publication)
             # After the snapshot: what it shows committed below this place.
             end = session.execute(f"select {LOG_END}").fetchone()
         if end is None:

@@ -215,13 +215,17 @@ def _suggestion(watch: Watch, known: Sequence[tuple[str, str]]) -> str:
 
 
 def describe(
-    connection: PsycopgConnection, source: str, watches: Sequence[Watch]
+    connection: PsycopgConnection, source: str, watches: Sequence[Watch], publication: str = ""
 ) -> tuple[dict[int, TableSchema], list[ChangefeedError]]:
-    """Shapes by the position of the watch, and what is wrong with the others."""
+    """Shapes by the position of the watch, and what is wrong with the others.
+
+    ``publication``: see :func:`.details.read_details`.
+    """
     schemas: dict[int, TableSchema] = {}
     problems: list[ChangefeedError] = []
     relations = look_up(connection, watches)
-    details = read_details(connection, {r.oid for r in relations if r is not None})
+    oids = {r.oid for r in relations if r is not None}
+    details = read_details(connection, oids, publication)
     for place, (watch, relation) in enumerate(zip(watches, relations, strict=True)):
         if relation is None or relation.oid not in details:
             problems.append(unknown_table(connection, watch))

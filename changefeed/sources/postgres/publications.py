@@ -257,7 +257,7 @@ def changed_by_others(
     last = found.last_change
     if found.broad or _COMMENT not in found.comment:
         return dict.fromkeys(tables, f"{name} was dropped and created again")
-    if not found.whole or _younger(found.xmin, last):
+    if not found.whole or younger(found.xmin, last):
         return dict.fromkeys(tables, f"{name} was altered")
     rows = found.tables
     reasons: dict[int, str] = {}
@@ -270,7 +270,7 @@ def changed_by_others(
             reasons[oid] = f"the table was taken out of {name}"
         elif rows[oid].restricted:
             reasons[oid] = f"the table has a row filter or a column list in {name}"
-        elif _younger(rows[oid].xmin, last):
+        elif younger(rows[oid].xmin, last):
             reasons[oid] = f"the table was taken out of {name} and put back"
     return reasons
 
@@ -280,7 +280,7 @@ def _existing(connection: PsycopgConnection, tables: Collection[int]) -> set[int
     return {oid for (oid,) in connection.execute(query, [list(tables)])}
 
 
-def _younger(xmin: int, last: int | None) -> bool:
+def younger(xmin: int, last: int | None) -> bool:
     """A row was written by a later transaction than ``last`` (of 64 bits; None: not known)."""
     return last is not None and 0 < (xmin - last) % 2**32 < 2**31
 
@@ -356,18 +356,18 @@ def _locked(connection: PsycopgConnection, tables: Sequence[int]) -> ChangefeedE
 
 def of_others(
     connection: PsycopgConnection, publication: str, wanted: Iterable[int]
-) -> dict[int, tuple[str, str]]:
-    """Tables that are still to be added and that only somebody else may add: name and owner."""
+) -> dict[int, str]:
+    """Tables that are still to be added and that only somebody else may add, by name."""
     present = members(connection, publication) or {}
     rows = connection.execute(
         """
-        SELECT c.oid::int8, c.oid::regclass::text, quote_ident(pg_get_userbyid(c.relowner))
-        FROM pg_catalog.pg_class c
+        SELECT c.oid::int8, pg_catalog.format('%%I.%%I', n.nspname, c.relname)
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY(%s::oid[]) AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
         """,
         [[oid for oid in wanted if oid not in present]],
     )
-    return {oid: (name, owner) for oid, name, owner in rows}
+    return dict(rows.fetchall())
 
 
 def _create(connection: PsycopgConnection, publication: str, tables: Iterable[Member]) -> None:

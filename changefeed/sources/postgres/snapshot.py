@@ -40,6 +40,7 @@ from changefeed.sources.postgres.connect import (
     source_errors,
     translate,
 )
+from changefeed.sources.postgres.given import row_filter
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
 from changefeed.sources.postgres.partitions import oid_of
 from changefeed.sources.postgres.partitions import read as read_partition
@@ -81,10 +82,12 @@ class PostgresSnapshot:
         source: str,
         *,
         primary: str | None = None,
+        publication: str = "",
         consistent_seconds: float = CONSISTENT_SECONDS,
         told_after_seconds: float = TOLD_AFTER_SECONDS,
     ) -> None:
-        """Take the snapshot. ``primary``: of the standby that ``uri`` leads to.
+        """Take the snapshot. ``primary``: of the standby that ``uri`` leads to. ``publication``: an
+        administrator's, whose row filters apply.
 
         It begins when the transactions have ended that are open now: the log names them after
         ``told_after_seconds``, and ``consistent_seconds`` is the longest wait.
@@ -95,6 +98,7 @@ class PostgresSnapshot:
         """
         self._uri = uri
         self._source = source
+        self._publication = publication
         self._lock = threading.Lock()
         if primary:
             # What had committed when the scan was asked for is in it.
@@ -144,6 +148,9 @@ class PostgresSnapshot:
         chosen_keys = isinstance(keys, KeySet)
         where = _key_condition(table, keys)
         with self._use(table) as holder:
+            if self._publication:
+                published = row_filter(holder, self._publication, table.table_id)
+                where = " AND ".join(filter(None, (where, published and f"({published})")))
             top = table.table_id if partition is None else _same_partition(holder, table, partition)
             heaps = _heaps(holder, table, top)
             by_range = holder.info.server_version >= 140_000
@@ -340,7 +347,11 @@ def _open_transactions(uri: str) -> str:
             FROM pg_catalog.pg_prepared_xacts ORDER BY prepared LIMIT 3
             """
         ).fetchall()
-    who = [f"pid {pid} of {user}, open for {age} s" for pid, user, age in rows]
+    # Only pg_read_all_stats sees when another role's transaction began.
+    who = [
+        f"pid {pid} of {user}" + ("" if age is None else f", open for {age} s")
+        for pid, user, age in rows
+    ]
     who += [f'prepared "{gid}" of {owner}, for {age} s' for gid, owner, age in prepared]
     return "; ".join(who)
 

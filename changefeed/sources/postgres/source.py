@@ -24,6 +24,7 @@ from changefeed.sources.base import (
 from changefeed.sources.postgres import (
     checks,
     ddl_events,
+    given,
     introspect,
     partitions,
     server,
@@ -141,7 +142,9 @@ class PostgresSource(Source):
             ChangefeedError: CF1101 or CF1302 for each name that is no table to watch.
         """
         with self.sessions.session("describe tables") as connection:
-            schemas, problems = introspect.describe(connection, self.name, watches)
+            schemas, problems = introspect.describe(
+                connection, self.name, watches, self.address.publication
+            )
         raise_all(problems)
         return [schemas[place] for place in range(len(watches))]
 
@@ -149,13 +152,15 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`."""
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self.sessions.session("describe tables") as connection:
-            schemas, _ = introspect.describe(connection, self.name, watches)
+            schemas, _ = introspect.describe(
+                connection, self.name, watches, self.address.publication
+            )
         return {tables[place]: schema for place, schema in schemas.items()}
 
     def describe_oids(self, oids: Iterable[int]) -> dict[int, TableDetails]:
         """What the catalog knows now of tables in the stream; dropped ones are left out."""
         with self.readers.session("describe tables") as connection:
-            return read_details(connection, oids)
+            return read_details(connection, oids, self.address.publication)
 
     def unseen(self, xids: Collection[int]) -> set[int]:
         """Those of the transactions in the stream that a session does not see yet."""
@@ -165,7 +170,15 @@ class PostgresSource(Source):
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("list tables") as connection:
-            return introspect.matching(connection, self.name, schema, patterns)
+            names = introspect.matching(connection, self.name, schema, patterns)
+            publication = self.address.publication
+            if not publication:
+                return names
+            ids = introspect.locate(connection, self.name, names, []).ids
+            found = given.look(connection, publication, ids.values())
+            if found is None:
+                return names
+            return [n for n in names if n in ids and found.tables[ids[n]].covered]
 
     # -- the database and its log ---------------------------------------------------------
 
@@ -184,6 +197,14 @@ class PostgresSource(Source):
     ) -> Handover:
         """See :class:`changefeed.sources.base.Source`. What the connector's configuration calls
         ``slot.name`` and ``publication.name`` may stand beside the offset."""
+        if self.address.publication:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "a connector's slot cannot be taken over by a connection with the parameter "
+                "publication",
+                hint="take publication and slot out of the connection, or leave cursor out for an "
+                "initial scan.",
+            )
         if self.address.apart:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
@@ -199,7 +220,10 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`."""
         address = self.address
         return PostgresSnapshot(
-            address.reader, self.name, primary=address.primary if address.apart else None
+            address.reader,
+            self.name,
+            primary=address.primary if address.apart else None,
+            publication=address.publication,
         )
 
     def attach(self, owner: str, memo: Memo | None) -> PostgresAttachment:

@@ -126,6 +126,8 @@ class ReplicationStream:
         logical: whether logical messages are wanted now. They are asked for from the beginning of a
             stream (from version 14 on), which ends with
             :class:`~changefeed.sources.base.StreamFallback` once they are and it has not.
+        wanted: the tables of the publication that are wanted, by oid, where it is not ours; rows of
+            others are dropped. None: it has no others.
         ddl: by which name event triggers of ours write statements of DDL into logical messages;
             empty: they do not.
         decoding_failed: called when the server could not decode its log while that was on,
@@ -155,6 +157,7 @@ class ReplicationStream:
         binary: bool = False,
         streaming: bool = True,
         logical: Callable[[], bool] = lambda: False,
+        wanted: Callable[[], frozenset[int] | None] = lambda: None,
         ddl: Callable[[], str] = lambda: "",
         decoding_failed: Callable[[], None] | None = None,
         heartbeat: float = 1.0,
@@ -193,6 +196,7 @@ class ReplicationStream:
         self._streaming = streaming and upto is None
         self._streams = False
         self._wants_messages = logical
+        self._wanted = wanted
         self._ddl = ddl
         #: None: the server has none to send.
         self._asks_logical: bool | None = False
@@ -235,7 +239,7 @@ class ReplicationStream:
                     self._reporter = reporter
                     log_end = _LogEnd(session, timekeeper)
                     idle_changes = IdleChanges(
-                        session, self._publication, self._relations, self._clock
+                        session, self._publication, self._relations, self._clock, self._wanted
                     )
                     self._begin(connection, start)
                     for flush in self._follow(connection, reporter, log_end, idle_changes, start):
@@ -438,7 +442,10 @@ class ReplicationStream:
             _logger.warning("binary=true needs PostgreSQL 14: reading as text")
             return False
         with connect(self._uri) as session, source_errors("look at published columns"):
-            tables = read_details(session, published(session, self._publication)).values()
+            wanted = self._wanted()
+            if wanted is None:
+                wanted = frozenset(published(session, self._publication))
+            tables = read_details(session, wanted, self._publication).values()
         for details in tables:
             for column in schema_of(details, "").columns:
                 if not has_binary(column):
@@ -474,6 +481,7 @@ class ReplicationStream:
             upto=self._upto,
             messages=self._wants_messages,
             ddl=self._ddl,
+            wanted=self._wanted,
             redelivery=Redelivery(
                 start.history.witness,
                 begin=start.begin,

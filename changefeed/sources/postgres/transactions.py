@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
@@ -65,6 +67,11 @@ class RowMessages:
             return self
         cut = slice(first, upto)
         return replace(self, tags=self.tags[cut], of=self.of[cut], writers=self.writers[cut])
+
+    def of_tables(self, oids: Places, chosen: Collection[int]) -> RowMessages:
+        """Those of the messages whose table, in ``oids``, is among the chosen."""
+        mine = np.isin(oids, np.array(sorted(chosen), np.int64))
+        return replace(self, tags=self.tags[mine], of=self.of[mine], writers=self.writers[mine])
 
 
 def table_oids(block: Block, tags: Places, *, streamed: bool) -> Places:

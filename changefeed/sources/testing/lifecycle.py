@@ -19,7 +19,7 @@ def attaching_changes_nothing(harness: SourceHarness) -> None:
     memo = json.loads(json.dumps(dict(held.memo)))
     again = harness.source().attach(OWNER, memo)
     assert (again.memo, again.holds) == (held.memo, held.holds)
-    assert held.holds and held.holds == held.holds.strip()
+    assert held.holds == held.holds.strip()
     held.release()
     held.release()
 
