@@ -383,10 +383,11 @@ def test_a_publication_that_is_gone(shop: Shop) -> None:
 
 def test_a_transaction_from_before_the_table_was_published_is_waited_for(shop: Shop) -> None:
     """Decoded, its rows would be missing: the publication is looked up as of each change."""
+    shop.database.execute(f"select pg_create_logical_replication_slot('{shop.name}', 'pgoutput')")
     with shop.database.connect(autocommit=False) as open_one:
         open_one.execute("insert into a values (1)")
         shop.database.execute("create publication cdc for table a")
-        held = shop.source().attach(shop.database.name, None)
+        held = shop.source(f"publication=cdc&slot={shop.name}").attach("tests", None)
         with pytest.raises(ChangefeedError) as caught:
             held.capture([A], resume=False)
         assert caught.value.code.number == "CF2005"
