@@ -40,7 +40,7 @@ from sinks.warehouse.owning import (
     TargetContent,
 )
 from sinks.warehouse.pending import PendingRows, new_batch
-from sinks.warehouse.staging import BATCH, TargetShape
+from sinks.warehouse.staging import BATCH, TargetShape, fits
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 
@@ -242,7 +242,7 @@ class WarehouseSink(DatabaseSink):
         stale = new_batch(self.clock) - _STALE_US
         if not present:
             self._tables.define([create], shape.topic)
-        elif list(present) != list(wanted):
+        elif not fits(present, wanted):
             self._tables.define([d.drop_table(warehouse.name(name)), create], shape.topic)
         else:
             sql = f"DELETE FROM {warehouse.name(name)} WHERE {d.quote(BATCH)} < {stale}"

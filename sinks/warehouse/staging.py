@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,39 @@ _LONGEST = 63
 
 _OPERATIONS = pa.array(list(OPERATIONS.values()))
 _CODES = pa.array(list(OPERATIONS))
+
+
+#: What the types of staging columns are called by the targets, the longer names first.
+_KINDS = {
+    kind: re.compile(names)
+    for kind, names in {
+        "string": "char|text|string",
+        "bool": "bool|tinyint",
+        "int16": "smallint|int16|int2",
+        "int64": "bigint|int64|int8",
+        "int32": "int",
+    }.items()
+}
+
+
+def fits(present: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a staging table has the wanted columns, and types that hold the same values. A type
+    of a name that is not known here counts as a number of any size."""
+    return list(present) == list(wanted) and all(
+        _alike(_kind(present[name]), _kind(kind)) for name, kind in wanted.items()
+    )
+
+
+def _kind(type_name: str) -> str:
+    lower = type_name.lower()
+    return next((kind for kind, names in _KINDS.items() if names.search(lower)), "int")
+
+
+def _alike(present: str, wanted: str) -> bool:
+    """``int`` has no known size."""
+    if "int" in (present, wanted):
+        return present.startswith("int") and wanted.startswith("int")
+    return present == wanted
 
 
 def before_name(column: str) -> str:
@@ -182,8 +216,8 @@ def _refused(rule: TypeRule, values: pa.ChunkedArray) -> int:
     """How many of the values the type cannot hold."""
     found = 0
     if rule.accepts:
-        fits = pc.match_substring_regex(values, rf"\A(?:{rule.accepts})\z")
-        found += pc.sum(pc.invert(fits)).as_py() or 0
+        accepted = pc.match_substring_regex(values, rf"\A(?:{rule.accepts})\z")
+        found += pc.sum(pc.invert(accepted)).as_py() or 0
     if rule.longest:
         found += pc.sum(pc.greater(pc.binary_length(values), rule.longest)).as_py() or 0
     return found

@@ -27,6 +27,7 @@ from changefeed.sources.postgres.idle_changes import IdleChanges, _Look
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.lsn import lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.relations import Relations
+from changefeed.sources.postgres.storage_changes import StorageWatch
 from changefeed.sources.postgres.stream import ReplicationStream
 from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.wire import ReplicationConnection, Row
@@ -367,7 +368,7 @@ def test_the_catalog_is_asked_only_while_the_log_grows() -> None:
             looks.append(1)
             return _Look(100 * len(looks), {})
 
-    watched = Watched(LateSession(""), "", cast(Relations, None))
+    watched = Watched(LateSession(""), "", cast(Relations, None), StorageWatch(None))
     assert watched.due(50) == [] and len(looks) == 1
     watched.due(99)
     watched.due(100, hasty=True)

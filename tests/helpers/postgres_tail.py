@@ -75,6 +75,7 @@ class Tail:
             latest=self.catalog.latest,
             source="src",
             spool_dir=folder / "spool",
+            folder=folder,
             heartbeat=options.pop("heartbeat", 0.1),
             **options,
         )

@@ -35,7 +35,7 @@ from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner.sql import SpannerDialect
-from sinks.warehouse.staging import TargetShape, before_name, check_values
+from sinks.warehouse.staging import TargetShape, before_name, check_values, fits
 from sinks.warehouse.tables import TargetTable
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -582,3 +582,27 @@ def test_servers_that_are_not_there_are_tried_again(source: SourceDouble) -> Non
         assert caught.value.code.number == "CF5001"
         assert "pa55" not in f"{caught.value.message} {caught.value.detail}"
         sink.close()
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "same"),
+    [
+        ("INTEGER", "INTEGER", True),
+        ("INTEGER", "BIGINT", False),
+        ("INTEGER", "VARCHAR", False),
+        ("tinyint(1)", "BOOLEAN", True),
+        ("bigint(20)", "INTEGER", False),
+        ("longtext", "LONGTEXT", True),
+        ("Nullable(Int32)", "Nullable(Int32)", True),
+        ("Nullable(Int16)", "Nullable(String)", False),
+        ("NUMBER", "INTEGER", True),
+        ("NUMBER", "BOOLEAN", False),
+        ("TEXT", "VARCHAR", True),
+    ],
+)
+def test_a_staging_table_of_other_types_is_made_again(
+    present: str, wanted: str, same: bool
+) -> None:
+    """An ALTER may leave every name as it was."""
+    assert fits({"v": present}, {"v": wanted}) is same
+    assert not fits({"v": present}, {"w": wanted})

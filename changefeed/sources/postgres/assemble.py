@@ -546,6 +546,7 @@ class Assembler:
             self._seq += 1
             transaction.rows += 1
             self._events.append(Truncate(shapes.schemas[oid], transaction.at, self._seq))
+            self.relations.emptied(oid, transaction.xid)
 
 
 @dataclass(frozen=True, slots=True)

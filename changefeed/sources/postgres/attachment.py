@@ -450,6 +450,7 @@ class PostgresAttachment(Attachment):
             intern=request.intern,
             source=source.name,
             spool_dir=request.spool,
+            folder=request.folder,
             latest=request.latest,
             names=request.names,
             logged=request.logged,

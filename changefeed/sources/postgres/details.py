@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails, TypeInfo
+from changefeed.sources.postgres.types import (
+    FIRST_USER_OID,
+    ColumnInfo,
+    ReplicaIdentity,
+    TableDetails,
+    TypeInfo,
+)
 
 
 class Executor(Protocol):
@@ -36,25 +42,27 @@ select c.oid::int8, n.nspname, c.relname, c.relreplident,
   coalesce((select array_agg(a.attname::text order by k.place)
      from pg_index i, unnest(i.indkey::int2[]) with ordinality k(number, place), pg_attribute a
      where i.indrelid = c.oid and i.indisreplident and k.place <= i.indnkeyatts
-       and a.attrelid = c.oid and a.attnum = k.number), '{}')
+       and a.attrelid = c.oid and a.attnum = k.number), '{}'),
+  c.relkind = 'p', c.relfilenode::int8, c.relnatts
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%s::oid[])
 """
 
 # Not pg_publication_tables: its function locks each table, and waits as long as an open transaction
 # alters one. Ours name their tables, and partitions are published as their root.
-_PUBLISHED = """
+_PUBLISHED = f"""
 with p as (select oid, puballtables from pg_catalog.pg_publication where pubname = %s)
 select r.prrelid::int8 from p join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
 union
 select c.oid::int8 from p join pg_catalog.pg_class c
-  on p.puballtables and c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
+  on p.puballtables and c.relkind in ('r', 'p') and c.relpersistence = 'p'
+  and c.oid >= {FIRST_USER_OID}
 """
 
 _COLUMNS = """
 select attrelid::int8, attname, attnum, atttypid::int8, atttypmod,
   format_type(atttypid, atttypmod), attnotnull,
-  atthasmissing or atthasdef or attidentity <> ''
+  atthasmissing or atthasdef or attidentity <> '', xmin::text::int8
 from pg_attribute
 where attrelid = any(%s::oid[]) and attnum > 0 and not attisdropped and attgenerated = ''
 order by attrelid, attnum
@@ -131,8 +139,11 @@ def read_details(
             identity=identity_of(letter),
             identity_key=tuple(index),
             types=types,
+            partitioned=partitioned,
+            file=file,
+            width=width,
         )
-        for oid, schema, name, letter, primary, index in tables
+        for oid, schema, name, letter, primary, index, partitioned, file, width in tables
     }
 
 

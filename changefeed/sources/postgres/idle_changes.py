@@ -1,16 +1,18 @@
-"""Schema changes that no row follows.
+"""Schema changes that no row follows, and changes of rows that the stream does not have.
 
 PostgreSQL announces a table's new shape with the first row that has it. Until then nobody hears of
 an ALTER TABLE: a copy keeps the old columns, and a column's default never reaches its rows. So the
 catalog is looked at when a heartbeat is due and the server's log has grown: what it shows, and
 where the log ends just after. Once the stream has come to that place, every row of the old shape
 was read (ALTER TABLE excludes writers), and a shape that is still not ours is a change.
+
+What holds the tables' rows is looked at in the same moment (:mod:`.storage_changes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
@@ -18,6 +20,9 @@ from changefeed.sources.postgres.connect import LateSession, source_errors
 from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.lsn import LOG_END, parse_lsn
 from changefeed.sources.postgres.relations import Relations, ShapeChange, UnannouncedChange
+from changefeed.sources.postgres.storage import read_storage
+from changefeed.sources.postgres.storage_changes import HeapEvidence, StorageWatch, StoredChange
+from changefeed.sources.postgres.types import TableDetails
 
 #: At most this share of the time is spent on looking.
 _SHARE = 0.05
@@ -25,10 +30,19 @@ _SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the catalog showed, and where the log ended then."""
+    """What the catalog showed, and where the log ended then.
+
+    Attributes:
+        lsn: where.
+        found: shapes that were not announced.
+        tables: all tables.
+        stored: what holds their rows is not what was seen last.
+    """
 
     lsn: int
     found: Mapping[int, UnannouncedChange]
+    tables: Mapping[int, TableDetails] = field(default_factory=dict)
+    stored: bool = False
 
 
 class IdleChanges:
@@ -39,12 +53,15 @@ class IdleChanges:
         session: LateSession,
         publication: str,
         relations: Relations,
+        storage: StorageWatch,
         clock: Clock = SYSTEM_CLOCK,
         wanted: Callable[[], Collection[int] | None] = lambda: None,
     ) -> None:
         """``wanted``: the tables to look at; None: those of the publication, which is ours."""
         self._wanted = wanted
         self._clock = clock
+        self._storage = storage
+        self._told = True
         self._session = session
         self._publication = publication
         self._relations = relations
@@ -55,7 +72,8 @@ class IdleChanges:
     @property
     def waiting(self) -> bool:
         """A change was found that is true from a place on which was not read yet."""
-        return self._pending is not None and bool(self._pending.found)
+        look = self._pending
+        return look is not None and (bool(look.found) or look.stored)
 
     def due(self, lsn: int, *, hasty: bool = False) -> list[ShapeChange]:
         """The changes that are true from here on; everything up to ``lsn`` was read.
@@ -74,7 +92,25 @@ class IdleChanges:
             return []
         look, self._pending = self._pending, None
         self._looked = look.lsn
-        return [c for oid, one in look.found.items() if (c := self._relations.adopt(oid, one))]
+        self._told = False
+        shapes = {o: c for o, one in look.found.items() if (c := self._relations.adopt(o, one))}
+        return [*self._with_rows(shapes, look), *shapes.values()]
+
+    def _with_rows(self, shapes: dict[int, ShapeChange], look: _Look) -> list[ShapeChange]:
+        """The changes of tables whose stored rows have changed; takes those from ``shapes``."""
+        stored = self._storage.changes(HeapEvidence(self._session))
+        changes = []
+        for oid, one in stored.items():
+            shape = shapes.pop(oid, None)
+            same = self._relations.unchanged(look.tables[oid]) if shape is None else [shape]
+            changes += [_stored(change, one) for change in same]
+        return changes
+
+    def told(self) -> None:
+        """What :meth:`due` returned is durable in the change log."""
+        if not self._told:
+            self._told = True
+            self._storage.told()
 
     def _look(self) -> _Look:
         session = self._session.get()
@@ -85,8 +121,14 @@ class IdleChanges:
                 found = read_details(session, published(session, self._publication))
             else:
                 found = read_details(session, wanted, self._publication)
+            storage = read_storage(session, found)
             # After the snapshot: what it shows committed below this place.
             end = session.execute(f"select {LOG_END}").fetchone()
         if end is None:
             raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
-        return _Look(parse_lsn(end[0]), self._relations.unannounced(found))
+        stored = self._storage.look(storage)
+        return _Look(parse_lsn(end[0]), self._relations.unannounced(found), found, stored)
+
+
+def _stored(change: ShapeChange, stored: StoredChange) -> ShapeChange:
+    return replace(change, rewritten=True, moved=stored.moved, why=stored.why)

@@ -28,6 +28,7 @@ from changefeed.sources.postgres.pgoutput import (
     read_relation,
     read_relation_name,
 )
+from changefeed.sources.postgres.storage_changes import StorageWatch
 from changefeed.sources.postgres.types import (
     ColumnInfo,
     ReplicaIdentity,
@@ -94,6 +95,7 @@ class Relations:
         look_again: float = 0.2,
         clock: Clock = SYSTEM_CLOCK,
         logged: Intern = as_sent,
+        storage: StorageWatch | None = None,
     ) -> None:
         """
         Args:
@@ -108,8 +110,10 @@ class Relations:
                 not show yet.
             clock: for both.
             logged: the shape in which rows go into the log, given the one that they are sent in.
+            storage: hears of tables that are read again.
         """
         self._logged = logged
+        self._storage = StorageWatch(None) if storage is None else storage
         self._clock = clock
         self._source = source
         self._describe = describe
@@ -289,6 +293,24 @@ class Relations:
             self._stale.add(oid)
         return ShapeChange(known, new, was_rewritten(known, new, change.details))
 
+    def unchanged(self, details: TableDetails) -> list[ShapeChange]:
+        """For each shape in which readers of the log know the table one that keeps it; none if
+        nobody knows the table."""
+        last = self._schemas.get(details.oid)
+        shapes = [last] if last is not None else self._remembered(details)
+        return [ShapeChange(shape, shape, rewritten=False) for shape in shapes if shape.version]
+
+    def _remembered(self, details: TableDetails) -> list[TableSchema]:
+        now = TableName(self._source, details.schema, details.name)
+        if self._latest is None:
+            return []
+        found = [self._latest(name) for name in sorted({now, *self._names(details.oid)})]
+        return [s for s in found if s is not None and s.table_id in (0, details.oid)]
+
+    def emptied(self, oid: int, xid: int) -> None:
+        """The stream has the TRUNCATE of a table."""
+        self._storage.emptied(oid, xid)
+
     def _last(self, oid: int, name: TableName) -> TableSchema | None:
         """The last shape of a table that we know of."""
         old = self._schemas.get(oid)
@@ -311,7 +333,7 @@ class Relations:
             made = self._logged(build_schema(self._source, message, details, known[0]))
             new = self._intern(made)
             self._schemas[message.oid] = new
-            rewritten = was_rewritten(known[0], new, details)
+            rewritten = self._was_rewritten(known[0], new, details)
             return ShapeChange(known[0], new, rewritten, tuple(known[1:]))
         old = self._known(message)
         made = self._logged(build_schema(self._source, message, details, old))
@@ -322,7 +344,13 @@ class Relations:
         self._schemas[message.oid] = new
         if old is None or old.fingerprint() == new.fingerprint():
             return None
-        return ShapeChange(old, new, was_rewritten(old, new, details))
+        return ShapeChange(old, new, self._was_rewritten(old, new, details))
+
+    def _was_rewritten(self, old: TableSchema, new: TableSchema, details: TableDetails) -> bool:
+        rewritten = was_rewritten(old, new, details)
+        if rewritten:
+            self._storage.reread(details)
+        return rewritten
 
     def _under_other_names(
         self, message: RelationMessage, details: TableDetails, told: Collection[TableName]
@@ -414,6 +442,8 @@ def was_rewritten(old: TableSchema, new: TableSchema, details: TableDetails) -> 
 def _reads_the_same(old: Column, new: Column) -> bool:
     if old.type_name == new.type_name:
         return True
+    if "oid" in (old.type_name, new.type_name):
+        return False  # has no negative numbers: -1 reads 4294967295
     if old.logical in _INTEGERS and new.logical in _INTEGERS:
         return _INTEGERS.index(old.logical) <= _INTEGERS.index(new.logical)
     precise, wider = _DECIMAL.match(old.logical), _DECIMAL.match(new.logical)

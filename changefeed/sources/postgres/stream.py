@@ -42,6 +42,7 @@ from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Names, Relations
 from changefeed.sources.postgres.server import current_position
 from changefeed.sources.postgres.spool import Spool
+from changefeed.sources.postgres.storage_changes import StorageWatch
 from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.visibility import Unseen, Visibility
 from changefeed.sources.postgres.wire import (
@@ -111,6 +112,7 @@ class ReplicationStream:
         intern: gives a schema its version.
         source: the name that table names begin with.
         spool_dir: folder of our own for large transactions; emptied at the start.
+        folder: what was seen of the tables' storage is kept there; None: nowhere.
         logged: the shape in which rows of a table go into the log.
         latest: the last shape that all feeds of a table know, to see what changed since.
         names: the names by which feeds may know a table, by its oid.
@@ -147,6 +149,7 @@ class ReplicationStream:
         intern: Intern,
         source: str,
         spool_dir: Path,
+        folder: Path | None = None,
         latest: Latest | None = None,
         names: Names = lambda oid: (),
         logged: Intern = as_sent,
@@ -178,6 +181,7 @@ class ReplicationStream:
         self._start = start
         self._upto = upto
         self._visibility = Visibility(unseen, patience, clock) if unseen is not None else None
+        self._storage = StorageWatch(folder, clock)
         self._relations = Relations(
             source,
             describe,
@@ -188,6 +192,7 @@ class ReplicationStream:
             look_again=look_again,
             clock=clock,
             logged=logged,
+            storage=self._storage,
         )
         self._spool_dir = spool_dir
         self._lookup = lookup
@@ -212,6 +217,7 @@ class ReplicationStream:
         self._connection: ReplicationConnection | None = None
         self._closed = False
         self._hasty_until = 0.0
+        self._acknowledged = False
 
     def __iter__(self) -> Iterator[Flush]:
         return self.run()
@@ -239,7 +245,12 @@ class ReplicationStream:
                     self._reporter = reporter
                     log_end = _LogEnd(session, timekeeper)
                     idle_changes = IdleChanges(
-                        session, self._publication, self._relations, self._clock, self._wanted
+                        session,
+                        self._publication,
+                        self._relations,
+                        self._storage,
+                        self._clock,
+                        self._wanted,
                     )
                     self._begin(connection, start)
                     for flush in self._follow(connection, reporter, log_end, idle_changes, start):
@@ -254,6 +265,7 @@ class ReplicationStream:
 
     def acknowledge(self, position: Position) -> None:
         """Everything up to ``position`` is durable: the server may forget it."""
+        self._acknowledged = True
         reporter = self._reporter
         if reporter is not None:
             reporter.acknowledge(lsn_of(position))
@@ -523,9 +535,13 @@ class ReplicationStream:
                     ours = self._upto is None
                     shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
                     changed = assembler.change_shapes(shapes)
+                    self._acknowledged = True
                     if changed is not None:
                         told = assembler.frontier
+                        self._acknowledged = False
                         yield changed
+                    if self._acknowledged:
+                        idle_changes.told()
                     if assembler.frontier != told and not idle_changes.waiting:
                         told = assembler.frontier
                         yield Flush((), told)

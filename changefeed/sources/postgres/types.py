@@ -70,6 +70,7 @@ class ColumnInfo:
     type_name: str
     not_null: bool = False
     has_default: bool = False
+    writer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ class TableDetails:
         identity_key: names of the columns of the index that is the replica identity
             (``REPLICA IDENTITY USING INDEX``), in index order.
         types: every type the columns need: their own, bases of domains, elements of arrays.
+        partitioned: its rows are in its partitions.
+        file: ``relfilenode``.
+        width: the highest number that a column ever had.
     """
 
     oid: int
@@ -93,6 +97,9 @@ class TableDetails:
     identity: ReplicaIdentity
     identity_key: tuple[str, ...] = ()
     types: Mapping[int, TypeInfo] = field(default_factory=dict)
+    partitioned: bool = False
+    file: int = 0
+    width: int = 0
 
 
 # type name -> (physical, form, logical). Names are of pg_catalog.
@@ -123,6 +130,9 @@ _KNOWN: dict[str, tuple[str, Form, str]] = {
     "interval": ("string", _TEXT, "interval"),
 }
 _OTHER = ("string", _TEXT, "other")
+
+#: Tables and types with lower numbers ship with the server.
+FIRST_USER_OID = 16384
 
 #: Extension types whose values are plain text, wherever the extension was installed.
 _TEXT_EXTENSIONS = frozenset({"citext"})
