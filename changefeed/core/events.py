@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,8 @@ class SchemaChange:
     could not be read: the table cannot continue without a scan that begins later; such a change is
     ``rewritten``, too. ``why`` says to users what happened at the source in all these cases.
     ``arrived`` is true for a reader of the table's new name: the table has had this name since
-    ``at``, and ``old`` is its schema from before.
+    ``at``, and ``old`` is its schema from before. ``renamed`` has the names before and after of
+    columns with other names, where the source has no column ids.
     """
 
     old: TableSchema
@@ -99,6 +100,30 @@ class SchemaChange:
     moved: bool = False
     unreadable: bool = False
     why: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def was(self, column: Column) -> Column | None:
+        """The column of ``old`` that a column of ``new`` was; None for an added one."""
+        ref = column.ref
+        if not column.column_id and self.renamed:
+            names = {new: old for old, new in self.renamed}
+            if column.name not in names and column.name in names.values():
+                return None
+            ref = names.get(column.name, column.name)
+        return next((c for c in self.old.columns if c.ref == ref), None)
+
+    @property
+    def same_key(self) -> bool:
+        """The key has the same columns as before, whatever they are called."""
+        if self.old.keyless or self.new.keyless:
+            return self.old.keyless == self.new.keyless
+        return list(self.old.key_columns) == [self.was(c) for c in self.new.key_columns]
+
+    @property
+    def dropped(self) -> tuple[Column, ...]:
+        """The columns of ``old`` that ``new`` has not."""
+        left = {was.ref for was in map(self.was, self.new.columns) if was is not None}
+        return tuple(column for column in self.old.columns if column.ref not in left)
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,7 +351,7 @@ class Delivery:
             raise TableError(item.table, error) from error
         if isinstance(event, SchemaChange) and event.arrived:
             self._named_at[item.table] = event.at
-            if event.old == event.new:
+            if event.old == event.new and not event.rewritten:
                 return current
         if isinstance(event, Truncate):
             self._commit(feed, current, item)

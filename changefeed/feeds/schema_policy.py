@@ -101,7 +101,7 @@ def check_message_key(event: SchemaChange, options: Options) -> None:
     if column is not None or options[SCHEMA_CHANGE_POLICY] is SchemaChangePolicy.IGNORE:
         return
     keyless = event.old.keyless and event.new.keyless
-    if keyless or _key(event.old) == _key(event.new):
+    if keyless or (event.same_key and _key(event.old) == _key(event.new)):
         return
     table = event.new.table
     raise TableError(
@@ -148,27 +148,26 @@ def _columns(schema: TableSchema) -> list[tuple[int | str, str, str]]:
 _SAME_TEXT = {"int16": "int64", "int32": "int64"}
 
 
-def _key(schema: TableSchema) -> list[tuple[int | str, Form, str]]:
-    """The key's columns, and what decides how their values are written."""
-    return [(c.ref, c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
+def _key(schema: TableSchema) -> list[tuple[Form, str]]:
+    """What decides how the values of the key's columns are written."""
+    return [(c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
 
 
 def _counts(event: SchemaChange, options: Options) -> bool:
     """Whether this is a schema change by ``schema_change_events``."""
     if options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES:
         return True
-    dropped = {c.ref for c in event.old.columns} - {c.ref for c in event.new.columns}
-    return event.rewritten or bool(dropped)
+    return event.rewritten or bool(event.dropped)
 
 
 def difference(event: SchemaChange) -> str:
     """What changed, as text for users: ``column "x" added (text)``."""
-    old = {c.ref: c for c in event.old.columns}
-    new = {c.ref: c for c in event.new.columns}
-    parts = [f'column "{new[n].name}" added ({new[n].type_name})' for n in new.keys() - old.keys()]
-    parts += [f'column "{old[n].name}" dropped' for n in old.keys() - new.keys()]
-    for number in old.keys() & new.keys():
-        before, after = old[number], new[number]
+    parts = [f'column "{column.name}" dropped' for column in event.dropped]
+    for after in event.new.columns:
+        before = event.was(after)
+        if before is None:
+            parts.append(f'column "{after.name}" added ({after.type_name})')
+            continue
         if before.name != after.name:
             parts.append(f'column "{before.name}" renamed to "{after.name}"')
         if before.type_name != after.type_name:

@@ -189,7 +189,7 @@ class WindowDelivery:
         if not isinstance(event, SchemaChange):
             to.feed.record_event("truncate", "all rows were removed", item.table, event.at)
             return 0
-        if event.arrived and event.old == event.new:
+        if event.arrived and event.old == event.new and not event.rewritten:
             return 0
         rows = self._write(to, gathered, last_end(event.at.previous(), length))
         if item.renamed:

@@ -407,7 +407,9 @@ def _take_in(store: ImageStore, batch: pa.RecordBatch) -> None:
 
 def _change_shape(store: ImageStore, event: SchemaChange) -> None:
     new = event.new
-    if event.rewritten or not _fits(store, new) or new.table != event.old.table:
+    # A column without a number is found by its name, so a renamed one has no values in the store.
+    other = event.rewritten or event.renamed or new.table != event.old.table
+    if other or not _fits(store, new):
         raise ChangefeedError(
             Code.ROW_IMAGES_LOST,
             f"the table {event.old.table} was changed in a way that gives its rows other values, "

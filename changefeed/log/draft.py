@@ -206,8 +206,8 @@ class FrameBuilder:
         new, _ = self.declare(event.new)
         rewritten, moved = int(event.rewritten), int(event.moved)
         at = [event.at.wall, event.at.logical, event.seq]
-        told = [rewritten, side, moved, event.why, int(event.unreadable)]
-        self._entries.append(["s", old, new, *at, *told])
+        more = [moved, event.why, int(event.unreadable), event.renamed]
+        self._entries.append(["s", old, new, *at, rewritten, side, *more])
 
     def _ddl(self, event: Ddl) -> None:
         self.ddl(event)

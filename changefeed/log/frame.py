@@ -17,7 +17,7 @@ A header is a JSON object::
                                                               the checksums of its stretches
         ["t", id, wall, logical, seq]                         TRUNCATE
         ["s", old id, new id, wall, logical, seq, rewritten, side, moved, why,
-              unreadable]
+              unreadable, [[old column, new column], ...]]
                  schema change, shown to readers of the old table name, the new one or both
         ["d", [source, schema, name], wall, logical, seq, kind, position, statement]
                  a statement of DDL that concerns the table
@@ -56,6 +56,9 @@ COMMIT_SCHEMA: Final = pa.schema(
     ]
 )
 
+
+#: What a schema change has behind its side, where an older log has less.
+_LATER: list[Any] = [0, "", 0, []]
 
 #: The names of a renamed table to which a schema change belongs: in a flush, both. A merged journal
 #: orders its entries by table, so it has one entry under each name.
@@ -271,10 +274,18 @@ class UnitReader:
 
     def _schema_change(self, body: int, e: list[Any]) -> None:
         old, new = self._shapes[e[1]].schema, self._shapes[e[2]].schema
-        at, moved, why = Timestamp(e[3], e[4]), bool(e[8]), e[9]
-        unreadable = bool(e[10]) if len(e) > 10 else False
+        at = Timestamp(e[3], e[4])
+        moved, why, unreadable, renamed = [*e[8:], *_LATER[len(e) - 8 :]]
         event = SchemaChange(
-            old, new, at, e[5], bool(e[6]), moved=moved, unreadable=unreadable, why=why
+            old,
+            new,
+            at,
+            e[5],
+            bool(e[6]),
+            moved=bool(moved),
+            unreadable=bool(unreadable),
+            why=why,
+            renamed=tuple((before, after) for before, after in renamed),
         )
         if e[7] != NEW:
             self._put(old.table, event)

@@ -259,7 +259,7 @@ class LakeSink(TableSink):
             lake = self._table(session, target)
             owner = self._own(lake, target, event.old)
             if not lake.exists() or lake.shape() < place:
-                lake.evolve(event.old, event.new)
+                lake.evolve(event)
                 lake.ensure(event.new, owner)
                 lake.set_shape(*place)
         self._forget_table(target)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.options import History
@@ -216,7 +217,7 @@ class LakeTable(ABC):
             self._add(found.missing)
         return False
 
-    def evolve(self, old: TableSchema, new: TableSchema) -> None:
+    def evolve(self, event: SchemaChange) -> None:
         """Follow a change of shape: columns keep their values through a new name.
 
         A dropped column stays, with nulls in new rows; where a new one takes its name it is
@@ -225,7 +226,8 @@ class LakeTable(ABC):
         Raises:
             ChangefeedError: CF5006, the change cannot be followed.
         """
-        if self.policy.history is not History.APPEND and _key(old) != _key(new):
+        new = event.new
+        if self.policy.history is not History.APPEND and not event.same_key:
             raise cannot(
                 new,
                 "its key is another one now",
@@ -233,12 +235,11 @@ class LakeTable(ABC):
             )
         if not self.exists():
             return
-        before = {c.column_id: c.name for c in old.columns if c.column_id}
-        after = {c.column_id: c.name for c in new.columns}
-        live = {name.lower() for number, name in before.items() if number in after}
-        moves = [(before[n], name) for n, name in after.items() if before.get(n, name) != name]
-        for name in [name for n, name in after.items() if before.get(n) != name]:
-            if name.lower() not in live:
+        pairs = [(event.was(column), column.name) for column in new.columns]
+        live = {was.name.lower() for was, _ in pairs if was is not None}
+        moves = [(was.name, name) for was, name in pairs if was is not None and was.name != name]
+        for was, name in pairs:
+            if (was is None or was.name != name) and name.lower() not in live:
                 self._put_aside(name)
         # Through names of nobody's, as two columns may have changed names with each other.
         for name, to in moves:
@@ -351,10 +352,6 @@ def marks_of(properties: Mapping[str, str | None]) -> list[Owner]:
 def known_as(own: Owner, marks: Sequence[Owner]) -> list[Owner]:
     """The marks, with one of an earlier version that names the feed's table as the feed's."""
     return [own if not mark.state and mark.table == own.table else mark for mark in marks]
-
-
-def _key(schema: TableSchema) -> list[int | str]:
-    return [] if schema.keyless else [schema.columns[i].ref for i in schema.key]
 
 
 def split_columns(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
@@ -60,14 +61,13 @@ def changes(
         ChangefeedError: CF5006, the target cannot follow.
     """
     old, new, d = event.old, event.new, table.d
-    _same_key(table, old, new)
+    _same_key(table, event)
     table.check(new)
-    before = {_identity(c): c for c in old.columns}
     live = set(present)
     found: list[EvolutionStep] = []
     renames, adds, types = [], [], []
     for i, column in enumerate(new.columns):
-        was = before.get(_identity(column))
+        was = event.was(column)
         if was is None:
             adds.append(column)
             continue
@@ -76,7 +76,8 @@ def changes(
         types.append((was, column, not new.keyless and i in new.key))
     kept = live - {c.name for c in old.columns} - set(table.extra())
     wanted = [c for _, c in renames] + adds
-    found += _aside(table, kept | _dropped(old, new), wanted, live)
+    dropped = {column.name for column in event.dropped}
+    found += _aside(table, kept | dropped, wanted, live)
     found += _rename(table, renames, live)
     for column in adds:
         if column.name not in live:
@@ -87,22 +88,14 @@ def changes(
     return found
 
 
-def _identity(column: Column) -> object:
-    return column.ref
-
-
-def _dropped(old: TableSchema, new: TableSchema) -> set[str]:
-    left = {_identity(c) for c in new.columns}
-    return {c.name for c in old.columns if _identity(c) not in left}
-
-
-def _same_key(table: TargetTable, old: TableSchema, new: TableSchema) -> None:
+def _same_key(table: TargetTable, event: SchemaChange) -> None:
+    old, new = event.old, event.new
     if old.keyless != new.keyless:
         what = "the table lost its key" if new.keyless else "the table got a key"
         raise refused(table, new, what)
     if old.keyless:
         return
-    if [_identity(c) for c in old.key_columns] != [_identity(c) for c in new.key_columns]:
+    if not event.same_key:
         raise refused(table, new, "the key of the table changed")
 
 
@@ -122,6 +115,12 @@ def _aside(
     d, found = table.d, []
     for column in wanted:
         aside = aside_name(table, column)
+        if not column.column_id:  # it may be the second one of this name that is dropped
+            aside = next(
+                name
+                for number in count()
+                if (name := d.fit(f"{_DROPPED}{number}_{column.name}")) not in live
+            )
         if column.name in kept and column.name in live and aside not in live:
             sql = d.rename_column(table.name, column.name, aside)
             found.append(EvolutionStep("aside", aside, sql, column.name))

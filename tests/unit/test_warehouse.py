@@ -195,8 +195,10 @@ def table(dialect: Dialect | None = None, policy: TablePolicy | None = None) -> 
     )
 
 
-def changes(old: TableSchema, new: TableSchema, *present: str) -> list[str]:
-    event = SchemaChange(old, new, at(1), 1)
+def changes(
+    old: TableSchema, new: TableSchema, *present: str, renamed: dict[str, str] | None = None
+) -> list[str]:
+    event = SchemaChange(old, new, at(1), 1, renamed=tuple((renamed or {}).items()))
     names = present or tuple(c.name for c in old.columns)
     found = evolution.changes(table(), event, dict.fromkeys(names, ""))
     return [change.sql.removeprefix('ALTER TABLE "s"."t" ') for change in found]
@@ -220,6 +222,24 @@ def test_dropped_columns_make_room() -> None:
     want = ['RENAME COLUMN "a" TO "_dropped_3_a"', 'RENAME COLUMN "b" TO "a"']
     assert changes(old, new) == want
     assert changes(old, new, "id", "_dropped_3_a", "a") == [], "it was done before a crash"
+
+
+def without_numbers(*names: str) -> TableSchema:
+    made = table_of("t", key=("id",), **dict.fromkeys(names, "int32"))
+    return replace(made, columns=tuple(replace(c, column_id=0) for c in made.columns))
+
+
+def test_columns_without_numbers_are_followed_by_the_names_that_the_source_says() -> None:
+    old = without_numbers("id", "a", "b")
+    want = ['RENAME COLUMN "a" TO "c"']
+    assert changes(old, without_numbers("id", "c", "b"), renamed={"a": "c"}) == want
+    key = without_numbers("id", "a", "b")
+    key = replace(key, columns=(replace(key.columns[0], name="no"), *key.columns[1:]))
+    assert changes(old, key, renamed={"id": "no"}) == ['RENAME COLUMN "id" TO "no"']
+    first = without_numbers("id", "w", "a", "b")
+    assert changes(old, first) == ['ADD COLUMN "w" integer'], "the others stay as they are"
+    again = changes(old, first, "id", "w", "_dropped_0_w", "a", "b")
+    assert again == ['RENAME COLUMN "w" TO "_dropped_1_w"', 'ADD COLUMN "w" integer']
 
 
 def test_a_broken_rename_is_repeated() -> None:

@@ -309,10 +309,22 @@ def read_xa_prepare(raw: EventBytes) -> tuple[bool, str]:
 
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """A statement in the log, and the database it ran in."""
+    """A statement in the log.
+
+    Attributes:
+        database: the one that it ran in.
+        text: as it was written.
+        strict: its session refused to change values that do not fit (``STRICT_TRANS_TABLES`` or
+            ``STRICT_ALL_TABLES`` in its sql_mode).
+    """
 
     database: str
     text: str
+    strict: bool = False
+
+
+#: Of sql_mode: STRICT_TRANS_TABLES and STRICT_ALL_TABLES.
+_STRICT = 3 << 21
 
 
 def read_query(raw: EventBytes, *, compressed: bool = False, loads: bool = False) -> QueryEvent:
@@ -321,13 +333,21 @@ def read_query(raw: EventBytes, *, compressed: bool = False, loads: bool = False
     cursor = body(raw)
     cursor.take(8)
     database, _, variables = cursor.number(1), cursor.number(2), cursor.number(2)
-    cursor.take(variables + (13 if loads else 0))
+    settings = cursor.take(variables)
+    cursor.take(13 if loads else 0)
     name = cursor.text(database)
     cursor.take(1)
     statement = cursor.take(cursor.left)
     if compressed:
         statement = maria_unpacked(statement)
-    return QueryEvent(name, statement.decode("utf-8", "replace"))
+    return QueryEvent(name, statement.decode("utf-8", "replace"), _is_strict(settings))
+
+
+def _is_strict(settings: bytes) -> bool:
+    """By the sql_mode, which comes second among the settings of a session, behind its flags."""
+    if len(settings) < 14 or settings[0] != 0 or settings[5] != 1:
+        return False
+    return bool(int.from_bytes(settings[6:14], "little") & _STRICT)
 
 
 def is_begin(raw: EventBytes) -> bool:

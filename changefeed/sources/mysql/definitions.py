@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from changefeed.core.schema import TableName, TableSchema
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from changefeed.core.schema import TableSchema
 from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.mysql import ddl, statements
 from changefeed.sources.mysql.binlog import QueryEvent
-from changefeed.sources.mysql.ddl import DefinedTables
+from changefeed.sources.mysql.clauses import effect
+from changefeed.sources.mysql.ddl import DefinedTables, Named
 from changefeed.sources.mysql.open_transaction import ReadTransaction
 from changefeed.sources.mysql.shapes import ShapeChange, Shapes
+from changefeed.sources.mysql.tokens import conditional
 
 #: Database and name of the tables that somebody watches.
 Tables = frozenset[tuple[str, str]]
@@ -31,8 +36,9 @@ class Definitions:
         self._databases = frozenset(database for database, _ in tables)
 
     def note(self, query: QueryEvent, opened: ReadTransaction) -> None:
-        """Take note of what a statement of DDL defines. To be told are watched tables, and the
-        others of their databases, because a feed of a whole database may take them up later."""
+        """Take note of what a statement of DDL defines, and of what it does to rows. To be told are
+        watched tables, and the others of their databases, because a feed of a whole database may
+        take them up later."""
         found = ddl.read_definition(query)
         if found is None:
             return
@@ -41,12 +47,17 @@ class Definitions:
         for named in tables:
             if named[0] in self._databases:
                 opened.ddl.append((self._shapes.name(*named), found.kind, text))
-        gone = list(tables) if found.kind == "DROP" else []
-        if (made := statements.made(query)) is not None and made[1]:
-            gone.append(made[0])
-        opened.defined.append((found, gone))
+        made = found.kind == "CREATE" and not found.unless_there
+        opened.defined.append((found, tables if found.kind == "DROP" or made else []))
+        if found.kind == "DROP":
+            self._dropped.update(tables)
+        elif found.kind == "CREATE":
+            opened.changes += self._replaced([n for n in tables if made or n in self._dropped])
+        else:
+            opened.changes += self._replaced(dict.fromkeys(new for _, new in found.moves))
+            opened.changes += self._altered(found, query)
 
-    def tables_of(self, found: DefinedTables) -> list[tuple[str, str]]:
+    def tables_of(self, found: DefinedTables) -> list[Named]:
         """The tables of a statement: those that it names, or the watched ones of its database."""
         if not found.database:
             return list(found.tables)
@@ -58,46 +69,42 @@ class Definitions:
         Returns:
             A watched table of which it removed all rows.
         """
-        if first == "TRUNCATE":
-            name = self._target(statements.truncated(query))
-            return None if name is None else self._shapes.present(name)
-        if first in ("ALTER", "CREATE", "DROP") and (
-            name := self._target(statements.altered(query))
-        ):
-            self._shapes.altered(name, query.text)
-        elif first == "RENAME":
-            # Which table has which name now, its next rows show.
-            for database, table in self._watched:
-                if table.casefold() in query.text.casefold():
-                    self._shapes.altered(self._shapes.name(database, table), query.text)
-        else:
-            self.note_write(query, first, opened)
-        if first in ("ALTER", "CREATE", "DROP", "RENAME"):
-            self._replaced(query, first, opened)
+        if first == "TRUNCATE" and opened.defined:
+            [named] = opened.defined[-1][0].tables
+            return self._shapes.present(self._shapes.name(*named)) if self._has(named) else None
+        self.note_write(query, first, opened)
         return None
 
-    def _replaced(self, query: QueryEvent, first: str, opened: ReadTransaction) -> None:
+    def _has(self, named: Named) -> bool:
+        return named in self._watched
+
+    def _replaced(self, names: Iterable[Named]) -> Iterator[ShapeChange]:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
-        names = statements.renamed_to(query) if first != "CREATE" else []
-        if first == "DROP" and (found := ddl.read_definition(query)) is not None:
-            self._dropped.update(self.tables_of(found))
-        if first == "CREATE" and (made := statements.made(query)) is not None:
-            name, new = made
-            if new or name in self._dropped:
-                names.append(name)
         for named in names:
             self._dropped.discard(named)
-            table = self._target(named)
-            schema = None if table is None else self._shapes.seen(table)
-            if schema is not None:
-                opened.changes.append(ShapeChange(schema, schema, rewritten=True))
+            if self._has(named):
+                yield from self._shapes.replaced(self._shapes.name(*named))
 
-    def _target(self, named: tuple[str, str] | None) -> TableName | None:
-        """The watched table that a statement is about."""
-        if named is None or named not in self._watched:
-            return None
-        return self._shapes.name(*named)
+    def _altered(self, found: DefinedTables, query: QueryEvent) -> Iterator[ShapeChange]:
+        """What the clauses of an ALTER did to the rows of the watched tables among its own."""
+        for named in found.tables[:1] if found.moves else found.tables:
+            if not found.clauses or not self._has(named):
+                continue
+            name = self._shapes.name(*named)
+            done = effect(
+                found.clauses,
+                self._shapes.seen(name),
+                strict=query.strict and not found.ignores,
+                certain=not conditional(query.text),
+            )
+            if found.ignores:
+                done = replace(done, why="IGNORE", moved=True)
+            if found.moves:
+                # Of the rename, which readers are told later, and of no other name.
+                self._shapes.defer(self._shapes.name(*found.moves[0][1]), done)
+            else:
+                yield from self._shapes.altered(name, done)
 
     def note_write(self, query: QueryEvent, first: str, opened: ReadTransaction) -> None:
         """A session writes statements where the rows should be: let the watched tables that this

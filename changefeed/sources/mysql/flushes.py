@@ -122,6 +122,7 @@ class FlushBuilder:
                     change.rewritten,
                     moved=change.moved,
                     why=change.why,
+                    renamed=change.renamed,
                 )
             )
             old, new = change.old.table, change.new.table

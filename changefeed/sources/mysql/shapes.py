@@ -8,28 +8,19 @@ than the catalog, the schema is made of the table map alone.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import as_sent
-from changefeed.sources.mysql.statements import first_word
+from changefeed.sources.mysql.clauses import ColumnDefinition, Effect
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
-from changefeed.sources.mysql.types import ColumnInfo, column_of
+from changefeed.sources.mysql.types import ColumnInfo, canonical, column_of
 
 Describe = Callable[[TableName], TableSchema | None]
 Problem = Callable[[TableName], ChangefeedError | None]
 Intern = Callable[[TableSchema], TableSchema]
-
-#: Types that only the catalog knows, and how the binlog calls them.
-_STORED_AS = {
-    "uuid": "binary(16)",
-    "inet6": "binary(16)",
-    "inet4": "binary(4)",
-}
-_GEOMETRY = frozenset({"geomcollection", "geometrycollection"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +33,29 @@ class ShapeChange:
     rewritten: bool
     moved: bool = False
     why: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _StatementNotes:
+    """What statements did to a table since its last row.
+
+    Attributes:
+        touched: names of columns that may look otherwise in the next row, in lower case.
+        told: readers know that the table must be read again, whatever else its next row shows.
+        why, moved: as of :class:`ShapeChange`, for a rename that readers are told later.
+    """
+
+    touched: set[str] = field(default_factory=set)
+    told: bool = False
+    why: str = ""
+    moved: bool = False
+
+    def add(self, done: Effect | _StatementNotes) -> None:
+        """Take in what came later."""
+        self.touched |= done.touched
+        self.why = self.why or done.why
+        self.moved |= done.moved
 
 
 def no_problem(table: TableName) -> ChangefeedError | None:
@@ -80,15 +94,72 @@ class Shapes:
         self._intern = intern
         self._latest = latest
         self._known: dict[TableName, TableSchema] = {}
-        self._statements: dict[TableName, list[str]] = {}
+        self._noted: dict[TableName, _StatementNotes] = {}
+        #: By table, names of columns that it had and lost, in lower case.
+        self._lost: dict[TableName, set[str]] = {}
 
     def name(self, database: str, table: str) -> TableName:
         """The full name of a table of the source."""
         return TableName(self._source, database, table)
 
-    def altered(self, name: TableName, statement: str) -> None:
-        """Remember a definition of a table until its next row: it says what the map does not."""
-        self._statements.setdefault(name, []).append(statement)
+    def altered(self, name: TableName, done: Effect) -> Iterator[ShapeChange]:
+        """A statement altered a table, which may have no row for long: what readers are told."""
+        known, lost = self.seen(name), self._lost.setdefault(name, set())
+        back = next((c.name for c in done.added if c.name.casefold() in lost), None)
+        if back is not None and not done.why:
+            # Targets keep dropped columns: the values there are not those of the new one.
+            done = replace(done, why=f"ADD {back}, the name of a column that was dropped")
+        lost |= {column.casefold() for column in done.dropped}
+        done = replace(done, why=_sentence(done))
+        self.defer(name, done)
+        if known is None:
+            return
+        new = self._after(known, done)
+        self._noted[name].told |= bool(done.why)
+        if new != known or done.why:
+            self._known[name] = new
+            renamed = done.renamed if new != known else ()
+            yield ShapeChange(known, new, bool(done.why), done.moved, done.why, renamed)
+
+    def defer(self, name: TableName, done: Effect) -> None:
+        """Take note of what a statement did, for the next row under the name."""
+        self._noted.setdefault(name, _StatementNotes()).add(done)
+
+    def replaced(self, name: TableName) -> Iterator[ShapeChange]:
+        """Another table has the name: what readers are told."""
+        known = self.seen(name)
+        self._noted[name] = _StatementNotes(told=known is not None)
+        if known is not None:
+            yield ShapeChange(known, known, rewritten=True)
+
+    def _after(self, known: TableSchema, done: Effect) -> TableSchema:
+        """The shape of a table as far as a statement says itself what became of its columns: a
+        scan may come before the next row, and targets follow shapes in the order of the log."""
+        described = self._describe(known.table) if done.added or done.changed else None
+        there = {} if described is None else {c.name.casefold(): c for c in described.columns}
+        renamed = dict(done.renamed)
+        changed = {definition.name.casefold(): definition for definition in done.changed}
+        keys = () if known.keyless else known.key_columns
+        columns = []
+        for column in known.columns:
+            if column.name in done.dropped and column not in keys:
+                continue
+            name = renamed.get(column.name, column.name)
+            definition = changed.get(name.casefold())
+            now = None if definition is None else _defined(definition, there)
+            columns.append(replace(now or column, name=name))
+        new = (_defined(definition, there) for definition in done.added)
+        columns += [column for column in new if column is not None]
+        names = [column.name.casefold() for column in columns]
+        if tuple(columns) == known.columns or len(set(names)) < len(names):
+            return known
+        if there.keys() == set(names):
+            order = list(there)
+            columns.sort(key=lambda column: order.index(column.name.casefold()))
+        places = {column.name: place for place, column in enumerate(columns)}
+        key = (places[renamed.get(column.name, column.name)] for column in keys)
+        listed = tuple(key) or tuple(range(len(columns)))
+        return self._intern(replace(known, columns=tuple(columns), key=listed, version=0))
 
     def adopt(self, schema: TableSchema) -> None:
         """Rows of the table have this shape from here on."""
@@ -147,8 +218,10 @@ class Shapes:
         now = self._intern(replace(like, table=new, version=0))
         if self.seen(new) is None:
             self._known[new] = now
-        self._statements[new] = self._told(old, new)
-        return ShapeChange(self._under(old, was, now), now, rewritten=False)
+        noted = self._take_notes(old, new)
+        self._noted[new] = _StatementNotes(noted.touched, told=bool(noted.why))
+        before = self._under(old, was, now)
+        return ShapeChange(before, now, bool(noted.why), noted.moved, noted.why)
 
     def moved_with(
         self, old: TableName, shape: TableShape, *, read: bool
@@ -160,16 +233,20 @@ class Shapes:
             ChangefeedError: see :meth:`resolve`.
         """
         new = self.name(shape.database, shape.table)
-        told, was = self._told(old, new), self.seen(old)
+        noted, was = self._take_notes(old, new), self.seen(old)
         schema, change = self.resolve(shape, was)
         before = self._under(old, was, schema)
-        moved = ShapeChange(before, schema, _rewritten(before, schema, told))
+        rewritten = bool(noted.why) or _unexplained(before, schema, noted)
+        moved = ShapeChange(before, schema, rewritten, noted.moved, noted.why)
         return schema, [moved] if change is None or not read else [change, moved]
 
-    def _told(self, old: TableName, new: TableName) -> list[str]:
-        """What was done to a table since its last row beside the rename."""
-        texts = [*self._statements.pop(old, []), *self._statements.pop(new, [])]
-        return [text for text in texts if first_word(text) != "RENAME"]
+    def _take_notes(self, old: TableName, new: TableName) -> _StatementNotes:
+        """What was done to a table since its last row, beside the rename."""
+        noted = self._noted.pop(old, _StatementNotes())
+        # What readers of the old name were told they know; of the new name they are none yet.
+        found = _StatementNotes(noted.touched, noted.told)
+        found.add(self._noted.pop(new, _StatementNotes()))
+        return found
 
     def _under(self, old: TableName, was: TableSchema | None, now: TableSchema) -> TableSchema:
         """The shape of a table under its old name, also if no row of it was ever read."""
@@ -200,6 +277,7 @@ class Shapes:
             if self._logged(known).before_image is not known.before_image:
                 new = self._intern(replace(self._logged(known), version=0))
             self._known[name] = new
+            self._noted.pop(name, None)
             return new, None if new is known else ShapeChange(known, new, rewritten=False)
         described = self._describe(name)
         if described is None and (problem := self._problem(name)) is not None:
@@ -209,10 +287,10 @@ class Shapes:
         else:
             new = self._intern(self._logged(self._made(shape, known or like or described)))
         self._known[name] = new
-        told = self._statements.pop(name, [])
+        noted = self._noted.pop(name, _StatementNotes())
         if known is None or known.fingerprint() == new.fingerprint():
             return new, None
-        return new, ShapeChange(known, new, _rewritten(known, new, told))
+        return new, ShapeChange(known, new, _unexplained(known, new, noted))
 
     def fits(self, shape: TableShape, schema: TableSchema) -> bool:
         """Rows of the shape can be read as rows of the schema."""
@@ -266,42 +344,35 @@ class Shapes:
         return column_of(ColumnInfo(told.name or "", text, told.nullable))
 
 
-def _rewritten(old: TableSchema, new: TableSchema, told: Sequence[str]) -> bool:
-    """Rows that are there already read otherwise now, and were not sent.
+def _defined(definition: ColumnDefinition, there: Mapping[str, Column]) -> Column | None:
+    """A column as a statement defines it, by the server's catalog if that still has it so; None:
+    its type is none that is known."""
+    text, nullable = definition.type, definition.nullable is not False
+    made = column_of(ColumnInfo(definition.name, text, nullable))
+    found, unknown = there.get(definition.name.casefold()), made.logical == "other"
+    if found is not None and (unknown or canonical(found.type_name) == canonical(text)):
+        return replace(found, name=definition.name)
+    return None if unknown else made
 
-    Columns that may be NULL and have no default were added: rows read as before, with nulls. That
-    is so only if the statements that were ``told`` are ALTERs and name each of these columns: the
-    stream may have begun behind others, and a table may have come by a RENAME.
-    """
+
+def _sentence(done: Effect) -> str:
+    """Why a table has to be read again, for users; empty if it has not."""
+    if not done.why:
+        return ""
+    if done.moved:
+        return f"ALTER TABLE .. {done.why}: rows came or went without row events"
+    return f"ALTER TABLE .. {done.why}: stored rows may have other values now"
+
+
+def _unexplained(old: TableSchema, new: TableSchema, noted: _StatementNotes) -> bool:
+    """Rows that are there may read otherwise now, and no statement says why: the stream may have
+    begun behind it, or it is not in the binlog."""
+    if noted.told:
+        return False
     before = {column.name: column for column in old.columns}
-    added = [column for column in new.columns if column.name not in before]
     for column in new.columns:
         known = before.get(column.name)
-        if known is not None and known.logical != column.logical:
+        other = known is None or known.logical != column.logical
+        if other and column.name.casefold() not in noted.touched:
             return True
-    if not added:
-        return False
-    plain = all(first_word(text) == "ALTER" and not _FILLS.search(text) for text in told)
-    everything = " ".join(told).casefold()
-    named = all(column.name.casefold() in everything for column in added)
-    return not (plain and named) or not all(column.nullable for column in added)
-
-
-#: Words of an ALTER that may give a new column a value in old rows.
-_FILLS = re.compile(r"\b(?:NOT\s+NULL|DEFAULT(?!\s+NULL\b)|AS\s*\(|CURRENT_TIMESTAMP)", re.I)
-_WIDTH = re.compile(r"^((?:tiny|small|medium|big)?int|year)\(\d+\)")
-_NOISE = re.compile(r" zerofill| /\*.*\*/", re.I)
-
-
-def canonical(text: str) -> str:
-    """A COLUMN_TYPE without what the binlog does not tell: widths of display."""
-    head, quote, values = text.partition("'")
-    head = _NOISE.sub("", _WIDTH.sub(r"\1", head.lower().strip()))
-    if text.lower().rstrip().endswith("zerofill") and "unsigned" not in head:
-        head += " unsigned"
-    head = _STORED_AS.get(head, head)
-    if head.startswith(("float(", "double(")):
-        head = head.partition("(")[0] + head.partition(")")[2]
-    if head in _GEOMETRY:
-        head = "geometrycollection"
-    return head + quote + values
+    return False

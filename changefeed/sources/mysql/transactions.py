@@ -65,6 +65,7 @@ from changefeed.sources.mysql.tablemap import (
     read_table_map,
     read_table_name,
 )
+from changefeed.sources.mysql.tokens import first_word
 from changefeed.sources.mysql.waiting import (
     PendingEvents,
     WatchedTable,
@@ -399,7 +400,7 @@ class Assembler:
         compressed = header.kind == EventType.MARIA_QUERY_COMPRESSED
         loads = header.kind == EventType.EXECUTE_LOAD_QUERY
         query = binlog.read_query(raw, compressed=compressed, loads=loads)
-        first = statements.first_word(query.text)
+        first = first_word(query.text)
         opened = self._open
         if opened is None:
             opened = self._open = ReadTransaction(len(self._waiting))
@@ -735,6 +736,7 @@ class Assembler:
         for schema, why in opened.again.values():
             self._out.read_again(schema, why, commit)
         if opened.defined:
+            self._maps.clear()  # they have the shapes from before
             for found, gone in opened.defined:
                 if found.kind != "TRUNCATE":
                     named = self._tables.intersection(self._definitions.tables_of(found))

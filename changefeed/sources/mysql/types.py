@@ -118,3 +118,28 @@ def _resolve(info: ColumnInfo) -> tuple[str, Form, str]:
     if kind == "bit":
         return ("bool", _NATIVE, "bool") if info.sizes in ((), (1,)) else ("string", _TEXT, "bytes")
     return _FIXED.get(kind, ("string", _TEXT, "other"))
+
+
+#: Types that only the catalog knows, and how the binlog calls them.
+_STORED_AS = {
+    "uuid": "binary(16)",
+    "inet6": "binary(16)",
+    "inet4": "binary(4)",
+}
+_GEOMETRY = frozenset({"geomcollection", "geometrycollection"})
+_WIDTH = re.compile(r"^((?:tiny|small|medium|big)?int|year)\(\d+\)")
+_NOISE = re.compile(r" zerofill| /\*.*\*/", re.I)
+
+
+def canonical(text: str) -> str:
+    """A COLUMN_TYPE without what the binlog does not tell: widths of display."""
+    head, quote, values = text.partition("'")
+    head = _NOISE.sub("", _WIDTH.sub(r"\1", head.lower().strip()))
+    if text.lower().rstrip().endswith("zerofill") and "unsigned" not in head:
+        head += " unsigned"
+    head = _STORED_AS.get(head, head)
+    if head.startswith(("float(", "double(")):
+        head = head.partition("(")[0] + head.partition(")")[2]
+    if head in _GEOMETRY:
+        head = "geometrycollection"
+    return head + quote + values

@@ -372,12 +372,16 @@ def _can_follow(table: TargetTable, event: SchemaChange) -> None:
     def told(columns: Sequence[Column]) -> list[tuple[object, str, str]]:
         return [(c.ref, c.name, d.rule(c).sql) for c in columns]
 
+    def before(columns: Sequence[Column]) -> list[Column | None]:
+        return [event.was(column) for column in columns]
+
     if old.keyless and new.keyless and told(old.columns) != told(new.columns):
         why = "a table without a key cannot change its columns in ClickHouse"
         raise evolution.refused(table, new, why)
     same_key = old.keyless == new.keyless and len(old.key) == len(new.key)
     if not old.keyless and same_key:
-        for was, column in zip(told(old.key_columns), told(new.key_columns), strict=True):
-            if was[0] == column[0] and was != column:
-                why = f"ClickHouse cannot alter the column {was[1]}, which is part of the key"
+        pairs = zip(old.key_columns, new.key_columns, before(new.key_columns), strict=True)
+        for was, column, same in pairs:
+            if was == same and told([was])[0][1:] != told([column])[0][1:]:
+                why = f"ClickHouse cannot alter the column {was.name}, which is part of the key"
                 raise evolution.refused(table, new, why)

@@ -172,8 +172,9 @@ def refuse_exchange(table: TargetTable, event: SchemaChange) -> None:
     Raises:
         ChangefeedError: CF5006.
     """
-    old = {c.ref: c.name for c in event.old.columns}
-    new = {c.ref: c.name for c in event.new.columns}
+    old: dict[object, str] = {c.ref: c.name for c in event.old.columns}
+    pairs = [(event.was(c), c.name) for c in event.new.columns]
+    new: dict[object, str] = {(was.ref if was else (name,)): name for was, name in pairs}
     taken = {
         name.casefold(): name
         for number, name in new.items()
