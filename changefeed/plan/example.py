@@ -33,7 +33,9 @@ _VALUES = {
     "uuid": '"6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11"',
 }
 
-_WHEN = '"1536242855577149065.0000000000"'
+#: When the example's change was committed and encoded, in nanoseconds.
+_NOW = 1536242855577149065
+_WHEN = f'"{_NOW}.0000000000"'
 _TRANSACTION = f'{{"id": "571:{_WHEN[1:]}, "total_order": 1, "data_collection_order": 1}}'
 
 #: Rows with more columns are cut with dots: the shape is what matters.
@@ -82,8 +84,8 @@ def _member(plan: MessagePlan, member: Leaf | Record) -> str:
 _ORIGINS = {
     LeafOrigin.STAMP: _WHEN,
     LeafOrigin.OP: '"u"',
-    LeafOrigin.NOW: "1536242855577149065",
-    LeafOrigin.WALL: "1536242855577149065",
+    LeafOrigin.NOW: str(_NOW),
+    LeafOrigin.WALL: str(_NOW),
     LeafOrigin.BEFORE_JSON: '"{...}"',
 }
 
@@ -146,7 +148,7 @@ def _wrapped(plan: MessagePlan) -> str:
 
 
 def _enriched(plan: MessagePlan) -> str:
-    members = _around(plan) | {"op": '"u"', "ts_ns": "1536242855577149065"}
+    members = _around(plan) | {"op": '"u"', "ts_ns": str(_NOW)}
     if plan.source is not None:
         members["source"] = "{...}"
     return _object(sorted(members.items()))
@@ -187,7 +189,9 @@ def _debezium(plan: MessagePlan) -> str:
         "source": "{...}",
         "transaction": _TRANSACTION if plan.transactions else "null",
         "op": '"u"',
-        **dict.fromkeys(("ts_ms", "ts_us", "ts_ns"), "1536242855577149065"),
+        "ts_ms": str(_NOW // 1_000_000),
+        "ts_us": str(_NOW // 1_000),
+        "ts_ns": str(_NOW),
     }
     return _object(members.items())
 
