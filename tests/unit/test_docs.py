@@ -90,6 +90,17 @@ def test_the_readme_names_sinks_that_exist() -> None:
     assert {"kafka", "elasticsearch", "delta", "bigquery"} <= named
 
 
+@pytest.mark.parametrize("scheme", sorted(name for name, sink in BUILT_IN.items() if sink.extra))
+def test_a_sink_that_needs_an_extra_has_it_on_its_page(scheme: str) -> None:
+    install = f"pip install 'changefeed[{BUILT_IN[scheme].extra}]'"
+    found = [
+        page.name
+        for page in DOCS.glob("sink-*.md")
+        if scheme in (text := page.read_text("utf-8")) and install in text
+    ]
+    assert found != []
+
+
 def test_the_page_on_operating_has_every_status() -> None:
     page = (DOCS / "operating.md").read_text("utf-8")
     table = page.partition("## What a status means")[2].partition("\n## ")[0]
