@@ -15,6 +15,7 @@ import lark
 from lark import Lark, Token
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
+from grammar import foreign
 from grammar.nodes import Span
 from grammar.spelling import did_you_mean
 from grammar.split import Lexeme, LexemeKind
@@ -272,6 +273,34 @@ _UNIT = re.compile(
 )
 
 
+def _foreign_statement(failure: ParseFailure) -> str | None:
+    """Another product's statement, which is refused at one of its first words."""
+    return foreign.statement(failure.source) if len(failure.before) <= 2 else None
+
+
+def _foreign_option(failure: ParseFailure) -> str | None:
+    """``WITH snapshot.mode = 'never'``"""
+    if failure.text not in {".", "-"} or failure.last not in {"OPTION_NAME", "OPTION_WORD"}:
+        return None
+    begin = failure.before[-1].start_pos or 0
+    dotted = re.match(r"[\w$.-]+", failure.source[begin:])
+    return foreign.option(dotted[0]) if dotted else None
+
+
+def _foreign_target(failure: ParseFailure) -> str | None:
+    """``FOR public.*``, ``FOR ALL TABLES`` and ``FOR orders WHERE ..``"""
+    if not _seen(failure, "_FOR") or _seen(failure, "_INTO") or _seen(failure, "_WITH"):
+        return None
+    words = [token.upper() for token in failure.before[-1:]] + [failure.text.upper()]
+    if failure.text == "*" and failure.last == "_DOT":
+        return "all tables of a schema are FOR SCHEMA name"
+    if words == ["ALL", "TABLES"]:
+        return "all tables are FOR DATABASE name, those of a schema FOR SCHEMA name"
+    if failure.text.upper() == "WHERE":
+        return "a condition needs a CDC query: INTO 'uri' AS SELECT * FROM table WHERE ..."
+    return None
+
+
 def _query(failure: ParseFailure) -> str | None:
     if failure.before or failure.text.upper() not in _QUERIES:
         return None
@@ -366,6 +395,9 @@ def _too_many_parts(failure: ParseFailure) -> str | None:
 
 #: Typical mistakes, the most telling first: the first that recognises the failure gives the hint.
 MISTAKES: tuple[Callable[[ParseFailure], str | None], ...] = (
+    _foreign_statement,
+    _foreign_option,
+    _foreign_target,
     _unquoted_uri,
     _query,
     _query_with_for,

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, of_scheme
+from changefeed.core.uri import hint_of_scheme
 from changefeed.options import Feature
 from sinks.base import Capabilities, Sink
 
@@ -151,7 +152,7 @@ BUILT_IN: dict[str, SchemeEntry] = {
     "duckdb": SchemeEntry(
         "sinks.warehouse.duckdb:DuckDBSink",
         "tables of a DuckDB file, kept equal by staged merge",
-        "duckdb:///var/lib/shop.duckdb?schema=shop",
+        "duckdb:///var/lib/copy.duckdb?schema=shop",
         ("duckdb",),
         "duckdb",
     ),
@@ -262,7 +263,8 @@ def entry(scheme: str) -> SchemeEntry:
     if found is not None:
         return found
     near = difflib.get_close_matches(scheme, schemes(), n=1)
-    hint = f'did you mean "{near[0]}://"?' if near else f"known are {', '.join(schemes())}."
+    listed = f'did you mean "{near[0]}://"?' if near else f"known are {', '.join(schemes())}."
+    hint = hint_of_scheme(scheme) or listed
     raise ChangefeedError(Code.INVALID_URI, f"unsupported sink: {scheme}", hint=hint)
 
 

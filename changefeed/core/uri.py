@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, of_scheme
 from changefeed.core.secret_names import is_secret
+from grammar import foreign
 from grammar.spelling import did_you_mean
 
 #: What stands in place of a secret, as in CockroachDB's listings.
@@ -73,6 +74,11 @@ class Parts:
 
 def _invalid(message: str, hint: str = "") -> ChangefeedError:
     return ChangefeedError(Code.INVALID_URI, message, hint=hint)
+
+
+def hint_of_scheme(scheme: str) -> str | None:
+    """What to write here in place of a scheme of another product; None for any other scheme."""
+    return foreign.scheme(scheme)
 
 
 def split_uri(text: str) -> Parts:

@@ -47,7 +47,7 @@ from changefeed.options.values import (
     RowImages,
     SchemaChangePolicy,
 )
-from grammar import nodes
+from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 
 T = TypeVar("T")
@@ -354,6 +354,8 @@ class OptionReader:
         self.raw[name] = row.type.stored(text, typed)
 
     def suggest(self, name: str) -> str:
+        if known_elsewhere := foreign.option(name):
+            return known_elsewhere
         fitting = [*rows_of(self.sink), *self.beside]
         near = did_you_mean(name, fitting) or did_you_mean(name, self.rows)
         sink = f" of a {self.scheme} sink" if self.scheme else ""

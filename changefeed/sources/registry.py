@@ -12,6 +12,7 @@ from typing import cast
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import Host, split_uri
 from changefeed.sources.base import Source
+from grammar import foreign
 
 #: Entry points of other packages: ``scheme = "module:Class"``.
 ENTRY_POINT_GROUP = "changefeed.sources"
@@ -137,7 +138,7 @@ def _unknown(name: str, scheme: str) -> ChangefeedError:
     return ChangefeedError(
         Code.INVALID_URI,
         f"connection {name!r} cannot be a source: unknown scheme {shown!r}",
-        hint=f"{hint}sources are: {_listed()}",
+        hint=foreign.scheme(scheme) or f"{hint}sources are: {_listed()}",
     )
 
 

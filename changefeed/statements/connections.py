@@ -21,7 +21,7 @@ from changefeed.statements.context import Context, Result
 from changefeed.statements.release import forget_source
 from changefeed.statements.times import date
 from changefeed.statements.values import Estimate, Names, Size
-from grammar import nodes
+from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 from sinks.registry import capabilities, topic_namer
 from sinks.registry import check as check_sink_uri
@@ -184,7 +184,7 @@ def _check_uri(uri: nodes.Literal) -> None:
     raise ChangefeedError(
         Code.INVALID_URI,
         f"no source and no sink has the scheme {scheme}",
-        hint=f"{hint}known are: {', '.join(dict.fromkeys(known))}.",
+        hint=foreign.scheme(scheme) or f"{hint}known are: {', '.join(dict.fromkeys(known))}.",
         span=span,
     )
 
