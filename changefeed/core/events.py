@@ -88,7 +88,8 @@ class SchemaChange:
     ``rewritten``, too. ``why`` says to users what happened at the source in all these cases.
     ``arrived`` is true for a reader of the table's new name: the table has had this name since
     ``at``, and ``old`` is its schema from before. ``renamed`` has the names before and after of
-    columns with other names, where the source has no column ids.
+    columns with other names, where the source has no column ids; an empty name after: the column
+    was dropped, though another one may have its name.
     """
 
     old: TableSchema

@@ -94,6 +94,11 @@ HISTORIES = {
     "again": History(
         LABELS, ("ALTER TABLE {t} DROP COLUMN label, ADD COLUMN label INT DEFAULT 7",), True
     ),
+    "again_other": History(
+        LABELS,
+        ("ALTER TABLE {t} DROP COLUMN label, ADD COLUMN label VARCHAR(9) DEFAULT 'x'",),
+        True,
+    ),
     "again_later": History(
         LABELS,
         ("ALTER TABLE {t} DROP COLUMN label", "ALTER TABLE {t} ADD COLUMN label INT DEFAULT 7"),

@@ -494,6 +494,8 @@ def _plain(row: Sequence[object]) -> Row:
 def _one(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
+    if isinstance(value, str) and value.startswith("0000-00-00"):
+        return None  # a zero date is no date: copies have NULL
     if isinstance(value, Decimal | float | int) and not isinstance(value, bool):
         return format(Decimal(str(value)).normalize(), "f")
     if isinstance(value, datetime):

@@ -242,6 +242,12 @@ def test_columns_without_numbers_are_followed_by_the_names_that_the_source_says(
     assert again == ['RENAME COLUMN "w" TO "_dropped_1_w"', 'ADD COLUMN "w" integer']
 
 
+def test_a_name_may_be_another_column_s_at_once() -> None:
+    want = ['RENAME COLUMN "a" TO "_dropped_0_a"', 'ADD COLUMN "a" integer']
+    old = without_numbers("id", "a", "b")
+    assert changes(old, without_numbers("id", "b", "a"), renamed={"a": ""}) == want
+
+
 def test_a_broken_rename_is_repeated() -> None:
     """What earlier attempts left where a rename is an add and a drop does not block it for ever."""
     old = table_of("t", key=("id",), id="int32", a="text")

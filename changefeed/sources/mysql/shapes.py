@@ -118,7 +118,9 @@ class Shapes:
         self._noted[name].told |= bool(done.why)
         if new != known or done.why:
             self._known[name] = new
-            renamed = done.renamed if new != known else ()
+            again = {definition.name.casefold() for definition in done.added}
+            gone = [(c, "") for c in sorted(done.dropped) if c.casefold() in again]
+            renamed = (*done.renamed, *gone) if new != known else ()
             yield ShapeChange(known, new, bool(done.why), done.moved, done.why, renamed)
 
     def defer(self, name: TableName, done: Effect) -> None:
