@@ -27,7 +27,9 @@ logical type                physical     form      text
                                                    with ``+00 BC``
 ``uuid``                    ``string``   text      8-4-4-4-12 digits, lower case
 ``json``                    ``string``   raw       one JSON value in one line
-``array<x>``                ``string``   raw       a JSON array; elements as JSON has them
+``array<x>``                ``string``   raw       a JSON array; elements as JSON has them. Where
+                                                   its bounds do not begin at 1, a JSON string
+                                                   of the source's text: ``"[0:1]={1,2}"``
 ``interval other``          ``string``   text      as the source prints it
 ==========================  ===========  ========  ===========================================
 
@@ -119,7 +121,8 @@ def _kind(logical: str) -> str:
 
 
 def _no_json(values: pa.Array, kind: str) -> list[str]:
-    """The texts that are not a single JSON value, or not an array if one is required."""
+    """The texts that are not a single JSON value, or neither an array nor the text of one if one
+    is required."""
     wrong = []
     for text in values.to_pylist():
         try:
@@ -127,6 +130,6 @@ def _no_json(values: pa.Array, kind: str) -> list[str]:
         except ValueError:
             wrong.append(text)
         else:
-            if "\n" in text or (kind == "array" and not isinstance(value, list)):
+            if "\n" in text or (kind == "array" and not isinstance(value, list | str)):
                 wrong.append(text)
     return wrong

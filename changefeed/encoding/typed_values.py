@@ -221,13 +221,14 @@ def list_items(element: ParametricKind, values: pa.Array, column: str) -> pa.Lis
     """Arrays of the log (JSON text) as lists of the log's texts of their elements.
 
     Raises:
-        ChangefeedError: CF4001, an array has several dimensions.
+        ChangefeedError: CF4001, an array has several dimensions, or bounds of its own.
     """
-    if pc.any(pc.starts_with(values, "[[")).as_py():
-        raise ChangefeedError(
-            Code.VALUE_NOT_ENCODABLE,
-            f"column {column} holds an array of several dimensions, which this format cannot",
-        )
+    for start, what in (("[[", "of several dimensions"), ('"', "whose bounds do not begin at 1")):
+        if pc.any(pc.starts_with(values, start)).as_py():
+            raise ChangefeedError(
+                Code.VALUE_NOT_ENCODABLE,
+                f"column {column} holds an array {what}, which this format cannot",
+            )
     if element.kind in _SIMPLE or element.number:
         return _split(values)
     return _texts(values)

@@ -5,12 +5,12 @@ are then cheaper to take; what the log keeps as text (floats, numerics, timestam
 printed here instead of by the server, which costs more than it saves: text is the default.
 
 As in :mod:`.values` every rule exists for columns (:func:`binary_column`) and for one value
-(:func:`binary_value`); types without a row in the table below have no binary form here.
+(:func:`binary_value`); arrays, and types without a row in the table below, have no binary form
+here.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.schema import Column
 from changefeed.sources.decoded.spans import Bytes, Places, Spans, gather
-from changefeed.sources.postgres.values import element_json, element_of, without_size
+from changefeed.sources.postgres.values import without_size
 
 _DAY_US = 86_400_000_000
 _EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01
@@ -41,9 +41,6 @@ def binary_value(column: Column, data: bytes | None) -> Any:
         return data != b"\0"
     if column.physical != "string":
         return _integer(data, column.logical)
-    element = element_of(column.logical)
-    if element is not None:
-        return _array(data, element)
     logical = without_size(column.logical)
     text = _PRINTED[logical](data)
     return f'"{text}"' if logical in _NUMBERS and text[-1].isalpha() else text
@@ -53,8 +50,7 @@ def has_binary(column: Column) -> bool:
     """Whether values of the column can be read in binary form."""
     if column.physical != "string":
         return True
-    logical = element_of(column.logical) or without_size(column.logical)
-    return logical in _PRINTED or (logical in _WHOLE and column.logical.startswith("array<"))
+    return without_size(column.logical) in _PRINTED
 
 
 #: Bytes of a number by the type it becomes. Four for an int64: an oid.
@@ -192,46 +188,6 @@ _PRINTED: dict[str, Callable[[bytes], str]] = {
     "timestamptz": _timestamptz,
 }
 _NUMBERS = frozenset({"float32", "float64", "decimal"})
-_WHOLE = frozenset({"bool", "int16", "int32", "int64"})
-
-
-#: MAXDIM of the server.
-_MOST_DIMENSIONS = 6
-
-
-def _array(data: bytes, element: str) -> str:
-    """Dimensions with their lengths, then the elements in row-major order."""
-    (dimensions,) = struct.unpack_from(">i", data)
-    if not dimensions:
-        return "[]"
-    if not 0 < dimensions <= _MOST_DIMENSIONS:
-        raise ValueError("an array of that many dimensions")
-    lengths = [struct.unpack_from(">i", data, 12 + 8 * i)[0] for i in range(dimensions)]
-    place = 12 + 8 * dimensions
-    # Each element has its length at least: what counts more elements is no array.
-    if min(lengths) < 1 or 4 * math.prod(lengths) > len(data) - place:
-        raise ValueError("an array that does not hold its elements")
-
-    def read(level: int) -> str:
-        nonlocal place
-        if level < dimensions:
-            return "[" + ",".join(read(level + 1) for _ in range(lengths[level])) + "]"
-        (size,) = struct.unpack_from(">i", data, place)
-        value = data[place + 4 : place + 4 + max(size, 0)]
-        place += 4 + max(size, 0)
-        return "null" if size < 0 else _element(value, element)
-
-    return read(0)
-
-
-def _element(data: bytes, element: str) -> str:
-    if element == "bool":
-        return "false" if data == b"\0" else "true"
-    if element in _WHOLE:
-        return str(_integer(data, element))
-    text = _PRINTED[element](data)
-    # Printed already, times with their T: only quotes are left to add.
-    return element_json(text, "text" if element.startswith("timestamp") else element)
 
 
 # ------------------------------------------------------------------------------ a column

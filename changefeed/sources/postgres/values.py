@@ -8,7 +8,8 @@ The server prints values under the session settings of :mod:`.connect`. What the
   ``+00`` at the end a ``Z``; ``infinity`` has neither, ``... BC`` keeps its end;
 * ``NaN`` and ``Infinity`` of numbers get quotes, since JSON has no such numbers;
 * line breaks between the tokens of a ``json`` value become spaces: a log value is one line;
-* ``{1,NULL,"a b"}`` becomes ``[1,null,"a b"]``.
+* ``{1,NULL,"a b"}`` becomes ``[1,null,"a b"]``; an array with bounds of its own becomes a JSON
+  string of its text, ``"[0:1]={1,2}"``, since a JSON array has none.
 
 Every rule exists twice: over columns with numpy and Arrow (:func:`text_column`,
 :func:`span_column`), where the rare forms cost only batches that hold them, and over one value
@@ -306,13 +307,11 @@ def _text(text: str, logical: str) -> str:
 def array_json(text: str, element: str) -> str:
     """A PostgreSQL array literal as one JSON token without spaces.
 
-    Lower bounds (``[0:1]={..}``) are dropped: JSON arrays have none.
-
-    >>> array_json('{1,NULL,3}', 'int32')
-    '[1,null,3]'
+    >>> array_json('{1,NULL,3}', 'int32'), array_json('[0:1]={1,2}', 'int32')
+    ('[1,null,3]', '"[0:1]={1,2}"')
     """
     if text.startswith("["):
-        text = text[text.index("=") + 1 :]
+        return json.dumps(text, ensure_ascii=False)
     out: list[str] = []
     for token in _TOKEN.finditer(text):
         quoted, bare = token.groups()

@@ -1,0 +1,282 @@
+"""One key has one text: whichever way a key came, each sink has one row for each row of the source.
+
+The key of a table has a column of every type that the source allows there. Some of its rows are
+scanned. Then rows are inserted, updated, deleted, and given another spelling of the same key, in
+transactions of one statement (the stream decodes them row by row) and in a large one (column by
+column). A key of two texts would leave a row behind, or delete none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.e2e.feeds import BRISK, Feeds, consumed, rebuilt, running
+from tests.helpers.duckdb_file import opened
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.extended]
+
+#: So often all rows are updated in one transaction: so many are decoded by columns.
+TIMES = 12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of a key's column.
+
+    Attributes:
+        sql: the type, as the source spells it.
+        values: expressions; row ``i`` has the value ``i``, and begins again after the last one.
+        alike: place of a value -> another spelling of what is the same key at the source.
+    """
+
+    sql: str
+    values: Sequence[str]
+    alike: Mapping[int, str] = field(default_factory=dict)
+
+
+def texts(sql: str, *values: str, **alike: str) -> Kind:
+    """Values that are written as texts; ``_3='x'``: the third is also spelled ``x``."""
+    spelled = {int(place[1:]) - 1: quoted(value) for place, value in alike.items()}
+    return Kind(sql, [quoted(value) for value in values], spelled)
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+class Origin(ABC):
+    """A database with tables ``NAME (k0, k1, .., id, v)``."""
+
+    #: Name of a table -> the types of its key.
+    tables: Mapping[str, Sequence[Kind]]
+
+    @abstractmethod
+    def run(self, *statements: str) -> list[tuple[object, ...]]:
+        """In one transaction; the rows of the last one."""
+
+    def make(self) -> None:
+        for name, kinds in self.tables.items():
+            columns = [f"k{i} {kind.sql} NOT NULL" for i, kind in enumerate(kinds)]
+            key = ", ".join(f"k{i}" for i in range(len(kinds)))
+            listed = ", ".join([*columns, "id INT", "v INT"])
+            self.run(f"CREATE TABLE {name} ({listed}, PRIMARY KEY ({key}))")
+
+    def insert(self, step: int) -> None:
+        """A third of the rows."""
+        for name, kinds in self.tables.items():
+            for row in range(step, max(len(kind.values) for kind in kinds), 3):
+                values = ", ".join(kind.values[row % len(kind.values)] for kind in kinds)
+                self.run(f"INSERT INTO {name} VALUES ({values}, {row}, 0)")
+
+    def respelled(self, name: str, *, back: bool) -> list[str]:
+        """Statements that give keys their other spelling, or the first one again."""
+        return [
+            f"UPDATE {name} SET k{i} = {kind.values[place] if back else other} "
+            f"WHERE id % {len(kind.values)} = {place}"
+            for i, kind in enumerate(self.tables[name])
+            for place, other in kind.alike.items()
+        ]
+
+    def change(self) -> None:
+        """Every change that a row can have."""
+        self.insert(1)
+        for name in self.tables:
+            for sql in self.respelled(name, back=False):
+                self.run(sql)
+            self.run(f"UPDATE {name} SET v = v + 1 WHERE id % 2 = 0")
+            self.run(f"DELETE FROM {name} WHERE id = 3")
+        for name in self.tables:
+            many = [f"UPDATE {name} SET v = v + 1"] * TIMES
+            self.run(*self.respelled(name, back=True), *many, f"DELETE FROM {name} WHERE id = 4")
+        self.insert(2)
+
+    def ids(self, table: str) -> list[tuple[object, ...]]:
+        return self.run(f"SELECT id, v FROM {table} ORDER BY id")
+
+
+class FromPostgreSQL(Origin):
+    """PostgreSQL."""
+
+    PREPARE = """
+        create extension citext;
+        create collation ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+        create type mood as enum ('calm', 'angry', 'CALM', 'it''s');
+        create type pair as (a int, b text);
+        create domain amount as numeric check (value > 0);
+        create domain listed as int[];
+    """
+    tables: Mapping[str, Sequence[Kind]] = {
+        "usual": (
+            Kind("bool", ("true", "false")),
+            Kind("int2", ("-32768", "0", "32767")),
+            Kind("int8", ("-9223372036854775808", "0", "9223372036854775807")),
+            Kind("oid", ("0", "4294967295", "7")),
+            texts("real", "0.1", "-0", "NaN", "Infinity", "1e-45", "16777216", "3.4e38", _2="0"),
+            texts(
+                "double precision",
+                *("0.1", "-0", "NaN", "-Infinity", "5e-324", "1e23", "1.7189999999999999", "1.719"),
+                _2="0",
+            ),
+            texts(
+                "numeric",
+                *("1.0", "2", "0.000000000000000001", "-7.10", "0", "12345678901234567890"),
+                _1="1.000",
+                _5="0.00",
+            ),
+            texts("numeric(12,2)", "1", "1.01", "-9999999999.99", "0"),
+            texts("numeric(2,4)", "0.0099", "0", "-0.0001"),
+            texts("text", "a", "A", "a ", "á", "", " ", "it's", 'tab\t\\N\n"q"'),
+            texts("char(5)", "a", "A", "ab", "", "é"),
+            texts("varchar(9)", "a", "A", "a ", "á", ""),
+            texts("name", "a", "A", ""),
+            texts('"char"', "a", "A", ""),
+            texts("text collate ci", "a", "b", "c", "D", "é", _1="A", _3="C", _5="É"),
+            texts("citext", "a", "b", "c", "D", _1="A", _3="C"),
+            texts("bytea", r"\x", r"\x00", r"\xdeadbeef", r"\x5c78"),
+            texts("uuid", *(f"{i}EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11" for i in range(10, 16))),
+            texts("time", "24:00:00", "00:00:00", "00:00:00.000001", "12:00:00.5"),
+            texts("timetz", "00:00:00+02", "02:00:00+04", "01:02:03.5+05:30"),
+            texts("mood", "calm", "angry", "CALM", "it's"),
+            texts("amount", "1.0", "2", "3", _1="1.00"),
+        ),
+        "moments": (
+            texts("date", "2024-02-29", "0001-01-01", "infinity", "-infinity", "9999-12-31"),
+            texts("timestamp", "2024-03-31 01:02:03.120", "infinity", "-infinity", "1970-01-01"),
+            texts("timestamptz", "2024-03-31 01:02:03+05:30", "infinity", "9999-12-31"),
+            texts(
+                "interval",
+                *("1 day", "1 mon", "-00:00:01", "1 year 2 mons -3 days 04:05:06.5", "00:00:00"),
+                _1="24:00:00",
+                _2="30 days",
+            ),
+            texts("tstzrange", "[2024-01-01,2024-02-01)", "empty", "(,infinity)"),
+            texts("timestamptz[]", "{2024-01-01}", "{infinity}", "{}"),
+        ),
+        "others": (
+            texts("jsonb", '{"a": 1}', "[1, null]", "1", '"x"', _1='{"a": 1.0}', _3="1.00"),
+            texts("inet", "10.0.0.1", "10.0.0.1/8", "::1", "::ffff:1.2.3.4", "::1/64"),
+            texts("cidr", "10.0.0.0/8", "10.0.0.0/16", "::/0"),
+            texts("macaddr", "08:00:2b:01:02:03", "08-00-2b-01-02-04"),
+            texts("int4range", "[1,5]", "empty", "(,)"),
+            texts("numrange", "[1.0,2)", "empty", "(,3]", _1="[1.00,2)"),
+            texts("int4multirange", "{}", "{[1,3),[7,9)}", "{(,)}"),
+            texts("pair", "(1,a)", '(1,"a b")', "(,)", '(2,"")'),
+            texts("bit(3)", "101", "000", "111"),
+            texts("varbit", "101", "", "1010"),
+            texts("money", "1", "-2.50", "1234567.89"),
+            texts("pg_lsn", "0/0", "16/B374D848"),
+            texts("xid8", "1", "18446744073709551615"),
+            texts("tsvector", "a b", "a:1A b:2", ""),
+            texts("text[]", '{"NULL",NULL,"","a,b"}', r'{"\"","\\"}', "{}"),
+        ),
+        # What a DuckDB file cannot hold.
+        "beyond": (
+            texts("numeric", "NaN", "Infinity", "-Infinity", "1e60", "1e-60", "0.0"),
+            texts("date", "0044-03-15 BC", "5874897-12-31"),
+            texts("timestamp", "0044-03-15 01:02:03 BC", "294276-12-31 23:59:59.999999"),
+            texts("timestamptz", "4713-01-01 BC", "0001-01-01 00:00:00 BC"),
+            texts("numeric[]", "{NaN}", "{1.0}", "{}", _2="{1.00}"),
+            texts("listed", "[3:4]={1,2}", "{1,2}", "{{1},{2}}"),
+        ),
+        # Different keys that differ in their bounds alone.
+        "ints": (texts("int[]", "[0:1]={1,2}", "{1,2}", "{}", "[2:2][0:1]={{1,2}}", "{{1,2}}"),),
+        "words": (
+            texts("text[]", "[5:5]={x}", "{x}", "{NULL}", "[-1:-1]={NULL}", '[2:2]={"a b"}'),
+        ),
+        "flags": (texts("bool[]", "[0:0]={t}", "{t}", "{f,NULL}", "[7:7]={t}", "{}"),),
+    }
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.execute(self.PREPARE)
+
+    def run(self, *statements: str) -> list[tuple[object, ...]]:
+        with self._database.connect(autocommit=False) as connection:
+            for statement in statements:
+                cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+
+class Sinks:
+    """Feeds of an origin's tables into each kind of sink."""
+
+    def __init__(
+        self, feeds: Feeds, origin: Origin, folder: Path, target: str, no_duckdb: Sequence[str]
+    ) -> None:
+        self.feeds, self.origin, self.folder, self.target = feeds, origin, folder, target
+        fewer = [table for table in origin.tables if table not in no_duckdb]
+        bare = "sequence_column = 'none'"
+        self.tables: dict[str, Sequence[str]] = {}
+        self._create("files", origin.tables, f"file://{folder}/files", "key_in_value, updated")
+        self._create(
+            "store",
+            origin.tables,
+            f"file://{folder}/store",
+            "key_in_value, updated, diff, row_images = 'store'",
+        )
+        self._create("postgresql", origin.tables, f"{target}?schema=shop", bare)
+        self._create("duckdb", fewer, f"duckdb://{folder}/t.duckdb", bare)
+
+    def _create(self, name: str, tables: Iterable[str], sink: str, options: str) -> None:
+        self.tables[name] = list(tables)
+        self.feeds.execute(
+            f"CREATE CHANGEFEED {name} FOR {', '.join(tables)} INTO '{sink}' WITH {options}"
+        )
+
+    def sync(self) -> None:
+        for name in self.tables:
+            self.feeds.sync(name, "100s")
+
+    def rows(self, sink: str, table: str) -> list[tuple[object, ...]]:
+        """``id`` and ``v`` of each row that a sink has, by key."""
+        sql = f"select id, v from {table} order by id"
+        if sink == "postgresql":
+            with psycopg.connect(self.target, options="-c search_path=shop") as connection:
+                return connection.execute(sql.encode()).fetchall()
+        if sink == "duckdb":
+            with opened(self.folder / "t.duckdb") as connection:
+                return connection.execute(sql).fetchall()
+        messages = [m for m in consumed(self.folder / sink) if m.topic == table]
+        found = rebuilt(messages).values()
+        return sorted((row["id"], row["v"]) for row in found if isinstance(row, dict))
+
+    def judge(self) -> None:
+        """Each sink has the rows of the source, and VERIFY says so."""
+        wrong = {
+            (sink, table): found
+            for sink, tables in self.tables.items()
+            for table in tables
+            if (found := self.wrong(sink, table))
+        }
+        assert not wrong
+        assert set(self.feeds.verified()) == set(self.tables)
+
+    def wrong(self, sink: str, table: str) -> tuple[object, ...]:
+        """Rows of the source that a sink lacks, and rows that it has instead."""
+        truth, found = self.origin.ids(table), self.rows(sink, table)
+        lacks, has = set(truth) - set(found), set(found) - set(truth)
+        return () if truth == found else (lacks, has, len(found) - len(truth))
+
+
+@pytest.mark.postgres
+def test_keys_of_postgresql(tmp_path: Path, postgres: Database) -> None:
+    origin = FromPostgreSQL(postgres)
+    origin.make()
+    origin.insert(0)
+    postgres.execute(f"create database {postgres.name}_copy")
+    with running(tmp_path / "state", timings=BRISK) as feeds:
+        feeds.connect(shop=postgres.uri)
+        no_duckdb = ("beyond", "ints", "words", "flags")
+        sinks = Sinks(feeds, origin, tmp_path / "out", f"{postgres.uri}_copy", no_duckdb)
+        sinks.sync()
+        sinks.judge()
+        origin.change()
+        sinks.sync()
+        sinks.judge()
