@@ -227,7 +227,7 @@ HISTORIES = {
             "CREATE INDEX j ON {t} (b)",
             "ALTER TABLE {t} RENAME INDEX i TO k",
             "DROP INDEX j ON {t}",
-            "ALTER TABLE {t} DROP INDEX k, ADD CONSTRAINT c CHECK (id > 0)",
+            "ALTER TABLE {t} DROP INDEX k, ADD CONSTRAINT {t}_c CHECK (id > 0)",
         ),
         False,
     ),
