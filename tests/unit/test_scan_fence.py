@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,16 @@ def _stay(ticket: AdmissionTicket, inside: object) -> None:
         threading.Event().wait()
 
 
+def staying(gate: WorkerAdmission) -> SpawnProcess:
+    """A worker process that was admitted and does not end by itself."""
+    context = multiprocessing.get_context("spawn")
+    inside = context.Event()
+    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
+    worker.start()
+    assert inside.wait(60)
+    return worker
+
+
 def _write(ticket: AdmissionTicket, file: str) -> None:
     """Write a letter again and again, as long as one may."""
     with ticket.enter(0) as admission, open(file, "ab", 0) as out:
@@ -128,11 +139,7 @@ def _write(ticket: AdmissionTicket, file: str) -> None:
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
     gate = WorkerAdmission(grace=0.2)
-    context = multiprocessing.get_context("spawn")
-    inside = context.Event()
-    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
-    worker.start()
-    assert inside.wait(60)
+    worker = staying(gate)
     gate.close()
     worker.join(20)
     assert worker.exitcode == -9
@@ -140,11 +147,7 @@ def test_a_worker_that_does_not_end_is_killed() -> None:
 
 def test_a_worker_elsewhere_that_does_not_end_is_cut_off_and_ends_its_process() -> None:
     gate = WorkerAdmission(here=False, grace=0.2)
-    context = multiprocessing.get_context("spawn")
-    inside = context.Event()
-    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
-    worker.start()
-    assert inside.wait(60)
+    worker = staying(gate)
     gate.close()
     worker.join(20)
     assert worker.exitcode == os.EX_TEMPFAIL
@@ -173,11 +176,7 @@ def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_
 
 def test_a_dead_worker_holds_up_nobody() -> None:
     gate = WorkerAdmission()
-    context = multiprocessing.get_context("spawn")
-    inside = context.Event()
-    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
-    worker.start()
-    assert inside.wait(60)
+    worker = staying(gate)
     worker.kill()
     gate.close()
     assert not gate.inside
