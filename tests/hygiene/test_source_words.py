@@ -27,8 +27,9 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "changefeed/query/model.py": ("MySQL: binlog_row_image",),
 }
 
-#: Rooms that are about one kind of database.
+#: Rooms that are about one kind of database; the words of other products, with what to write here.
 OWN = (
+    "grammar/foreign.py",
     "changefeed/sources/postgres/",
     "changefeed/sources/mysql/",
     "changefeed/sources/debezium/",
