@@ -6,7 +6,6 @@ Every contender reads the same backlog (each from its own copy of one slot):
   machine, ``raw`` is the limit: our own socket reader that throws the bytes away.
 * ``decode``: to Arrow batches with timestamps and marks, then dropped.
 * ``log``: to the durable change log.
-* ``binary``, ``binary-log`` (with ``--only``): the same from a binary stream.
 
 Wall time counts from the start of streaming to the last change; CPU is that of the reader and
 of the server's walsender, each alone. On a busy machine trust the CPU figures. The workloads
@@ -95,7 +94,6 @@ def _read(uri: str, slot: str, mode: str, end: int, folder: Path) -> tuple[int, 
         intern=_intern,
         source="bench",
         spool_dir=folder / "spool",
-        binary=mode.startswith("binary"),
     )
     writer = LogWriter(folder / "log") if mode.endswith("log") else None
     started, cpu = time.perf_counter(), time.process_time()

@@ -264,27 +264,6 @@ def test_a_dropped_table_fails_alone(bench: Bench) -> None:
     until(lambda: states() == {"t": "running", "u": "failed"})
 
 
-def test_a_binary_stream_says_the_same(bench: Bench) -> None:
-    bench.feeds.connect(other=f"{bench.db.uri}?binary=true")
-    bench.db.execute(
-        "create table types (a int primary key, f float8, n numeric, ts timestamptz,"
-        " j jsonb, l int[])"
-    )
-    options = "initial_scan = 'no'"
-    bench.create("text", "shop.public.types", options)
-    bench.create("binary", "other.public.types", options)
-    bench.db.execute(
-        "insert into types values (1, 'NaN', 1.500, '2024-03-31 01:02:03.5+00',"
-        " '{\"k\": [1, null]}', '{1,null,3}'), (2, 1e300, 'NaN', 'infinity', 'null', null)"
-    )
-    rows = []
-    for name in ("text", "binary"):
-        bench.feeds.sync(name)
-        rows.append({m.key: m.after for m in bench.messages(name, "types") if m.is_row})
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == 2
-
-
 @EITHER_ENGINE
 @pytest.mark.parametrize("victim", ["capture", "jvm"])
 def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:

@@ -71,8 +71,8 @@ TEXTUAL = Table(
     },
     ("id",), ReplicaIdentity.FULL,
 )  # fmt: skip
-BINARY = Table(
-    2, "binary",
+KEYED = Table(
+    2, "keyed",
     {
         "id": INT4, "flag": BOOL, "word": TEXT, "raw": BYTEA, "real": FLOAT8, "day": DATE,
         "at": STAMP, "zoned": ZONED, "price": NUMERIC, "uuid": UUID,
@@ -80,7 +80,7 @@ BINARY = Table(
     ("id",),
 )  # fmt: skip
 BARE = Table(3, "bare", {"x": TEXT}, (), ReplicaIdentity.NOTHING)
-TABLES = (TEXTUAL, BINARY, BARE)
+TABLES = (TEXTUAL, KEYED, BARE)
 
 
 def textual(number: int) -> list[Any]:
@@ -91,12 +91,11 @@ def textual(number: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def binary(number: int) -> list[Any]:
+def keyed(number: int) -> list[Any]:
     return [
-        struct.pack(">i", number), bytes([number % 2]), b"word", b"\0\1\2",
-        struct.pack(">d", number / 7), struct.pack(">i", 8000), struct.pack(">q", 7 * 10**14),
-        struct.pack(">q", 7 * 10**14), struct.pack(">hhHHHH", 2, 0, 0, 2, 12, 5000),
-        bytes(range(16)),
+        str(number), "ft"[number % 2], "word", "\\x000102", str(number / 7), "1991-11-27",
+        "2022-03-08 20:26:40", "2022-03-08 20:26:40+00", "12.50",
+        "00010203-0405-0607-0809-0a0b0c0d0e0f",
     ]  # fmt: skip
 
 
@@ -112,14 +111,14 @@ def messages(rng: random.Random) -> list[bytes]:
 
     for count in (2, rng.choice((1, 70)), 3):
         at, number = times()
-        made += [begin(at, NOW + at * SECOND, number), relation(TEXTUAL), relation(BINARY)]
+        made += [begin(at, NOW + at * SECOND, number), relation(TEXTUAL), relation(KEYED)]
         made += [frame(b"O" + struct.pack(">Q", 7) + b"origin\0"), frame(b"Y" + b"\0" * 9)]
         for i in range(count):
-            made += [row("I", TEXTUAL, textual(i)), row("I", BINARY, binary(i))]
+            made += [row("I", TEXTUAL, textual(i)), row("I", KEYED, keyed(i))]
         changed = [*textual(0)[:3], UNCHANGED, *textual(0)[4:]]
         made += [
             row("U", TEXTUAL, changed, textual(0), old_kind="O"),
-            row("U", BINARY, binary(1), [binary(0)[0]] + [None] * (len(BINARY.columns) - 1)),
+            row("U", KEYED, keyed(1), [keyed(0)[0]] + [None] * (len(KEYED.columns) - 1)),
             row("D", TEXTUAL, None, textual(1), old_kind="O"),
             relation(BARE), row("I", BARE, [None]), truncate((BARE, TEXTUAL)),
             row("I", TEXTUAL, textual(count)), commit(at, at + 50, NOW + at * SECOND),

@@ -51,24 +51,20 @@ def test_names_that_cannot_be(parameters: str, why: str) -> None:
     assert "s3cret" not in f"{caught.value}{caught.value.hint}"
 
 
-def test_binary_is_our_own_parameter() -> None:
-    assert Address.read("postgresql://h/d?binary=true") == Address(
-        "postgresql://h/d", "postgresql://h/d", True
-    )
-    both = "postgresql://h/d?sslmode=require&binary=false&connect_timeout=3"
-    assert Address.read(both).reader == "postgresql://h/d?sslmode=require&connect_timeout=3"
-    with pytest.raises(ChangefeedError) as caught:
-        Address.read("postgresql://h/d?binary=maybe")
-    assert caught.value.code.number == "CF1207"
+def test_values_have_no_binary_form() -> None:
+    """A parameter that is neither ours nor libpq's is refused by name."""
+    with pytest.raises(ChangefeedError, match="unknown parameter 'binary'") as caught:
+        Address.read("postgresql://u:s3cret@h/d?binary=true")
+    assert caught.value.code.number == "CF1202" and "s3cret" not in str(caught.value)
 
 
 def test_a_standby_is_read_and_the_primary_written_to() -> None:
     """The standby comes first: when it was promoted, the old primary is not asked."""
     found = Address.read(
         "postgresql://u:s%2F@one:5433,two/d?target_session_attrs=any&sslmode=require"
-        "&read_from=three&binary=on"
+        "&read_from=three"
     )
-    assert found.apart and found.binary
+    assert found.apart
     assert found.reader == "postgresql://u:s%2F@three:5432/d?sslmode=require"
     assert found.primary == (
         "postgresql://u:s%2F@three:5432,one:5433,two/d?sslmode=require&target_session_attrs=primary"

@@ -392,7 +392,7 @@ def _events(flushes: list[Flush]) -> tuple[list[tuple[str, Any]], list[SchemaCha
     [
         (b"t\0\0\0\3abc", b"t\0\0\0\3a\xffc", "not valid UTF-8"),
         (b"t\0\0\0\3abc", b"x\0\0\0\3abc", "unknown kind"),
-        (b"t\0\0\0\3abc", b"t\0\0\0\1abc", "its message"),
+        (b"t\0\0\0\3abc", b"t\0\0\0\1aun", "its message"),
     ],
 )
 def test_rows_of_one_table_that_cannot_be_read(

@@ -1,8 +1,8 @@
 """Where a source is: the parameters of its URI that are ours, and libpq's URIs that they lead to.
 
-``binary``, ``ddl_events``, ``publication``, ``read_from`` and ``slot`` are ours, everything else is
-libpq's. With ``read_from=host:port`` the log and the tables are read from a standby; what has to be
-written goes to whichever of the hosts is the primary.
+``ddl_events``, ``publication``, ``read_from`` and ``slot`` are ours, everything else is libpq's.
+With ``read_from=host:port`` the log and the tables are read from a standby; what has to be written
+goes to whichever of the hosts is the primary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Address:
         primary: libpq's URI of the server where the publication is made.
         reader: libpq's URI of the server whose log and tables are read. The same, unless
             ``read_from`` names another.
-        binary: values are asked for in binary form.
         ddl_events: event triggers write statements of DDL into the log.
         named: libpq's URI of the hosts that the URI has beside ``read_from``; empty without that.
         publication: an administrator's publication that is read; empty: changefeed makes one.
@@ -42,7 +41,6 @@ class Address:
 
     primary: str
     reader: str
-    binary: bool = False
     named: str = ""
     ddl_events: bool = False
     publication: str = ""
@@ -63,9 +61,7 @@ class Address:
         head, _, query = uri.partition("?")
         parts = [part.partition("=") for part in query.split("&")] if query else []
         theirs = {name: name + mark + value for name, mark, value in parts}
-        binary = _switch("binary", parts)
         ddl_events = _switch("ddl_events", parts)
-        theirs.pop("binary", None)
         theirs.pop("ddl_events", None)
         publication = _publication(_text(theirs.pop("publication", None)))
         slot = _slot(_text(theirs.pop("slot", None)), publication)
@@ -76,7 +72,6 @@ class Address:
             return cls(
                 plain,
                 plain,
-                binary,
                 ddl_events=ddl_events,
                 publication=publication or "",
                 slot=slot or "",
@@ -96,7 +91,6 @@ class Address:
         return cls(
             _joined(primary, [*theirs.values(), "target_session_attrs=primary"]),
             _joined(reader, theirs.values()),
-            binary,
             plain,
             ddl_events,
             publication or "",

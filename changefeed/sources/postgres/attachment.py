@@ -457,7 +457,6 @@ class PostgresAttachment(Attachment):
             lookup=Lookup(address.reader).fetch,
             unseen=source.unseen,
             primary=address.primary if address.apart else None,
-            binary=address.binary,
             streaming=self._streaming,
             wanted=WantedTables(request.memo),
             logical=lambda: bool(request.memo().get("messages")),

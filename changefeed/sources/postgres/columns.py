@@ -20,10 +20,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather
-from changefeed.sources.postgres.binary import binary_column, has_binary
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.pgoutput import (
-    AS_BINARY,
     AS_TEXT,
     DELETE,
     INSERT,
@@ -143,7 +141,7 @@ class _Decoder:
                 ends = starts + words[places + 1]
                 cells.append(_Cells(starts, ends, None))
             else:
-                valued = _is_valued(kinds)
+                valued = kinds == AS_TEXT
                 if not (valued | (kinds == NULL) | (kinds == UNCHANGED)).all():
                     raise self._misfit("a value of unknown kind")
                 starts = places + np.where(valued, 5, 1)
@@ -199,7 +197,7 @@ class _Decoder:
     def _spans(self, cells: _Cells, at: Places) -> Spans:
         valid = None
         if cells.kinds is not None:
-            valid = _is_valued(cells.kinds[at])
+            valid = cells.kinds[at] == AS_TEXT
         return Spans(self.block.data, cells.starts[at], cells.ends[at], valid)
 
     # ------------------------------------------------------------------------- layout
@@ -325,17 +323,8 @@ class _Decoder:
         Text is checked to be UTF-8: the server does not do it where its database has no encoding.
         """
         column: Column = self.schema.columns[ordinal]
-        if cells.kinds is None:
-            spans = Spans(self.block.data, cells.starts, cells.ends)
-            return valid_text(self.schema, column, span_column(column, spans))
-        valid = _is_valued(cells.kinds)
+        valid = None if cells.kinds is None else cells.kinds == AS_TEXT
         spans = Spans(self.block.data, cells.starts, cells.ends, valid)
-        if (cells.kinds == AS_BINARY).any():
-            if (cells.kinds == AS_TEXT).any():
-                raise self._misfit("a column in two forms")
-            if not has_binary(column):
-                raise no_binary(self.schema, column)
-            return valid_text(self.schema, column, binary_column(column, spans))
         return valid_text(self.schema, column, span_column(column, spans))
 
 
@@ -349,11 +338,6 @@ def _merged(cells: _Cells, other: _Cells, where: Mask) -> _Cells:
 
 def _kinds(cells: _Cells) -> Bytes:
     return np.full(len(cells.starts), AS_TEXT, np.uint8) if cells.kinds is None else cells.kinds
-
-
-def _is_valued(kinds: Bytes) -> Mask:
-    valued: Mask = (kinds == AS_TEXT) | (kinds == AS_BINARY)
-    return valued
 
 
 def _validity(spans: Spans) -> Mask:
@@ -398,12 +382,4 @@ def not_utf8(schema: TableSchema, column: Column) -> ChangefeedError:
         f"column {column.name!r} of table {schema.table} holds text that is not valid UTF-8",
         hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows, then"
         " ALTER CHANGEFEED .. RESCAN.",
-    )
-
-
-def no_binary(schema: TableSchema, column: Column) -> ChangefeedError:
-    """A table came into a binary stream that cannot be read in it: the next one is in text."""
-    return ChangefeedError(
-        Code.STREAM_BROKE,
-        f"column {column.name!r} of table {schema.table} has no binary form: reading as text",
     )

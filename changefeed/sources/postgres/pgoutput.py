@@ -36,7 +36,7 @@ TRANSACTIONAL = 1
 #: What stands before a tuple: the new row, the old key, the old row.
 NEW, OLD_KEY, OLD_ROW = ord("N"), ord("K"), ord("O")
 #: What stands before a value of a tuple.
-NULL, UNCHANGED, AS_TEXT, AS_BINARY = ord("n"), ord("u"), ord("t"), ord("b")
+NULL, UNCHANGED, AS_TEXT = ord("n"), ord("u"), ord("t")
 
 #: From the first byte of a frame to the tag of its pgoutput message.
 TAG_OFFSET = 30

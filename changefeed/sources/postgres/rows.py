@@ -17,11 +17,9 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
-from changefeed.sources.postgres.binary import binary_value, has_binary
-from changefeed.sources.postgres.columns import no_binary, not_utf8
+from changefeed.sources.postgres.columns import not_utf8
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.pgoutput import (
-    AS_BINARY,
     AS_TEXT,
     DELETE,
     INSERT,
@@ -95,12 +93,11 @@ def _tuple(data: bytearray, place: int, width: int, schema: TableSchema) -> tupl
             values.append(None)
         elif kind == UNCHANGED:
             values.append(_SAME)
-        elif kind in (AS_TEXT, AS_BINARY):
+        elif kind == AS_TEXT:
             end = place + 4 + int.from_bytes(data[place : place + 4])
             if end > len(data):
                 raise _misfit(schema, "a value ends outside of its message")
-            value = data[place + 4 : end]
-            values.append(_decoded(value, column, schema) if kind == AS_TEXT else bytes(value))
+            values.append(_decoded(data[place + 4 : end], column, schema))
             place = end
         else:
             raise _misfit(schema, f"a value of unknown kind {chr(kind)!r}")
@@ -193,13 +190,6 @@ class _RowLists:
 
     def _array(self, rows: list[Texts], ordinal: int) -> pa.Array:
         column = self.schema.columns[ordinal]
-        texts = [row[ordinal] for row in rows]
-        if any(isinstance(text, bytes) for text in texts):
-            if any(isinstance(text, str) for text in texts):
-                raise _misfit(self.schema, "a column in two forms")
-            if not has_binary(column):
-                raise no_binary(self.schema, column)
-            values = [None if text is _SAME else binary_value(column, text) for text in texts]
-        else:
-            values = [None if text is _SAME else text_value(column, text) for text in texts]
+        texts = (row[ordinal] for row in rows)
+        values = [None if text is _SAME else text_value(column, text) for text in texts]
         return pa.array(values, column.arrow)

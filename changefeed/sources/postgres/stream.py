@@ -12,7 +12,6 @@ to the server while the consumer is busy, so a slow consumer never looks like a 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,13 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.sources.base import StreamFallback, as_sent
 from changefeed.sources.postgres.assemble import SMALL, Assembler, LookupCall
-from changefeed.sources.postgres.binary import has_binary
-from changefeed.sources.postgres.connect import LateSession, connect, source_errors
+from changefeed.sources.postgres.connect import LateSession, source_errors
 from changefeed.sources.postgres.continuity import (
     Redelivery,
     ServerHistory,
     check_end,
     check_timeline,
 )
-from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.garbage import readable
 from changefeed.sources.postgres.idle_changes import IdleChanges
 from changefeed.sources.postgres.inbox_pass import take
@@ -43,7 +40,6 @@ from changefeed.sources.postgres.relations import Describe, Intern, Latest, Name
 from changefeed.sources.postgres.server import current_position
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.storage_changes import StorageWatch
-from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.visibility import Unseen, Visibility
 from changefeed.sources.postgres.wire import (
     ReplicationConnection,
@@ -76,9 +72,6 @@ RIVAL_LOOK_SECONDS = 0.25
 PAGE_HEADER = 40
 #: Acknowledgements are sent at most this often, seconds; the last one always gets out.
 STATUS_SECONDS = 0.1
-
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +115,6 @@ class ReplicationStream:
         unseen: which transactions other sessions do not see yet; what the catalog and ``lookup``
             say is waited for until they do.
         system_id: refuse another server than this one; empty: any.
-        binary: ask for binary values. Falls back to text, with a warning in the log, when the
-            server is older than 14 or a published column has no binary form here.
         streaming: let the server send large transactions while they run (from version 14 on).
         logical: whether logical messages are wanted now. They are asked for from the beginning of a
             stream (from version 14 on), which ends with
@@ -157,7 +148,6 @@ class ReplicationStream:
         unseen: Unseen | None = None,
         primary: str | None = None,
         system_id: str = "",
-        binary: bool = False,
         streaming: bool = True,
         logical: Callable[[], bool] = lambda: False,
         wanted: Callable[[], frozenset[int] | None] = lambda: None,
@@ -197,7 +187,6 @@ class ReplicationStream:
         self._spool_dir = spool_dir
         self._lookup = lookup
         self._system_id = system_id
-        self._binary = binary
         self._streaming = streaming and upto is None
         self._streams = False
         self._wants_messages = logical
@@ -438,8 +427,6 @@ class ReplicationStream:
         self._streams = self._streaming and connection.server_version >= 140_000
         if self._streams:
             options |= {"proto_version": "2", "streaming": "on"}
-        if self._binary and self._all_binary(connection):
-            options["binary"] = "true"
         if connection.server_version < FIRST_VERSION:
             self._asks_logical = None
         else:
@@ -447,27 +434,6 @@ class ReplicationStream:
         if self._asks_logical:
             options["messages"] = "true"
         connection.start_replication(self._slot, start.begin, options)
-
-    def _all_binary(self, connection: ReplicationConnection) -> bool:
-        """Whether every published column can be read in binary form; says which cannot."""
-        if connection.server_version < 140_000:
-            _logger.warning("binary=true needs PostgreSQL 14: reading as text")
-            return False
-        with connect(self._uri) as session, source_errors("look at published columns"):
-            wanted = self._wanted()
-            if wanted is None:
-                wanted = frozenset(published(session, self._publication))
-            tables = read_details(session, wanted, self._publication).values()
-        for details in tables:
-            for column in schema_of(details, "").columns:
-                if not has_binary(column):
-                    _logger.warning(
-                        "binary=true: column %r of %s.%s is of type %s, which has no binary form"
-                        " here: reading as text",
-                        column.name, details.schema, details.name, column.type_name,
-                    )  # fmt: skip
-                    return False
-        return True
 
     # ------------------------------------------------------------------------ following
 
