@@ -91,6 +91,7 @@ class Capabilities:
             only adds messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
         compares: its target can be compared with the source.
+        compares_parts: so can the rows of a range of keys alone (:attr:`Target.part`).
         repairs: single rows of a table may come again as rows of a scan (:attr:`Batch.scan`), among
             them deletes (``op`` is ``d``), without the end of a scan.
         features: groups of options; a sink takes the options of its features.
@@ -121,6 +122,7 @@ class Capabilities:
     ends_scans: bool = False
     scans_by_spark: bool = False
     compares: bool = False
+    compares_parts: bool = False
     repairs: bool = False
     pulled: bool = False
     features: frozenset[Feature] = frozenset()
@@ -156,13 +158,29 @@ def require_durable(got: Durability) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPart:
+    """Rows whose first key column, a whole number, is in ``[low, high)``; None is no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def sql(self, column: str) -> str:
+        """The condition, in any SQL. ``column`` is its name, in quotes where it needs them."""
+        bounds = ((">=", self.low), ("<", self.high))
+        return " AND ".join(f"{column} {op} {at}" for op, at in bounds if at is not None) or "1 = 1"
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One table of a feed as the sink sees it. ``topic`` is the final, escaped name.
-    ``schema`` is the shape that the feed would deliver; only :meth:`Sink.check` gets it."""
+    ``schema`` is the shape that the feed would deliver; only :meth:`Sink.check` gets it. With
+    ``part``, which :meth:`Sink.compare` may get, only those rows are meant
+    (:attr:`Capabilities.compares_parts`)."""
 
     table: TableName
     topic: str
     schema: TableSchema | None = field(default=None, compare=False, repr=False)
+    part: KeyPart | None = field(default=None, compare=False)
 
 
 class SparkAccess(Protocol):

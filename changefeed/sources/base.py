@@ -521,6 +521,12 @@ class Source(ABC):
         in the wrong order. None if it can."""
         return None
 
+    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
+        """The value of the first key column, a whole number, above about ``rows`` rows from ``low``
+        (None: the least value) on. Greater than ``low``; None if there are no more rows, or this
+        source does not say it."""
+        return None
+
     def partitions(self, table: TableSchema) -> list[str]:
         """The names of a table's partitions at every level; empty for an ordinary table."""
         return []

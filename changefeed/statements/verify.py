@@ -52,7 +52,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         delivered,
         context.host.spark_with,
         context.host.query_sessions,
-        context.require_client,
+        lambda _: context.require_client(),
     )
     delivered()
     outcomes, skipped = [], []

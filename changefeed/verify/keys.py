@@ -30,14 +30,15 @@ def repair_of(key: Sequence[Column], differences: Iterable[Difference]) -> RowRe
     wrong: list[RowKey] = []
     extra: list[RowKey] = []
     for difference in differences:
-        values = _row_key(key, difference.values)
+        values = row_key(key, difference.values)
         if values is None:
             return None
         (extra if difference.kind == "extra" else wrong).append(values)
     return RowRepair(tuple(wrong), tuple(extra))
 
 
-def _row_key(key: Sequence[Column], values: Sequence[str | int | bool]) -> RowKey | None:
+def row_key(key: Sequence[Column], values: Sequence[str | int | bool]) -> RowKey | None:
+    """The key of a row as the change log has it; None if a value is in doubt."""
     if len(values) != len(key):
         return None
     found = [_log_value(column, value) for column, value in zip(key, values, strict=True)]

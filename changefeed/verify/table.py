@@ -1,12 +1,13 @@
-"""One table of a feed, compared with its target until the answer is sure.
+"""One table of a feed, or a part of it, compared with its target until the answer is sure.
 
 A pass reads the source under one snapshot, waits until the feed has delivered everything up to
 then, and lets the sink compare. The target is never behind the snapshot, but it may be ahead of
 it: a row that changed at the source meanwhile looks different. So a difference counts only once two
-passes, one after the other, found the same row with the same values on both sides; the feed has
-caught up in between. Rows that look different each time are changing, not wrong.
+passes, one after the other, found the same row with the same values on both sides, and the change
+log has no change of the row since the source was read for the second one. Rows that look different
+each time are changing, not wrong.
 
-The source is read by one connection, a part of the table after the other; nothing but a batch of
+The source is read by one connection, a piece of the table after the other; nothing but a batch of
 rows and the differences is in memory.
 """
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import Position
 from changefeed.core.formats import TRAITS, Format
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.shapes import Deletes
@@ -34,16 +36,21 @@ from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.repair import why_rescan
 from changefeed.scan.table import joined
-from changefeed.sources.base import KeyRange, Source
-from changefeed.verify.keys import repair_of
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, Source
+from changefeed.verify.changes import changed_since
+from changefeed.verify.keys import repair_of, row_key
 from changefeed.verify.source_rows import SourceRows
 from sinks import registry
-from sinks.base import Difference, SinkContext, SparkAccess, Target
+from sinks.base import Difference, KeyPart, SinkContext, SparkAccess, Target
 
 #: Differences that are named of one table.
 LIMIT = 1_000
 #: Comparisons of one table before rows that look different each time are called changing.
 PASSES = 5
+#: More bytes than any table has.
+_WHOLE = 1 << 62
+#: Types of a first key column that every target orders as the source does.
+PART_KEYS = frozenset({"int16", "int32", "int64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +59,13 @@ class TableOutcome:
 
     Attributes:
         differences: rows that differ, by key; at most :data:`LIMIT`.
-        changing: rows that looked different in the last pass, and otherwise in the one before.
+        changing: rows that looked different in the last pass and may only have changed meanwhile.
         more: there are differences beyond those named.
         lookups: tables that the feed's query joins, which were read for the comparison.
         repair: the rows that differ, if they can be repaired one by one.
         why_rescan: why they cannot, as far as they differ.
+        rows: rows of the source that were compared.
+        table_rows: about how many the source has of the whole table.
     """
 
     table: TableProgress
@@ -66,6 +75,8 @@ class TableOutcome:
     lookups: tuple[str, ...] = ()
     repair: RowRepair | None = None
     why_rescan: str = ""
+    rows: int = 0
+    table_rows: int = 0
 
 
 class TableVerifier:
@@ -79,7 +90,7 @@ class TableVerifier:
         delivered: Callable[[], object],
         spark: Callable[[Sequence[str]], SparkAccess],
         sessions: Callable[[], QuerySessions],
-        wanted: Callable[[], object],
+        wanted: Callable[[int], object],
     ) -> None:
         """
         Args:
@@ -87,7 +98,8 @@ class TableVerifier:
             delivered: returns when everything that is committed at the source is in the target.
             spark: gives Spark with jar packs; called only where the sink needs it.
             sessions: evaluates CDC queries; called only where the feed has one.
-            wanted: raises an error if nobody waits for the outcome any more; called often.
+            wanted: raises an error if nobody waits for the outcome any more; called often, with
+                the bytes of the source's rows that were read since the last call.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -125,9 +137,27 @@ class TableVerifier:
         #: Of the table that is compared: why its rows cannot be repaired one by one, and its key.
         self._why_rescan = ""
         self._key: Sequence[Column] = ()
+        #: Of the last pass: the table at the source, where its rows were read, and how many.
+        self._read: tuple[TableSchema, Position] | None = None
+        self._rows_read = self._table_rows = 0
 
-    def verify(self, table: TableProgress) -> TableOutcome:
-        """Compare a table, as often as it takes.
+    def part_after(self, table: TableProgress, low: int | None, rows: int) -> KeyPart | None:
+        """About ``rows`` rows of a table from a value of the first key column on (None: its begin);
+        None if the table can only be compared as a whole.
+        """
+        if self._job.is_query or table.values_from or table.values_to:
+            return None
+        schema = self._schema(table)
+        if (
+            not registry.capabilities(registry.scheme_of(self._uri)).compares_parts
+            or schema.keyless
+            or schema.key_columns[0].logical not in PART_KEYS
+        ):
+            return None
+        return KeyPart(low, self._source.key_after(schema, low, rows))
+
+    def verify(self, table: TableProgress, part: KeyPart | None = None) -> TableOutcome:
+        """Compare a table, or a part of it (:meth:`part_after`), as often as it takes.
 
         Raises:
             ChangefeedError: CF1303 the table cannot be compared; the source or the sink failed.
@@ -140,14 +170,41 @@ class TableVerifier:
             message = f"{table.table}: logical messages cannot be verified: {why}"
             raise ChangefeedError(Code.NOT_SUPPORTED, message)
         before: frozenset[Difference] | None = None
-        for _ in range(PASSES):
-            found = self._pass(table)
+        always: frozenset[Difference] | None = None
+        for number in range(1, PASSES + 1):
+            found = self._pass(table, part)
             more, found = len(found) > LIMIT, found[:LIMIT]
-            sure = tuple(d for d in found if before is not None and d in before)
+            always = frozenset(found) if always is None else always & frozenset(found)
+            still = self._unchanged(found, always if number == PASSES else frozenset())
+            sure = tuple(d for d in found if before is not None and d in before and d in still)
             if len(sure) == len(found):
                 return self._outcome(table, sure, more=more)
             before = frozenset(found)
         return self._outcome(table, sure, changing=len(found) - len(sure), more=more)
+
+    def _unchanged(
+        self, found: Sequence[Difference], always: frozenset[Difference]
+    ) -> frozenset[Difference]:
+        """Those whose rows have not changed since the source was read.
+
+        Args:
+            always: what counts although its key cannot be looked up and its table is changing.
+        """
+        log = StateLayout(Path(self._catalog.directory)).log(self._job.source)
+        if not found or self._read is None or not log.exists():
+            return frozenset(found)
+        schema, position = self._read
+        keys = {d: row_key(self._key, d.values) for d in found}
+        known = {key for key in keys.values() if key is not None}
+        # All of them, if it matters whether there was any.
+        changed = changed_since(log, schema, position, known if len(known) == len(keys) else ())
+        if changed is None:
+            return frozenset()
+        return frozenset(
+            d
+            for d, key in keys.items()
+            if (key not in changed if key is not None else not changed or d in always)
+        )
 
     def _outcome(
         self, table: TableProgress, sure: tuple[Difference, ...], *, changing: int = 0, more: bool
@@ -158,9 +215,19 @@ class TableVerifier:
         elif not why:
             repair = repair_of(self._key, sure)
             why = "" if repair else "the target does not show the values of its keys"
-        return TableOutcome(table, sure, changing, more, self._lookups, repair, why)
+        return TableOutcome(
+            table,
+            sure,
+            changing,
+            more,
+            self._lookups,
+            repair,
+            why,
+            self._rows_read,
+            self._table_rows,
+        )
 
-    def _pass(self, table: TableProgress) -> list[Difference]:
+    def _pass(self, table: TableProgress, part: KeyPart | None) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""
         self._require_own_topic(table)
         schema = self._schema(table)
@@ -185,7 +252,7 @@ class TableVerifier:
             history=self._options[HISTORY],
             has_query=self._query is not None,
         )
-        target = Target(table.known_as, table.topic)
+        target = Target(table.known_as, table.topic, part=part)
         context = SinkContext(
             feed=self._job.name,
             job_id=self._job.id,
@@ -197,7 +264,8 @@ class TableVerifier:
         )
         try:
             rows = SourceRows(schema, plan, self._query, sink.capabilities.takes_rows)
-            found = sink.compare(context, target, rows.seen, self._rows(table, rows), LIMIT + 1)
+            read = self._rows(table, rows, part)
+            found = sink.compare(context, target, rows.seen, read, LIMIT + 1)
         finally:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.
@@ -233,16 +301,27 @@ class TableVerifier:
             )
         return self._catalog.intern_schema(schema)
 
-    def _rows(self, table: TableProgress, rows: SourceRows) -> Iterator[pa.Table]:
+    def _rows(
+        self, table: TableProgress, rows: SourceRows, part: KeyPart | None
+    ) -> Iterator[pa.Table]:
         """The rows of the source; when they have ended, the target has what they showed."""
-        keys = KeyRange(table.values_from or None, table.values_to or None)
+        keys, size = (
+            KeyRange(table.values_from or None, table.values_to or None),
+            DEFAULT_PART_BYTES,
+        )
+        if part is not None:
+            size = _WHOLE  # the index of the key finds it
+            keys = KeyRange(*(None if at is None else (str(at),) for at in (part.low, part.high)))
         with self._source.snapshot([rows.schema]) as snapshot:
-            parts = snapshot.parts(rows.schema, keys=keys, partition=table.partition)
+            self._read, self._rows_read = (rows.schema, snapshot.position), 0
+            parts = snapshot.parts(rows.schema, size, keys=keys, partition=table.partition)
+            self._table_rows = sum(part.rows_estimate for part in parts)
             batches = (batch for part in parts for batch in part.read())
             if not rows.typed:
                 yield rows.shaped(rows.none)  # says what messages look like, where there are none
             for batch in joined(batches, rows.batch_rows):
-                self._wanted()
+                self._wanted(batch.nbytes)
+                self._rows_read += batch.num_rows
                 yield rows.shaped(batch)
         self._delivered()
 

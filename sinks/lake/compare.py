@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.options import History
-from sinks.base import Difference
+from sinks.base import Difference, KeyPart
 from sinks.differences import DifferenceText
 from sinks.lake.types import spark_type, typed
 from sinks.merged.history import IS_CURRENT
@@ -61,8 +61,17 @@ def staged_source(
 class LakeComparison:
     """Compares one lake table with staged rows of the source."""
 
-    def __init__(self, lake: LakeTable, policy: TablePolicy, schema: TableSchema) -> None:
+    def __init__(
+        self,
+        lake: LakeTable,
+        policy: TablePolicy,
+        schema: TableSchema,
+        part: KeyPart | None = None,
+    ) -> None:
         """
+        Args:
+            part: the rows that are compared; None: all.
+
         Raises:
             ChangefeedError: CF1303 the table keeps every change, and no row as it is now.
         """
@@ -70,6 +79,7 @@ class LakeComparison:
         self._lake = lake
         self._policy = policy
         self._schema = schema
+        self._part = part
         self._numbers = range(len(schema.columns))
         self._text = DifferenceText(schema)
 
@@ -113,6 +123,8 @@ class LakeComparison:
             rows.append(quoted(IS_CURRENT))
         elif self._policy.soft:
             rows.append(f"NOT {quoted(self._policy.deleted)}")
+        if self._part is not None:
+            rows.append(self._part.sql(quoted(self._schema.key_columns[0].name)))
         return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"
 
     @staticmethod

@@ -342,7 +342,9 @@ class LakeSink(TableSink):
             self._working(target) as session,
             self._spark.shared(staged) as names,
         ):
-            comparison = LakeComparison(self._table(session, target), self._policy, schema)
+            comparison = LakeComparison(
+                self._table(session, target), self._policy, schema, target.part
+            )
             return comparison.run(names, limit)
 
     # -- one table --------------------------------------------------------------------------
@@ -557,6 +559,7 @@ def _able(pack: str) -> Capabilities:
         ends_scans=True,
         scans_by_spark=True,
         compares=True,
+        compares_parts=True,
         repairs=True,
     )
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.options import History
-from sinks.base import Difference
+from sinks.base import Difference, KeyPart
 from sinks.differences import DifferenceText
 from sinks.merged.history import IS_CURRENT
 from sinks.warehouse.dialect import SqlStatement, Warehouse
@@ -66,12 +66,14 @@ class Comparison:
         shape: TargetShape,
         readable: str,
         clock: Clock = SYSTEM_CLOCK,
+        part: KeyPart | None = None,
     ) -> None:
         """
         Args:
             warehouse, table, shape: the target.
             readable: the finished name of the table or view that shows its rows.
             clock: for how long another program may hold the target.
+            part: the rows that are compared; None: all.
 
         Raises:
             ChangefeedError: CF1303 the target cannot be compared.
@@ -82,6 +84,7 @@ class Comparison:
         self._table = table
         self._shape = shape
         self._readable = readable
+        self._part = part
         self._text = DifferenceText(shape.schema)
         #: Of this comparison alone: nobody else's table can have the name.
         self._name = f"_verify_{uuid4().hex}"
@@ -152,6 +155,8 @@ class Comparison:
             sql += f" AND {d.quote(IS_CURRENT)}"
         elif policy.soft:
             sql += f" AND NOT {is_deleted(table)}"
+        if self._part is not None:
+            sql += f" AND {self._part.sql(d.quote(self._shape.key[0]))}"
         return f"({sql})"
 
     def _wanting(self, limit: int) -> str:

@@ -78,6 +78,7 @@ class WarehouseSink(DatabaseSink):
         DatabaseSink.capabilities,
         features=DatabaseSink.capabilities.features | {Feature.HISTORY},
         compares=True,
+        compares_parts=True,
         repairs=True,
     )
     #: How the feed's tables are found and made.
@@ -185,6 +186,7 @@ class WarehouseSink(DatabaseSink):
             TargetShape(schema, target.topic),
             self._tables.strategy.readable(table),
             self.clock,
+            target.part,
         ).run(rows, limit)
 
     def dropped(self, target: Target) -> None:

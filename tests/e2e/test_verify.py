@@ -87,6 +87,8 @@ def test_each_kind_of_difference_is_named_and_repaired(bench: Bench) -> None:
 
 
 def test_rows_that_change_meanwhile_are_no_difference(bench: Bench) -> None:
+    """Neither those that get new values nor those that go back to what they were."""
+    bench.source.execute("insert into t select i, 'up' from generate_series(20, 99) i")
     bench.create("t")
     bench.feeds.sync("f")
     over = threading.Event()
@@ -97,6 +99,10 @@ def test_rows_that_change_meanwhile_are_no_difference(bench: Bench) -> None:
             number += 1
             bench.source.execute(f"update t set b = 'v{number}' where a <= 5")
             bench.source.execute(f"insert into t values ({1000 + number}, 'new')")
+            bench.source.execute(
+                "update t set b = case b when 'up' then 'down' else 'up' end "
+                "where a between 20 and 99 and random() < 0.5"
+            )
             bench.source.execute(f"delete from t where a = {1000 + number - 20}")
 
     writer = threading.Thread(target=write)

@@ -56,6 +56,18 @@ def split(
     ]
 
 
+def key_after(session: MySQLSession, table: TableSchema, low: int | None, rows: int) -> int | None:
+    """See :meth:`changefeed.sources.base.Source.key_after`."""
+    key = quoted(table.columns[table.key[0]].name)
+    place = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
+    least = "" if low is None else f"WHERE {key} >= {low} "
+    found = session.value(f"SELECT {key} FROM {place} {least}ORDER BY {key} LIMIT {rows}, 1")
+    if found is not None and int(found) == low:
+        # So many rows have this value.
+        found = session.value(f"SELECT min({key}) FROM {place} WHERE {key} > {low}")
+    return None if found is None else int(found)
+
+
 def in_range(table: TableSchema, keys: KeyRange | None) -> str:
     """The condition of a range of keys; empty for all rows."""
     if keys is None:

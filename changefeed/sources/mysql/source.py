@@ -107,6 +107,11 @@ class MySQLSource(Source):
         with self.sessions.session() as session:
             return ranges.range_problem(session, table, keys)
 
+    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
+        """See :class:`changefeed.sources.base.Source`. Read from the index of the key."""
+        with self.sessions.session() as session:
+            return ranges.key_after(session, table, low, rows)
+
     def current_position(self) -> Position:
         """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:

@@ -80,6 +80,11 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`."""
         return reads_keys(table)
 
+    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
+        """See :class:`changefeed.sources.base.Source`. Read from the index of the key."""
+        with self.readers.session("look for the end of a part") as connection:
+            return introspect.key_after(connection, table, low, rows)
+
     def close(self) -> None:
         """Close idle sessions; the object stays usable."""
         self.sessions.close()
