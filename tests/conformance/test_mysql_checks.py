@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pymysql
 import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import Watch
-from changefeed.sources.mysql import MySQLSource
+from changefeed.sources.mysql import MySQLSource, providers
+from changefeed.sources.mysql.session import MySQLSession, connect
 from changefeed.sources.mysql.snapshot import READERS, SnapshotPatience
 from tests.services.mysql import READER, READER_PASSWORD, BinlogServer
 
@@ -65,18 +66,116 @@ def test_a_setting_that_hinders_comes_with_the_statement(
 def test_rights_that_are_missing_come_with_the_grant(
     binlog_server: BinlogServer, database: str
 ) -> None:
-    binlog_server.run(
-        f"CREATE USER poor IDENTIFIED BY '{READER_PASSWORD}'",
-        f"GRANT INSERT ON {database}.* TO poor",
-    )
+    """For exactly these tables, and for names of which the user may not know if they are there."""
+    binlog_server.run("CREATE TABLE `od``d` (id INT PRIMARY KEY)", database=database)
+    binlog_server.run(f"CREATE USER poor IDENTIFIED BY '{READER_PASSWORD}'")
+    watches = Watch("t"), Watch("od`d"), Watch("none")
     try:
-        found = problems(binlog_server, database, user="poor")
+        found = problems(binlog_server, database, *watches, user="poor")
+        for line in found:
+            if "`none`" not in line:
+                binlog_server.run(line.rpartition("| ")[2])
+        rest = problems(binlog_server, database, *watches, user="poor")
     finally:
         binlog_server.run("DROP USER poor")
 
-    assert len(found) == 2
-    assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'poor'@'%';" in found[0]
-    assert f"GRANT SELECT ON `{database}`.`t` TO 'poor'@'%';" in found[1]
+    end = "BINLOG MONITOR" if binlog_server.flavor == "mariadb" else "REPLICATION CLIENT"
+    assert [line.rpartition("| ")[2] for line in found] == [
+        f"GRANT REPLICATION SLAVE, {end} ON *.* TO 'poor'@'%';",
+        f"GRANT SELECT ON `{database}`.`t` TO 'poor'@'%';",
+        f"GRANT SELECT ON `{database}`.`od``d` TO 'poor'@'%';",
+        f"GRANT SELECT ON `{database}`.`none` TO 'poor'@'%';",
+    ]
+    assert [line[:6] for line in rest] == ["CF2004"] and "or there is none" in rest[0]
+
+
+@pytest.mark.parametrize(
+    ("marker", "name", "statement", "retention"),
+    [
+        ({}, "", "SET ", "SET "),
+        (
+            {"aurora_version": "3.10.0", "basedir": "/rdsdbbin/oscar/"},
+            "Amazon Aurora",
+            "Set binlog_row_metadata = 'FULL' in the DB cluster parameter group",
+            "CALL mysql.rds_set_configuration('binlog retention hours', 168);",
+        ),
+        (
+            {"basedir": "/rdsdbbin/mysql-8.0.40/"},
+            "Amazon RDS",
+            "Set binlog_row_metadata = 'FULL' in the DB parameter group",
+            "CALL mysql.rds_set_configuration('binlog retention hours', 168);",
+        ),
+        (
+            {"version_comment": "(Google)"},
+            "Google Cloud SQL",
+            "Set the flag binlog_row_metadata = 'FULL';",
+            "Set the flag binlog_expire_logs_seconds = 604800;",
+        ),
+        (
+            {"aad_auth_only": "OFF"},
+            "Azure Database",
+            "Set the server parameter binlog_row_metadata = 'FULL';",
+            "Set the server parameter binlog_expire_logs_seconds = 604800;",
+        ),
+    ],
+)
+def test_managed_servers_have_words_of_their_own(
+    binlog_server: BinlogServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    marker: dict[str, str],
+    name: str,
+    statement: str,
+    retention: str,
+) -> None:
+    """Services do not let their customers change a setting by SQL."""
+    usual = MySQLSession.variables
+    short = {"binlog_row_metadata": "MINIMAL", "binlog_expire_logs_seconds": "3600"}
+
+    def variables(session: MySQLSession, *names: str) -> dict[str, str]:
+        answer = usual(session, *names) | short | marker
+        return {each: answer[each] for each in names if each in answer}
+
+    monkeypatch.setattr(MySQLSession, "variables", variables)
+    [found] = problems(binlog_server, database)
+    [kept] = [
+        text
+        for text in MySQLSource("shop", binlog_server.uri(database)).warnings([Watch("t")])
+        if "removes binlogs" in text
+    ]
+    assert found.startswith("CF2003 binlog_row_metadata") and f"| {statement}" in found
+    assert kept.endswith(retention) if name else "= 604800;" in kept
+    with closing(connect(MySQLSource("shop", binlog_server.uri(database)).address)) as session:
+        assert providers.of(session).name.startswith(name)
+
+
+def test_the_hours_that_amazon_keeps_binlogs_are_asked_for(
+    binlog_server: BinlogServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own procedure; ``binlog_expire_logs_seconds`` has no effect there."""
+    usual = MySQLSession.variables
+    monkeypatch.setattr(
+        MySQLSession,
+        "variables",
+        lambda session, *names: usual(session, *names) | {"basedir": "/rdsdbbin/mysql/"},
+    )
+
+    def removed(hours: str) -> list[str]:
+        show = "CREATE OR REPLACE" if binlog_server.flavor == "mariadb" else "CREATE"
+        binlog_server.run(
+            f"{show} PROCEDURE mysql.rds_show_configuration() SELECT 'binlog retention hours' AS n,"
+            f" {hours} AS value"
+        )
+        try:
+            uri = binlog_server.uri(database, "root", "")
+            found = MySQLSource("shop", uri).warnings([Watch("t")])
+        finally:
+            binlog_server.run("DROP PROCEDURE mysql.rds_show_configuration")
+        return [text for text in found if "removes binlogs" in text]
+
+    assert removed("'168'") == []
+    assert ["after 2 hours" in text for text in removed("'2'")] == [True]
+    assert ["is set" in text for text in removed("NULL")] == [True]
 
 
 def test_tables_that_cannot_be_watched(binlog_server: BinlogServer, database: str) -> None:
@@ -189,6 +288,8 @@ def test_a_user_who_may_not_lock_is_warned(binlog_server: BinlogServer, database
     )
     try:
         [text] = warned(binlog_server, database, "lock tables", "t", "modest")
+        alone = binlog_server.flavor == "mariadb"
+        assert ("reads with one session only" if alone else "fails (CF2004)") in text
         grant = f"GRANT LOCK TABLES ON `{database}`.* TO 'modest'@'%';"
         assert grant in text
         binlog_server.run(grant)

@@ -95,9 +95,9 @@ class Feeds:
         """Wait until everything committed before now is durable in the feed's sink."""
         self.execute(f"SYNC CHANGEFEED {name} TIMEOUT '{timeout}'")
 
-    def kill_capture(self) -> Callable[[], bool]:
-        """Kill the process that reads ``shop``; what is returned says whether the next one runs."""
-        source_runtime = self.node.source_runtime("shop")
+    def kill_capture(self, source: str = "shop") -> Callable[[], bool]:
+        """Kill the process that reads a source; what is returned says whether the next one runs."""
+        source_runtime = self.node.source_runtime(source)
         until(lambda: source_runtime.capture_pid is not None, "the capture runs")
         pid = source_runtime.capture_pid
         assert pid is not None

@@ -17,7 +17,7 @@ from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import PASSWORD, USER
-from tests.services.mysql import BinlogServer
+from tests.services.mysql import READER_PASSWORD, BinlogServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -87,6 +87,52 @@ def test_scan_then_every_change(bench: Bench) -> None:
     changes = [m for m in bench.messages("f") if m.key == "[1]"]
     assert [m.after and m.after["b"] for m in changes] == ["row 1", "new"]
     assert changes[1].before == {"a": 1, "b": "row 1"}
+
+
+def test_the_rights_that_validate_asks_for_are_enough(bench: Bench) -> None:
+    """Of a user with nothing: each statement of VALIDATE is run, and no other. Then the initial
+    scan, changes, DDL, a restart of the reader and RESCAN of a database with tables that the user
+    may not read."""
+    bench.run("CREATE TABLE hidden (a INT PRIMARY KEY, b VARCHAR(100))")
+    user = f"poor_{bench.database}"[:32]
+    bench.server.run(f"CREATE USER {user} IDENTIFIED BY '{READER_PASSWORD}'")
+    feeds = bench.feeds
+    try:
+        feeds.connect(poor=bench.server.uri(bench.database, user, READER_PASSWORD))
+        create = (
+            f"CREATE CHANGEFEED f FOR poor.{bench.database}.t INTO 'file://{bench.folder / 'f'}'"
+            " WITH updated, diff, resolved = '200ms'"
+        )
+
+        def missing() -> list[str]:
+            rows = feeds.execute(f"VALIDATE {create}").rows
+            return [str(row[-1]) for row in rows if row[0] == "error"]
+
+        asked = missing()
+        assert len(asked) == 2
+        bench.server.run(*asked)
+        assert missing() == []
+        feeds.execute(create)
+        feeds.sync("f")
+        bench.run(
+            "UPDATE t SET b = 'new' WHERE a <= 3",
+            "DELETE FROM t WHERE a = 4",
+            "INSERT INTO hidden VALUES (1, 'x')",
+            "ALTER TABLE t ADD COLUMN c INT",
+            "ALTER TABLE hidden ADD COLUMN c INT",
+            "UPDATE t SET c = 7 WHERE a = 9",
+        )
+        feeds.sync("f")
+        until(feeds.kill_capture("poor"))
+        bench.run("UPDATE t SET a = 100 WHERE a = 5", "UPDATE hidden SET b = 'y'")
+        feeds.sync("f")
+        feeds.execute("ALTER CHANGEFEED f RESCAN")
+        feeds.sync("f")
+        rows = bench.run("SELECT a, b, c FROM t")
+        assert bench.table("f") == {f"[{a}]": {"a": a, "b": b, "c": c} for a, b, c in rows}
+        feeds.execute("DROP CHANGEFEED f")
+    finally:
+        bench.server.run(f"DROP USER {user}")
 
 
 def _ddl(bench: Bench, feed: str = "f") -> list[tuple[object, object]]:

@@ -4,12 +4,12 @@ changes it. Changes nothing."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
-from changefeed.sources.mysql import describe
-from changefeed.sources.mysql.checks import account, set_variable
+from changefeed.sources.mysql import coordinates, describe, providers
+from changefeed.sources.mysql.checks import set_variable
 from changefeed.sources.mysql.describe import ServerTable
 from changefeed.sources.mysql.session import MySQLSession, quoted
 
@@ -49,7 +49,7 @@ def _server(session: MySQLSession) -> Iterator[str]:
     if not session.is_mariadb and known.get("gtid_mode") != "ON":
         yield (
             "gtid_mode is not ON: the feed depends on the binlog files of this server, and needs "
-            "a RESCAN when a replica is promoted"
+            f"a RESCAN when a replica is promoted; {providers.of(session).gtids}"
         )
     if session.is_mariadb and known.get("gtid_strict_mode") != "ON":
         yield (
@@ -57,20 +57,47 @@ def _server(session: MySQLSession) -> Iterator[str]:
             "transactions may go back, and the feeds stop (CF2103); "
             + set_variable(session, "gtid_strict_mode", "ON")
         )
-    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
-    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
-    if 0 < seconds < SHORT_RETENTION:
-        yield (
-            f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
-            "the tables must be read again; "
-            + set_variable(session, "binlog_expire_logs_seconds", "604800")
-        )
+    yield from _retention(session, known)
     updates = known.get("log_replica_updates", known.get("log_slave_updates"))
     if updates == "OFF" and known.get("read_only") not in ("OFF", "0", None):
         yield (
             "the server is read-only and does not write the changes it replicates to its own "
             "binlog (log_replica_updates): a feed would see none of them"
         )
+
+
+def _retention(session: MySQLSession, known: Mapping[str, str]) -> Iterator[str]:
+    """How long the server keeps its binlogs."""
+    provider = providers.of(session)
+    if provider.hours:
+        hours = _retained_hours(session)
+        if hours is None or hours * 3600 < SHORT_RETENTION:
+            kept = "unless 'binlog retention hours' is set" if not hours else f"after {hours} hours"
+            yield (
+                f"{provider.name} removes binlogs {kept}: if changefeed is down for longer, the "
+                f"tables must be read again; {provider.retention}"
+            )
+        return
+    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
+    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
+    if 0 < seconds < SHORT_RETENTION:
+        yield (
+            f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
+            f"the tables must be read again; {provider.retention}"
+        )
+
+
+def _retained_hours(session: MySQLSession) -> int | None:
+    """The hours that Amazon's procedures have; None: not set, or the user may not ask."""
+    try:
+        rows = session.rows("CALL mysql.rds_show_configuration", "ask how long binlogs are kept")
+    except ChangefeedError as error:
+        if error.code in (Code.SOURCE_UNREACHABLE, Code.SOURCE_BUSY):
+            raise
+        return None
+    known = {str(row[0]): row[1] for row in rows}
+    hours = known.get("binlog retention hours")
+    return int(hours) if hours else None
 
 
 def _images(session: MySQLSession) -> Iterator[str]:
@@ -98,13 +125,17 @@ def _locks(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterator[str
     grants = [str(row[0]) for row in session.rows("SHOW GRANTS")]
     if any(_ROLES.match(grant) for grant in grants):
         return  # What the roles may do is not shown: the scan finds out.
+    if session.is_mariadb:
+        without = "that finds no moment without commits within a second reads with one session only"
+    elif coordinates.mode_of(session) == "gtid":
+        without = "that finds no moment without commits within a second fails (CF2004)"
+    else:
+        without = "fails (CF2004), because without GTIDs it needs a lock for a moment"
     for database in dict.fromkeys(table.database for table in tables):
         if not any(may_lock(grant, database) for grant in grants):
             yield (
-                f"user {account(session)} may not lock tables of database {database}: an initial "
-                "scan that finds no moment without commits within a second fails (CF2004); GRANT "
-                "LOCK TABLES "
-                f"ON `{database}`.* TO {account(session)};"
+                f"user {session.account()} may not lock tables of database {database}: an initial "
+                f"scan {without}; GRANT LOCK TABLES ON `{database}`.* TO {session.account()};"
             )
 
 

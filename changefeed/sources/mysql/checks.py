@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
-from changefeed.sources.mysql import describe
+from changefeed.sources.mysql import describe, providers
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.coordinates import end_query, file_end
 from changefeed.sources.mysql.describe import ServerTable
-from changefeed.sources.mysql.session import MySQLSession, connect, quoted
+from changefeed.sources.mysql.session import MySQLSession, connect
 
 #: Oldest servers whose binlog names the columns of its rows.
 OLDEST = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
@@ -67,7 +67,7 @@ def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
     if known.get("log_bin") not in ("ON", "1"):
         yield _not_set_up(
             "the server writes no binlog",
-            "set log_bin = binlog and server_id = 1 in the server's configuration; restart it.",
+            providers.of(session).binlog,
         )
         return
     for name, (wanted, why) in _SETTINGS.items():
@@ -96,11 +96,9 @@ def check_server(session: MySQLSession) -> Iterator[ChangefeedError]:
 
 
 def set_variable(session: MySQLSession, name: str, value: str) -> str:
-    """The statement that gives a variable of the server a value, for good."""
-    shown = value if value.isdigit() or value in ("ON", "OFF") else f"'{value}'"
-    if session.is_mariadb:
-        return f"SET GLOBAL {name} = {shown}; and the same in the server's configuration"
-    return f"SET PERSIST {name} = {shown};"
+    """What gives a variable of the server a value, for good: a statement, or the words for who
+    runs a managed server."""
+    return providers.of(session).setting(name, value)
 
 
 def _not_set_up(message: str, hint: str) -> ChangefeedError:
@@ -119,20 +117,20 @@ def check_user(session: MySQLSession) -> Iterator[ChangefeedError]:
         file_end(session)
     except ChangefeedError as error:
         if error.code is Code.SOURCE_PERMISSION_MISSING:
-            missing.append("REPLICATION CLIENT")
+            missing.append(_end_right(session))
     if missing:
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            f"user {account(session)} may not read the binlog: {' and '.join(missing)} "
+            f"user {session.account()} may not read the binlog: {' and '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} missing",
-            hint=f"GRANT {', '.join(missing)} ON *.* TO {account(session)};",
+            hint=f"GRANT {', '.join(missing)} ON *.* TO {session.account()};",
         )
 
 
-def account(session: MySQLSession) -> str:
-    """The account as GRANT takes it: ``'user'@'host'``."""
-    user, _, host = str(session.value("SELECT CURRENT_USER()")).rpartition("@")
-    return f"'{user}'@'{host}'"
+def _end_right(session: MySQLSession) -> str:
+    """The right to ask where the binlog ends, by the server's own name for it."""
+    renamed = session.is_mariadb and session.version >= (10, 5, 2)
+    return "BINLOG MONITOR" if renamed else "REPLICATION CLIENT"
 
 
 def _may_replicate(session: MySQLSession) -> bool:
@@ -192,17 +190,11 @@ def _problems(
             "configuration; then restart the server.",
             span=watch.span,
         )
-    try:
-        session.rows(
-            f"SELECT 1 FROM {quoted(table.database)}.{quoted(table.name)} LIMIT 0", "read a table"
-        )
-    except ChangefeedError as error:
-        if error.code is not Code.SOURCE_PERMISSION_MISSING:
-            raise
+    if not describe.may_read(session, table.database, table.name):
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            f"user {account(session)} may not read table {table.full_name}",
-            hint=f"GRANT SELECT ON `{table.database}`.`{table.name}` TO {account(session)};",
+            f"user {session.account()} may not read table {table.full_name}",
+            hint=describe.grant_select(session, table.database, table.name),
             span=watch.span,
         )
 

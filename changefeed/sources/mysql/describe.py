@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.base import TableInfo, Watch
-from changefeed.sources.mysql.session import MySQLSession, listed, literal
+from changefeed.sources.mysql.session import MySQLSession, listed, literal, quoted
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 
 #: Databases of the server itself.
@@ -210,7 +210,16 @@ def resolve(watch: Watch, database: str) -> tuple[str, str]:
 
 
 def unknown_table(session: MySQLSession, watch: Watch, database: str) -> ChangefeedError:
-    """The error for a name that stands for no table, with a suggestion."""
+    """The error for a name that stands for no table that the user may see."""
+    if not may_read(session, database, watch.name):
+        # The server says so of each name in a database of which the user may see nothing.
+        return ChangefeedError(
+            Code.SOURCE_PERMISSION_MISSING,
+            f'user {session.account()} may not read table "{database}.{watch.name}", or there is '
+            "none",
+            hint=grant_select(session, database, watch.name),
+            span=watch.span,
+        )
     near = difflib.get_close_matches(
         f"{database}.{watch.name}",
         [f"{d}.{n}" for d, n in _names(session)],
@@ -218,10 +227,28 @@ def unknown_table(session: MySQLSession, watch: Watch, database: str) -> Changef
     )
     return ChangefeedError(
         Code.NAME_UNKNOWN,
-        f'table "{database}.{watch.name}" does not exist, or the user may not see it',
+        f'table "{database}.{watch.name}" does not exist',
         hint=f'did you mean "{near[0]}"?' if near else "SHOW TABLES lists what can be watched.",
         span=watch.span,
     )
+
+
+def may_read(session: MySQLSession, database: str, name: str) -> bool:
+    """Whether the server lets the user read a table of this name; true where there is none and
+    the user may know that."""
+    try:
+        session.rows(f"SELECT 1 FROM {quoted(database)}.{quoted(name)} LIMIT 0", "read a table")
+    except ChangefeedError as error:
+        if error.code in (Code.SOURCE_UNREACHABLE, Code.SOURCE_BUSY):
+            raise
+        return error.code is not Code.SOURCE_PERMISSION_MISSING
+    return True
+
+
+def grant_select(session: MySQLSession, database: str, name: str) -> str:
+    """The statement that lets the user read this one table."""
+    named = ".".join(f"`{part.replace('`', '``')}`" for part in (database, name))
+    return f"GRANT SELECT ON {named} TO {session.account()};"
 
 
 def refusal(table: ServerTable, watch: Watch) -> ChangefeedError | None:

@@ -103,6 +103,11 @@ class MySQLSession:
         rows = self.rows(sql, doing)
         return rows[0][0] if rows else None
 
+    def account(self) -> str:
+        """Who is logged in, as GRANT takes it: ``'user'@'host'``."""
+        user, _, host = str(self.value("SELECT CURRENT_USER()")).rpartition("@")
+        return f"'{user}'@'{host}'"
+
     def run(self, *statements: str, doing: str = "ask the server") -> None:
         """Statements without an answer."""
         with explained(self._address, doing), self._connection.cursor() as cursor:

@@ -158,7 +158,7 @@ class MySQLSnapshot:
             yield session
             session.run("ROLLBACK TO SAVEPOINT part", doing="read a table")
         except ChangefeedError as error:
-            failed = _reading_failed(table, error)
+            failed = _reading_failed(session, table, error)
             self._return(session, goes_on=failed.scope is Scope.TABLE)
             raise failed from error
         except GeneratorExit:
@@ -403,7 +403,10 @@ def _locked(
                 Code.SOURCE_PERMISSION_MISSING,
                 "the initial scan could not begin without a lock, and the user may not lock tables",
                 detail=error.detail,
-                hint=f"GRANT LOCK TABLES ON *.* TO '{address.user}'@'<host>';",
+                hint=" ".join(
+                    f"GRANT LOCK TABLES ON `{database}`.* TO {holder.account()};"
+                    for database in dict.fromkeys(t.table.schema for t in tables)
+                ),
             ) from error
         if error.code is Code.SOURCE_BUSY:
             raise ChangefeedError(
@@ -438,12 +441,13 @@ def _changed(table: TableSchema, why: str) -> ChangefeedError:
     )
 
 
-def _reading_failed(table: TableSchema, error: ChangefeedError) -> ChangefeedError:
+def _reading_failed(
+    session: MySQLSession, table: TableSchema, error: ChangefeedError
+) -> ChangefeedError:
     if error_number(error) in _CHANGED:
         return _changed(table, error.detail or "it was altered")
     if error.code is Code.SOURCE_PERMISSION_MISSING:
-        name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}".replace('"', "`")
-        hint = f"GRANT SELECT ON {name} TO <user of the connection>;"
+        hint = describe.grant_select(session, table.table.schema, table.table.name)
         return ChangefeedError(
             Code.TABLE_NOT_SCANNABLE, error.message, detail=error.detail, hint=hint
         )
