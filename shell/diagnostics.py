@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.errors import ChangefeedError, Problems
 from grammar.problems import point
 from shell.render.widths import wrap
@@ -42,14 +43,16 @@ class Diagnostics:
                 self._say(error_json(one, where))
             else:
                 told = where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"
-                said = error_lines(one)
+                told, said = for_people(told), map(for_people, error_lines(one))
                 first = self._styled(self._wrapped(told), _BOLD + _RED)
                 self._say("\n".join([first, *map(self._wrapped, said)]))
 
     def notice(self, text: str) -> None:
         """What a statement has to say beside its result."""
         self._say(
-            json.dumps({"notice": text}) if self.as_json else self._wrapped(f"NOTICE: {text}")
+            json.dumps({"notice": text})
+            if self.as_json
+            else self._wrapped(for_people(f"NOTICE: {text}"))
         )
 
     def note(self, text: str) -> None:
@@ -91,6 +94,13 @@ def _columns(terminal: TextIO) -> int:
         return os.get_terminal_size(terminal.fileno()).columns
     except (OSError, ValueError):
         return 80
+
+
+def for_people(text: str) -> str:
+    """The text with times of day in place of timestamps of the log."""
+    from changefeed.statements.times import readable
+
+    return readable(text, SYSTEM_CLOCK.now().wall).words
 
 
 def error_lines(error: ChangefeedError) -> Iterator[str]:

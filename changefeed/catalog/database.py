@@ -280,13 +280,14 @@ class Database:
                     _create(connection)
                 rows = connection.execute(select(tables.meta))
                 found: dict[str, str] = {row.key: row.value for row in rows}
-                found["format"] = _upgrade(connection, found.get("format", ""))
-        if found.get("format") != str(tables.FORMAT):
+        if (has := found.get("format", "")) != str(tables.FORMAT):
             raise ChangefeedError(
                 Code.STATE_OF_ANOTHER_VERSION,
-                f"state {self.shown} has format {found.get('format', 'unknown')}, "
-                f"this program uses format {tables.FORMAT}",
-                hint="use the version of changefeed that created it, or name another --state.",
+                f"state {self.shown} has format {has or 'unknown'}, "
+                f"this version of changefeed reads format {tables.FORMAT} only",
+                hint="go on with the version that wrote it, or drop its feeds with that version, "
+                "which removes what they hold at their sources, and create them again in another "
+                "--state: states are not converted before the first release.",
             )
         return found["state_id"]
 
@@ -380,21 +381,6 @@ def _create(connection: Connection) -> None:
     ]
     connection.execute(insert(tables.meta), rows)
     connection.execute(insert(tables.change).values(id=1, number=1))
-
-
-def _upgrade(connection: Connection, found: str) -> str:
-    """Bring a state of an older format to ours, step by step; the format it has then."""
-    number = int(found) if found.isdigit() else tables.FORMAT
-    while number < tables.FORMAT:
-        number += 1
-        schema = _schema(connection)
-        for statement in tables.UPGRADES[number]:
-            connection.execute(text(statement.format(schema=f"{schema}." if schema else "")))
-        connection.execute(
-            update(tables.meta).where(tables.meta.c.key == "format").values(value=str(number))
-        )
-        found = str(number)
-    return found
 
 
 def _schema(connection: Connection) -> str | None:

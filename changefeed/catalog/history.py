@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Row, delete, insert, select
 
 from changefeed.catalog import tables
 from changefeed.catalog.rows import JobEvent
@@ -14,6 +15,14 @@ from changefeed.core.clock import Timestamp
 
 #: Events kept per job, the newest.
 KEPT_EVENTS = 500
+
+#: Kinds of which the same again, soon after, is counted: an outage must not push the history out.
+#: The text of a retry may differ each time (a port, a duration); its code and table are its cause.
+_COUNTED = ("status", "scan", "notice", "retry", "error")
+
+#: How many of the newest events are looked at for the same one: what one attempt after an error
+#: may record.
+_RECENT = 8
 
 _event = tables.event
 
@@ -62,7 +71,17 @@ class Events(CatalogPart):
         with self._database.read() as transaction:
             rows = transaction.execute(query.order_by(_event.c.id.desc()).limit(limit))
             return [
-                JobEvent(row.id, row.job_id, row.at, row.kind, row.text, row.table_name, row.code)
+                JobEvent(
+                    id=row.id,
+                    job_id=row.job_id,
+                    at=row.at,
+                    kind=row.kind,
+                    text=row.text,
+                    table=row.table_name,
+                    code=row.code,
+                    times=row.times,
+                    last=row.last,
+                )
                 for row in rows
             ]
 
@@ -92,10 +111,20 @@ def record(
     kept: int = KEPT_EVENTS,
 ) -> None:
     """Insert an event in a transaction that is open, and cut the job's list to the newest
-    ``kept``."""
+    ``kept``. It takes the place of a recent one of the same cause, and counts it."""
+    same = _recent(transaction, job_id, kind, text, table, code) if kind in _COUNTED else None
+    if same is not None:
+        transaction.execute(delete(_event).where(_event.c.id == same.id))
     transaction.execute(
         insert(_event).values(
-            job_id=job_id, at=now, kind=kind, code=code, table_name=table, text=text
+            job_id=job_id,
+            at=same.at if same else now,
+            kind=kind,
+            code=code,
+            table_name=table,
+            text=text,
+            times=same.times + 1 if same else 1,
+            last=now,
         )
     )
     oldest = (
@@ -108,3 +137,15 @@ def record(
     cut = transaction.execute(oldest).scalar_one_or_none()
     if cut is not None:
         transaction.execute(delete(_event).where(_event.c.job_id == job_id, _event.c.id <= cut))
+
+
+def _recent(
+    transaction: Transaction, job_id: int, kind: str, text: str, table: str | None, code: str | None
+) -> Row[Any] | None:
+    """One of the newest events that has the same cause."""
+    newest = select(_event).where(_event.c.job_id == job_id).order_by(_event.c.id.desc())
+    for row in transaction.execute(newest.limit(_RECENT)):
+        alike = (row.kind, row.table_name, row.code) == (kind, table, code)
+        if alike and (kind == "retry" or row.text == text):
+            return row
+    return None

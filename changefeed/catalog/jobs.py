@@ -255,6 +255,8 @@ class Jobs(CatalogPart):
         repair: Mapping[TableName, RowRepair] | None = None,
         renew_log: bool = False,
         generation: int | None = None,
+        noted: Sequence[str] = (),
+        by: str = "",
     ) -> Job:
         """Change what a feed is, all in one step; raises its generation by one.
 
@@ -267,6 +269,8 @@ class Jobs(CatalogPart):
         does not.
         ``generation`` is the one the change was planned on: when another ALTER came between,
         nothing is changed (CF1301).
+        ``noted`` says what changes in options and address, without secrets, and ``by`` which user
+        of the operating system changes it: both are kept as an event.
         """
         with self._database.write() as transaction:
             job = self._job(get_job(transaction, job_id))
@@ -301,16 +305,17 @@ class Jobs(CatalogPart):
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
             for table, rows in (repair or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, repair=rows)
-            changed = _changes(job, values, add, drop, renamed or {}, rescan or {}, repair or {})
+            changed = [*_changes(add, drop, renamed or {}, rescan or {}, repair or {}), *noted]
             if changed:
-                record(transaction, self._now(), job_id, "altered", changed)
+                record(transaction, self._now(), job_id, "altered", _signed("; ".join(changed), by))
             if renew_log:
                 save_source(transaction, job.source, self._now(), renewal=True)
             _set(transaction, job_id, **values)
             return self._job(get_job(transaction, job_id))
 
-    def rename_job(self, job_id: int, name: str) -> Job:
-        """Give a feed another name; its id, progress and topics stay.
+    def rename_job(self, job_id: int, name: str, by: str = "") -> Job:
+        """Give a feed another name; its id, progress and topics stay. ``by``: see
+        :meth:`alter_job`.
 
         Raises:
             ChangefeedError: CF1102 the name is taken.
@@ -325,7 +330,8 @@ class Jobs(CatalogPart):
                 )
             now = self._now()
             if name != (old := get_job(transaction, job_id).name):
-                record(transaction, now, job_id, "altered", f'renamed from "{old}" to "{name}"')
+                renamed = _signed(f'renamed from "{old}" to "{name}"', by)
+                record(transaction, now, job_id, "altered", renamed)
             _set(transaction, job_id, name=name, modified=now)
             return self._job(get_job(transaction, job_id))
 
@@ -403,27 +409,23 @@ _HEALTHY = frozenset({Status.SCANNING, Status.RUNNING, Status.SUCCEEDED})
 
 
 def _changes(
-    job: Job,
-    values: Mapping[str, Any],
     add: Sequence[TableProgress],
     drop: Sequence[TableName],
     renamed: Mapping[TableName, TableName],
     rescan: Mapping[TableName, int],
     repair: Mapping[TableName, RowRepair],
-) -> str:
-    """What an ALTER changes, without the values of options, which may be secret; empty: nothing."""
+) -> list[str]:
+    """What an ALTER changes in the tables of a feed."""
     parts = [f"tables added: {_listed(table.table for table in add)}"] if add else []
     parts += [f"tables dropped: {_listed(drop)}"] if drop else []
     parts += [f"{table} is followed as {now}" for table, now in renamed.items()]
     parts += [f"tables scanned again: {_listed(rescan)}"] if rescan else []
     parts += [f"rows read again by key: {_listed(repair)}"] if repair else []
-    if "options" in values:
-        options = json.loads(values["options"])
-        changed = [n for n in {**job.options, **options} if job.options.get(n) != options.get(n)]
-        parts += [f"options changed: {', '.join(sorted(changed))}"] if changed else []
-    if values.get("sink_uri", job.sink_uri) != job.sink_uri:
-        parts.append("another sink address")
-    return "; ".join(parts)
+    return parts
+
+
+def _signed(changed: str, by: str) -> str:
+    return f"{changed} (by {by})" if by else changed
 
 
 def _listed(names: Iterable[TableName]) -> str:
@@ -457,7 +459,8 @@ def move_job(
         values["modified"] = now
         ended = status in (Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
         values["finished"] = now if ended else None
-        why = f": {reason}" if reason not in ("", status.value) else ""
+        # An error is an event of its own, and its reason has the number and time of an attempt.
+        why = f": {reason}" if reason not in ("", status.value) and error is None else ""
         record(transaction, now, job_id, "status", f"{before} -> {status}{why}")
     if error is not None:
         kind = "error" if status is Status.FAILED else "retry"

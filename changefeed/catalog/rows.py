@@ -154,8 +154,15 @@ EVENT_KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job; ``kind`` is one of :data:`EVENT_KINDS`, ``at`` when it
-    happened (for what comes out of the change log: when the source committed it), ns."""
+    """Something that happened to a job.
+
+    Attributes:
+        at: when it happened first (for what comes out of the change log: when the source
+            committed it), ns.
+        kind: one of :data:`EVENT_KINDS`.
+        times: how often it happened, one cause at a time.
+        last: when it happened last, ns.
+    """
 
     id: int
     job_id: int
@@ -164,3 +171,5 @@ class JobEvent:
     text: str
     table: str | None = None
     code: str | None = None
+    times: int = 1
+    last: int = 0

@@ -1,7 +1,8 @@
 """The tables of the state database, the same on SQLite and PostgreSQL.
 
 Timestamps (HLC) are kept as their written form, times as ns, lists as JSON text.
-A change here that old programs cannot live with raises :data:`FORMAT`.
+Any change here raises :data:`FORMAT`: until the first release there is one format, and a state of
+another one is refused.
 """
 
 from __future__ import annotations
@@ -20,56 +21,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 11
-
-#: What makes a state of the format before into one of the key's format.
-UPGRADES: dict[int, tuple[str, ...]] = {
-    2: (
-        "ALTER TABLE {schema}job_table ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
-        "ALTER TABLE {schema}captured ADD COLUMN oid BIGINT NOT NULL DEFAULT 0",
-    ),
-    3: (
-        "ALTER TABLE {schema}job_table ADD COLUMN rescan BIGINT NOT NULL DEFAULT 0",
-        "ALTER TABLE {schema}job_table ADD COLUMN rescanned BIGINT NOT NULL DEFAULT 0",
-        "ALTER TABLE {schema}source_state ADD COLUMN renewal BOOLEAN NOT NULL DEFAULT FALSE",
-    ),
-    4: (
-        "ALTER TABLE {schema}job_table ADD COLUMN gap BIGINT NOT NULL DEFAULT 0",
-        "CREATE TABLE {schema}gap (source TEXT NOT NULL, schema TEXT NOT NULL, name TEXT NOT NULL,"
-        " at BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (source, schema, name))",
-    ),
-    5: ("ALTER TABLE {schema}table_schema ADD COLUMN announced BOOLEAN NOT NULL DEFAULT TRUE",),
-    # What is held at a source is the source's business. Its names need no quoting in JSON.
-    6: (
-        "ALTER TABLE {schema}source_state ADD COLUMN memo TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE {schema}source_state ADD COLUMN holds TEXT NOT NULL DEFAULT ''",
-        'UPDATE {schema}source_state SET memo = \'{{"publication": "\' || publication'
-        ' || \'", "slot": "\' || slot || \'"}}\','
-        " holds = 'slot ' || slot || ', publication ' || publication WHERE slot <> ''",
-        "ALTER TABLE {schema}source_state RENAME COLUMN system_id TO identity",
-        "ALTER TABLE {schema}source_state DROP COLUMN slot",
-        "ALTER TABLE {schema}source_state DROP COLUMN publication",
-        "ALTER TABLE {schema}job_table RENAME COLUMN oid TO table_id",
-        "ALTER TABLE {schema}captured RENAME COLUMN oid TO table_id",
-    ),
-    7: (
-        "CREATE TABLE {schema}function (name TEXT NOT NULL PRIMARY KEY, arguments TEXT NOT NULL,"
-        " returns TEXT NOT NULL, reference TEXT NOT NULL, path TEXT NOT NULL,"
-        " vectorized BOOLEAN NOT NULL, created BIGINT NOT NULL)",
-    ),
-    8: ("ALTER TABLE {schema}job ADD COLUMN taken BIGINT NOT NULL DEFAULT 0",),
-    9: (
-        "CREATE TABLE {schema}question (id TEXT NOT NULL PRIMARY KEY, kind TEXT NOT NULL,"
-        " body TEXT NOT NULL, asked BIGINT NOT NULL, node TEXT, answer TEXT)",
-    ),
-    10: (
-        "ALTER TABLE {schema}job_table ADD COLUMN original TEXT NOT NULL DEFAULT '[]'",
-        "CREATE TABLE {schema}table_name (source TEXT NOT NULL, table_id BIGINT NOT NULL,"
-        " schema TEXT NOT NULL, name TEXT NOT NULL,"
-        " PRIMARY KEY (source, table_id, schema, name))",
-    ),
-    11: ("ALTER TABLE {schema}job_table ADD COLUMN repair TEXT NOT NULL DEFAULT ''",),
-}
+FORMAT = 12
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -322,6 +274,9 @@ event = Table(
     _text("code", null=True),
     _text("table_name", null=True),
     _text("text"),
+    # How often it happened, and when last.
+    Column("times", BigInteger, nullable=False),
+    _ns("last"),
     sqlite_autoincrement=True,
 )
 Index("event_job", event.c.job_id, event.c.id)

@@ -301,7 +301,7 @@ class Node:
         """What a VERIFY CHANGEFEED of another process finds; it stops soon after ``gone`` says that
         nobody waits for it."""
         interpreter = Interpreter(self.catalog, self.clock, host=self, timings=self.timings)
-        return interpreter.execute(statement, Session(client="node", gone=gone))
+        return interpreter.execute(statement, Session(client="node", gone=gone, user=""))
 
     @property
     def spark_elsewhere(self) -> bool:

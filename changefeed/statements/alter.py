@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from changefeed.catalog import DesiredStatus, Job, Status
 from changefeed.core.errors import LOG_LOST, ChangefeedError
-from changefeed.options import to_span
-from changefeed.plan.alter import plan_alter
+from changefeed.core.uri import sink_location
+from changefeed.options import Options, to_span
+from changefeed.plan.alter import AlterPlan, plan_alter
 from changefeed.statements.context import Context, Result
 from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
 from changefeed.statements.notices import no_node, not_taken_yet, source_warnings, topic_notices
@@ -31,6 +32,8 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         rescan=plan.rescan,
         renew_log=log_is_lost,
         generation=job.generation,
+        noted=_changes(job, plan),
+        by=context.session.user,
     )
     rescans = _others_of_the_log(job, context) if log_is_lost else []
     if plan.rescan:
@@ -66,6 +69,32 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     )
 
 
+def _changes(job: Job, plan: AlterPlan) -> list[str]:
+    """Options and address before and after, without secrets."""
+    old, new = Options.from_dict(job.options).display(), plan.options.display()
+    stored = plan.options.to_dict()
+    said = [
+        f"{name} {_change(old.get(name), new.get(name))}"
+        for name in sorted({*job.options, *stored})
+        if job.options.get(name) != stored.get(name)
+    ]
+    if plan.sink_uri is not None and plan.sink_uri != job.sink_uri:
+        before, after = job.redacted_sink_uri, sink_location(plan.sink_uri)
+        said.append(f"address {_change(before, after)}")
+    return said
+
+
+def _change(before: str | None, after: str | None) -> str:
+    """``from '10s' to '5s'``; a flag has no value."""
+    if before is None:
+        return f"set to '{after}'" if after else "set"
+    if after is None:
+        return f"unset, was '{before}'" if before else "unset"
+    if before == after:
+        return f"changed in what is secret of '{after}'"
+    return f"from '{before}' to '{after}'"
+
+
 def _log_is_lost(job: Job, context: Context) -> bool:
     """``job`` as it was before the statement, or its source, has met a log that cannot go on."""
     codes = {job.error_code, context.catalog.source_state(job.source).error_code}
@@ -96,7 +125,7 @@ def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED f RENAME TO g."""
     job = context.job(statement.feed)
     try:
-        renamed = context.catalog.rename_job(job.id, statement.new_name)
+        renamed = context.catalog.rename_job(job.id, statement.new_name, by=context.session.user)
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.name_span)
         raise

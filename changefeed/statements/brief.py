@@ -13,8 +13,8 @@ from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.core.schema import TableName
 from changefeed.sources.base import TableInfo
 from changefeed.statements.health import DEGRADED, TROUBLE, Health
-from changefeed.statements.times import ago
-from changefeed.statements.values import Cell, Estimate, Names, Rate, Size
+from changefeed.statements.times import ago, readable
+from changefeed.statements.values import Cell, Estimate, Names, Rate, ShownText, Size
 from grammar.printer import name as name_sql
 
 #: Tables that are named in a row; more are counted.
@@ -62,7 +62,7 @@ def _feed(look: FeedSnapshot, now: int) -> tuple[Cell, ...]:
         Rate(round(job.rows_per_second, 1)) if moves else None,
         tables(look.tables),
         sink(job),
-        why(look),
+        why(look, now),
     )
 
 
@@ -103,12 +103,12 @@ def sink(job: Job) -> str:
     return job.redacted_sink_uri.partition("?")[0] or "this session"
 
 
-def why(look: FeedSnapshot) -> str | None:
+def why(look: FeedSnapshot, now: int) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
         return None
-    reason = str(shown.reason)
+    reason = readable(shown.reason, now).words
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {with_names(job.hint, job)}"
     return reason
@@ -214,6 +214,22 @@ def feed_tables(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief
     )
 
 
+def counted(columns: Sequence[str], rows: Sequence[Sequence[Cell]], text: str) -> Brief:
+    """Events: what happened several times says in its ``text`` how often, and when last."""
+    shown = len(columns) - 2  # times and last
+    place = columns.index(text)
+    found = []
+    for *row, times, last in rows:
+        if times != 1:
+            row[place] = f"{_words(row[place])} ({times} times, last at {_words(last)})"
+        found.append(tuple(row))
+    return Brief(tuple(columns[:shown]), found)
+
+
+def _words(cell: Cell) -> str:
+    return cell.words if isinstance(cell, ShownText) else str(cell)
+
+
 def checks(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
     """VALIDATE: where each problem is, and what it is with what to do about it."""
     found = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -235,7 +251,7 @@ def checks(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
 def _joined(problem: Cell, hint: Cell) -> str | None:
     if not problem:
         return None
-    return f"{problem}  HINT: {hint}" if hint else str(problem)
+    return f"{_words(problem)}  HINT: {hint}" if hint else _words(problem)
 
 
 def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequence[str]]) -> Brief:
@@ -275,7 +291,7 @@ def jobs(looks: Iterable[FeedSnapshot], now: int) -> Brief:
                 status(look, now),
                 ago(look.job.created, now),
                 sink(look.job),
-                why(look),
+                why(look, now),
             )
             for look in looks
         ],

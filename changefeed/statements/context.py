@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,6 +188,14 @@ class NoHost:
 LogLookup = Callable[[str, Position], Timestamp | None]
 
 
+def os_user() -> str:
+    """The user of the operating system that this process runs as."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run a number that has no name
+        return f"user {os.getuid()}"
+
+
 @dataclass(slots=True)
 class Session:
     """What lasts from statement to statement of one client.
@@ -194,11 +204,13 @@ class Session:
         source: what USE set.
         client: what kind of client it is.
         gone: whether nobody waits for the answer any more; a long statement then stops.
+        user: who it is to the operating system; empty where that is not known.
     """
 
     source: str | None = None
     client: str = "shell"
     gone: Callable[[], bool] = lambda: False
+    user: str = field(default_factory=os_user)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
 from changefeed.statements.listing import error_text, feed_row, looks_at
-from changefeed.statements.times import instant, moment
-from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
+from changefeed.statements.times import date, instant, moment, readable
+from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 
 #: How many events SHOW CHANGEFEED f ERRORS looks back, and EVENTS without LIMIT.
@@ -65,8 +65,10 @@ def _detail(job: Job, context: Context) -> Result:
 def _last_spark_job(job: Job, context: Context, now: int) -> str | None:
     """The newest scan, backlog or batch of a query that ran as a Spark job; None: all bulk work ran
     in the node. Merges are not among them."""
-    found = context.catalog.events(job.id, limit=1, kinds=("engine",))
-    return f"{moment(found[0].at, now)}: {found[0].text}" if found else None
+    for event in context.catalog.events(job.id, limit=1, kinds=("engine",)):
+        at = date(event.at)
+        return ShownText(f"{at}: {event.text}", f"{at.words}: {event.text}")
+    return None
 
 
 def _option_texts(job: Job) -> list[str]:
@@ -112,7 +114,7 @@ def _tables(job: Job, context: Context) -> Result:
                 instant(done, now),
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
-                table.error,
+                None if table.error is None else readable(table.error, now),
                 _hint(table.error_code, job, table),
             )
         )
@@ -140,24 +142,36 @@ def _errors(job: Job, context: Context) -> Result:
     for event in events:
         if not _told_of_table(event, events):
             hint = _hint(event.code, job, tables.get(event.table or ""))
-            at = moment(event.at, now)
-            rows.append((at, event.kind, event.code, event.table, event.text, hint))
+            at, text = moment(event.at, now), readable(event.text, now)
+            last = moment(event.last, now)
+            rows.append((at, event.kind, event.code, event.table, text, hint, event.times, last))
     known = {(event.table, event.text) for event in events}
     for name, table in tables.items():
         if table.error is not None and (name, table.error) not in known:
             hint = _hint(table.error_code, job, table)
-            rows.append((None, "error", table.error_code, name, table.error, hint))
-    return Result(columns=("time", "kind", "code", "table", "problem", "hint"), rows=rows)
+            text = readable(table.error, now)
+            rows.append((None, "error", table.error_code, name, text, hint, 1, None))
+    columns = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
+    return Result(columns=columns, rows=rows, brief=brief.counted(columns, rows, "problem"))
 
 
 def _events(job: Job, context: Context, limit: int) -> Result:
     """What happened to the feed and its tables, newest first."""
     now = context.clock.now().wall
     rows: list[tuple[Cell, ...]] = [
-        (moment(event.at, now), event.kind, event.table, event.text, event.code)
+        (
+            moment(event.at, now),
+            event.kind,
+            event.table,
+            readable(event.text, now),
+            event.code,
+            event.times,
+            moment(event.last, now),
+        )
         for event in context.catalog.events(job.id, limit=limit)
     ]
-    return Result(columns=("time", "kind", "table", "event", "code"), rows=rows)
+    columns = ("time", "kind", "table", "event", "code", "times", "last")
+    return Result(columns=columns, rows=rows, brief=brief.counted(columns, rows, "event"))
 
 
 def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:

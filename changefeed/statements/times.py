@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 from changefeed.core.clock import Timestamp
 from changefeed.plan.words import duration_text
 from changefeed.statements.values import ShownText
+
+#: A timestamp of the log in a sentence.
+_STAMP = re.compile(r"\b\d{19}\.\d{10}\b")
 
 
 def ago(ns: int, now: int) -> str:
@@ -53,6 +57,11 @@ def clock_text(at: Timestamp, now: int) -> str:
     time, today = _utc(at.wall), _utc(now)
     form = "%H:%M:%S" if time.date() == today.date() else "%Y-%m-%d %H:%M:%S"
     return f"{time.strftime(form)} UTC ({ago(at.wall, now)})"
+
+
+def readable(text: str, now: int) -> ShownText:
+    """A text in which timestamps of the log are times of day for people."""
+    return ShownText(text, _STAMP.sub(lambda at: clock_text(Timestamp(int(at[0][:19])), now), text))
 
 
 def _utc(ns: int) -> dt.datetime:

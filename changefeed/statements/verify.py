@@ -75,6 +75,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
             job.id,
             rescan={o.table.table: 0 for o in wrong if o.repair is None},
             repair={o.table.table: o.repair for o in wrong if o.repair is not None},
+            by=context.session.user,
         )
         context.host.wake()
         delivered()

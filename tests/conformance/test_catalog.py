@@ -105,7 +105,8 @@ def test_a_state_keeps_its_id(state: State) -> None:
     assert first.state_id.isalnum() and first.state_id.islower()
 
 
-def test_another_format_is_refused(state: State) -> None:
+@pytest.mark.parametrize("number", ["11", "99"])
+def test_another_format_is_refused(state: State, number: str) -> None:
     from sqlalchemy import update
 
     from changefeed.catalog import tables
@@ -113,10 +114,11 @@ def test_another_format_is_refused(state: State) -> None:
     catalog = state.open()
     with catalog._database.write() as transaction:
         transaction.execute(
-            update(tables.meta).where(tables.meta.c.key == "format").values(value="99")
+            update(tables.meta).where(tables.meta.c.key == "format").values(value=number)
         )
     message = refused("CF6002", state.open)
-    assert "format 99" in message and "s3cret" not in message
+    assert f"has format {number}, this version of changefeed reads format" in message
+    assert "s3cret" not in message
 
 
 def test_the_change_counter_rises_for_what_others_must_notice(catalog: Catalog) -> None:
@@ -553,16 +555,19 @@ def test_what_the_source_did_is_noted_once(catalog: Catalog, state: State) -> No
     assert len(catalog.events(other.id, kinds=["truncate"])) == 1
 
 
-def test_alter_says_what_it_changed_and_no_value(catalog: Catalog) -> None:
+def test_alter_says_what_it_changed_and_who_did(catalog: Catalog) -> None:
     job = catalog.create_job(replace(spec("f"), options={"key_column": "a", "diff": ""}))
     options = {"webhook_auth_header": "s3cret", "diff": ""}
-    catalog.alter_job(job.id, options=options, sink_uri="kafka://u:s3cret@k")
-    catalog.alter_job(job.id, options=options)  # nothing
-    catalog.rename_job(job.id, "f")  # nothing
-    catalog.rename_job(job.id, "g")
+    noted = ["key_column unset, was 'a'"]
+    catalog.alter_job(job.id, options=options, add=[], noted=noted, drop=[ORDERS], by="ann")
+    catalog.alter_job(job.id, options=options, by="ann")  # nothing
+    catalog.rename_job(job.id, "f", by="ann")  # nothing
+    catalog.rename_job(job.id, "g", by="ann")
+    catalog.rename_job(job.id, "h")
     assert [e.text for e in catalog.events(job.id, kinds=["altered"])] == [
-        'renamed from "f" to "g"',
-        "options changed: key_column, webhook_auth_header; another sink address",
+        'renamed from "g" to "h"',
+        'renamed from "f" to "g" (by ann)',
+        f"tables dropped: {ORDERS}; key_column unset, was 'a' (by ann)",
     ]
 
 
@@ -937,12 +942,42 @@ def test_events_are_newest_first_and_bounded(catalog: Catalog) -> None:
     catalog.record_event(two.id, "notice", "stays")
     for number in range(6):
         kind = "error" if number % 2 else "retry"
-        catalog.record_event(one.id, kind, str(number), table="public.t", code="CF5001")
+        catalog.record_event(one.id, kind, str(number), table="public.t", code=f"CF{number}")
     assert [event.text for event in catalog.events(one.id)] == ["5", "4", "3"]
     assert [event.text for event in catalog.events(one.id, kinds=["error"])] == ["5", "3"]
     assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
     assert catalog.events(one.id)[0].table == "public.t"
     assert [event.text for event in catalog.events(two.id)] == ["stays", "created"]
+
+
+def test_one_cause_is_one_event_however_long_it_lasts(catalog: Catalog, state: State) -> None:
+    """An outage of hours leaves the history as it was, and says how often and when last."""
+    job = catalog.create_job(spec("f"))
+    catalog.alter_job(job.id, noted=["diff set"], by="ann")
+    began = state.clock.wall
+    for attempt in range(35):
+        state.clock.advance(30)
+        # The text of a client has a port or a duration, which is another one each time.
+        trouble = ChangefeedError("CF5001", f"no broker answers: connect failed in {attempt}ms")
+        reason = f"attempt {attempt}, next try at 10:00:00 UTC"
+        catalog.transition(job.id, Status.RETRYING, reason=reason, error=trouble)
+        if attempt % 7 == 0:  # it recovers now and then
+            catalog.transition(job.id, Status.RUNNING, reason="running")
+    found = {(e.kind, e.text): (e.times, e.last - e.at) for e in catalog.events(job.id)}
+    whole = 34 * 30 * 10**9
+    assert found.pop(("retry", "no broker answers: connect failed in 34ms")) == (35, whole)
+    assert found.pop(("status", "retrying -> running"))[0] == 5
+    assert found.pop(("status", "running -> retrying"))[0] == 5
+    assert found.keys() == {
+        ("status", "pending -> retrying"),
+        ("altered", "diff set (by ann)"),
+        ("status", "created"),
+    }
+    [first] = [e for e in catalog.events(job.id) if e.kind == "altered"]
+    assert (first.at, first.times, first.last) == (began, 1, began)
+    other = ChangefeedError("CF5004", "no broker answers")
+    catalog.transition(job.id, Status.RETRYING, reason="", error=other)
+    assert catalog.events(job.id)[0].times == 1, "another code is another cause"
 
 
 def test_external_uris(catalog: Catalog) -> None:
@@ -1106,48 +1141,6 @@ def test_a_table_whose_changes_were_missed_is_scanned_when_it_tries_again(
     assert catalog.retry_tables(job.id) == [ORDERS]
     [table] = catalog.tables(job.id)
     assert table.scan_wanted and table.state is TableState.PENDING
-
-
-def test_a_state_of_the_format_before_is_upgraded(state: State) -> None:
-    from sqlalchemy import text, update
-
-    from changefeed.catalog import tables
-
-    catalog = state.open()
-    job = catalog.create_job(spec("f", ORDERS))
-    catalog.save_source_state("shop", identity="77")
-    prefix = "" if str(state.place).startswith("/") else f"{tables.POSTGRES_SCHEMA}."
-    with catalog._database.write() as transaction:
-        for later_table in ("gap", "function", "question", "table_name"):
-            transaction.execute(text(f"DROP TABLE {prefix}{later_table}"))
-        columns = ("job_table.rescan", "job_table.rescanned", "source_state.renewal")
-        later = ("source_state.memo", "source_state.holds", "job.taken", "job_table.original")
-        own = ("job_table.gap", "job_table.repair", "table_schema.announced")
-        for column in (*columns, *own, *later):
-            table_name, name = column.split(".")
-            transaction.execute(text(f"ALTER TABLE {prefix}{table_name} DROP COLUMN {name}"))
-        for changed in (
-            "source_state RENAME COLUMN identity TO system_id",
-            "source_state ADD COLUMN slot TEXT NOT NULL DEFAULT 's'",
-            "source_state ADD COLUMN publication TEXT NOT NULL DEFAULT 'p'",
-            "job_table RENAME COLUMN table_id TO oid",
-            "captured RENAME COLUMN table_id TO oid",
-        ):
-            transaction.execute(text(f"ALTER TABLE {prefix}{changed}"))
-        transaction.execute(
-            update(tables.meta).where(tables.meta.c.key == "format").values(value="2")
-        )
-    upgraded = state.open()
-    [table] = upgraded.tables(job.id)
-    assert (table.rescan, table.rescanned, table.gap) == (0, 0, 0)
-    assert table.repair is None
-    assert upgraded.job(job.id).taken == 0
-    upgraded.add_gaps({ORDERS: "changes may be missing"})
-    assert upgraded.gaps("shop")[ORDERS].reason == "changes may be missing"
-    source = upgraded.source_state("shop")
-    assert (source.memo, source.identity) == ({"slot": "s", "publication": "p"}, "77")
-    assert source.holds == "slot s, publication p"
-    assert upgraded.functions() == []
 
 
 def test_a_renamed_table_is_captured_since_its_first_name(catalog: Catalog) -> None:

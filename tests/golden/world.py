@@ -399,7 +399,7 @@ class World:
         self.catalog._database.state_id = "k3x9qa"  # slot names must not change from run to run
         self.node = FakeNode(self.catalog, node)
         self.sources: dict[str, FakeSource] = {}
-        self.session = Session()
+        self.session = Session(user="ann")
         self.logs: dict[str, Timestamp] = {}
         self.target_troubles: list[str] = []
         self.target_overlooked: list[str] = []

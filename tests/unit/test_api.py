@@ -225,6 +225,16 @@ def test_a_feed_does_not_move_to_a_sink_that_does_not_answer(world: World) -> No
     assert world.probed == ["untouched"], "the sink stays where it is"
 
 
+def test_an_alter_is_remembered_with_what_was_before_and_who_did_it(world: World) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH resolved = '10s'")
+    world.run("ALTER CHANGEFEED f SET resolved = '5s', updated")
+    world.run("ALTER CHANGEFEED f UNSET updated, resolved")
+    told = [event.text for event in world.catalog.events(world.catalog.job("f").id)]
+    by = " (by ann)"
+    assert f"resolved from '10s' to '5s'; updated set{by}" in told
+    assert f"resolved unset, was '5s'; updated unset{by}" in told
+
+
 def test_validate_alter_changes_nothing_and_lists_every_problem(world: World) -> None:
     world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:9092'")
     before = world.catalog.job("f")

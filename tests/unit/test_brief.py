@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog.model import TableProgress
+from changefeed.catalog.model import Status, TableProgress
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.statements.show import scan_text
 from changefeed.statements.times import ago, clock_text, date, moment
+from changefeed.statements.values import ShownText
 from tests.golden.world import NOW, World
 
 SECOND = 10**9
@@ -142,3 +143,25 @@ def test_a_scan_names_an_estimate_only_where_there_is_one(total: int, told: str)
     table = TableName("shop", "public", "orders")
     scanning = TableProgress(table, "orders", scan_wanted=True, scan_rows=450, scan_total=total)
     assert scan_text([scanning]) == told
+
+
+def test_what_happened_often_is_one_event_with_a_count(world: World) -> None:
+    """People read times of day; programs get the numbers of the log."""
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    job = world.catalog.job("f")
+    stamp = Timestamp(world.clock.wall - 3_600 * 10**9)
+    world.catalog.record_event(job.id, "scan", f"scanned: 7 rows as of {stamp}")
+    for number in (1, 2):
+        world.clock.advance(60)
+        lost = ChangefeedError(Code.SINK_UNREACHABLE, f"no answer from port {number}")
+        world.catalog.transition(job.id, Status.RETRYING, reason="", error=lost)
+    events = world.run("SHOW CHANGEFEED f EVENTS")
+    assert events.brief is not None
+    assert [str(row[3]) for row in events.rows][2] == f"scanned: 7 rows as of {stamp}"
+    assert [row[5] for row in events.rows] == [2, 1, 1, 1, 1]
+    assert events.brief.columns == ("time", "kind", "table", "event", "code")
+    told = [row[3].words if isinstance(row[3], ShownText) else row[3] for row in events.brief.rows]
+    assert told[0] == "no answer from port 2 (2 times, last at 2023-11-14 22:15:20 UTC (now))"
+    assert told[2] == "scanned: 7 rows as of 21:13:20 UTC (1h 2m ago)"
+    errors = world.run("SHOW CHANGEFEED f ERRORS")
+    assert errors.brief is not None and "(2 times, last at" in str(errors.brief.rows[0][4])

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.catalog import Catalog, Function, JobSpec, TableProgress, TableState
+from changefeed.catalog import Catalog, Function, JobSpec, TableProgress
 from changefeed.catalog.database import Database, WriterTurns
-from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import BeforeImage, TableName
-from changefeed.sources.postgres import PostgresSource
+from changefeed.core.schema import TableName
 from tests.helpers.waiting import until
 
 
@@ -173,72 +171,7 @@ def test_the_state_does_not_need_spark_or_a_source_driver(tmp_path: Path) -> Non
     assert out.stdout.strip() == "[]"
 
 
-#: A state as the program of format 2 wrote it: one running feed of one table.
-FORMAT_2 = Path(__file__).with_name("state_format_2.sql")
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_state_of_an_earlier_format_is_brought_up(tmp_path: Path, number: int) -> None:
-    """It lacks tables and columns that came later; what is in it stays."""
-    name = TableName("shop", "public", "orders")
-    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        old.executescript(FORMAT_2.read_text())
-        if number == 1:
-            for lacking in ("job_table", "captured"):
-                old.execute(f"ALTER TABLE {lacking} DROP COLUMN oid")
-            old.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
-        old.commit()
-    for _ in range(2):
-        catalog = Catalog.open(tmp_path)
-        [table] = catalog.tables(1)
-        assert (table.table, table.table_id, table.done_upto) == (
-            name,
-            7 * (number > 1),
-            Timestamp(50),
-        )
-        assert (table.state, table.rescan_owed, table.gap) == (TableState.RUNNING, False, 0)
-        assert catalog.gaps("shop") == {}
-        assert not catalog.source_state("shop").renewal
-        known = catalog.announced_schema(name)
-        assert known is not None and known.version == table.schema_version == 1
-        catalog.close()
-
-
-#: A state as the program of format 5 wrote it: one running feed of two tables of a PostgreSQL
-#: source, of which one misses changes, and a source that nothing was made at yet.
-FORMAT_5 = Path(__file__).with_name("state_format_5.sql")
-
-
-def test_what_is_held_at_a_source_survives_its_memo(tmp_path: Path) -> None:
-    """Format 6 keeps what a source holds as the source's own JSON, and tables by table ids."""
-    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        old.executescript(FORMAT_5.read_text())
-    orders, visits = TableName("shop", "public", "orders"), TableName("shop", "public", "visits")
-    for _ in range(2):
-        catalog = Catalog.open(tmp_path)
-        held = catalog.source_state("shop")
-        slot = f"changefeed_{catalog.state_id}_shop"
-        source = PostgresSource("shop", "postgresql://127.0.0.1/shop")
-        attachment = source.attach(catalog.state_id, held.memo)
-        assert held.memo == attachment.memo == {"slot": slot, "publication": slot}
-        assert held.holds == attachment.holds
-        assert (held.identity, held.position, held.frontier) == (
-            "77/5",
-            f"{10:016X}",
-            Timestamp(50),
-        )
-        nothing = catalog.source_state("crm")
-        assert (nothing.memo, nothing.holds, nothing.identity) == ({}, "", "")
-        assert catalog.captured_table_ids("shop") == {orders: 7, visits: 8}
-        assert {t.table: t.table_id for t in catalog.tables(1)} == {orders: 7, visits: 8}
-        assert catalog.gaps("shop").keys() == {visits}
-        catalog.close()
-
-
-def test_functions_are_kept_in_a_state_that_had_none(tmp_path: Path) -> None:
-    """Format 7 has Python functions of queries."""
-    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        old.executescript(FORMAT_5.read_text())
+def test_python_functions_of_queries_are_kept(tmp_path: Path) -> None:
     catalog = Catalog.open(tmp_path)
     assert catalog.functions() == []
     arguments = (("a", "bigint"), ("b c", "decimal(10,2)"))
@@ -252,19 +185,6 @@ def test_functions_are_kept_in_a_state_that_had_none(tmp_path: Path) -> None:
     (found,) = catalog.functions()
     assert found.created > 0 and replace(found, created=0) == made
     assert catalog.drop_function("f") and not catalog.drop_function("f")
-    catalog.close()
-
-
-def test_shapes_of_an_earlier_format_are_known_again(tmp_path: Path) -> None:
-    """Their text keeps its names: a renamed field would make a new version of every table."""
-    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        old.executescript(FORMAT_5.read_text())
-    catalog = Catalog.open(tmp_path)
-    keyed, keyless = catalog.schema(1), catalog.schema(2)
-    assert (keyed.table_id, keyed.before_image) == (7, BeforeImage.KEY)  # written as "index"
-    assert [column.column_id for column in keyed.columns] == [1, 3]
-    assert (keyless.before_image, keyless.keyless) == (BeforeImage.FULL, True)
-    assert catalog.intern_schema(keyless).version == 2
     catalog.close()
 
 

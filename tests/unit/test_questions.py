@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +26,6 @@ from changefeed.statements.verified import result_of
 from grammar import nodes
 from grammar.parser import parse
 from tests.helpers.waiting import until
-from tests.unit.test_catalog_sqlite import FORMAT_5
 from tests.unit.test_query_changes import FULL, OPEN
 
 NODE = "n1"
@@ -250,14 +247,4 @@ def test_a_question_is_taken_once_and_not_kept_for_ever(tmp_path: Path) -> None:
     catalog.forget_question(second)
     catalog.answer(second, "too late")
     assert catalog.answer_of(second) == (None, None)
-    catalog.close()
-
-
-def test_questions_in_a_state_that_had_none(tmp_path: Path) -> None:
-    """Format 9 has them."""
-    with closing(sqlite3.connect(tmp_path / "state.db")) as old:
-        old.executescript(FORMAT_5.read_text())
-    catalog = Catalog.open(tmp_path)
-    question = catalog.ask("query", "a")
-    assert [each.id for each in catalog.take_questions("n")] == [question]
     catalog.close()

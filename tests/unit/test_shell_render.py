@@ -14,6 +14,7 @@ import termios
 import pytest
 
 from changefeed.api import Brief, Names, Result, Seconds, ShownText, Size
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems, Span
 from changefeed.core.printable import visible
 from changefeed.result_tables import fitting
@@ -277,6 +278,15 @@ def test_an_error_for_a_person() -> None:
     assert out.getvalue() == (
         "feeds.sql:3: ERROR CF1204: bad\nLINE 2:   ab cd\n        ^^\nDETAIL: facts\nHINT: next\n"
     )
+
+
+def test_timestamps_of_the_log_are_times_of_day_for_people_only() -> None:
+    at = Timestamp(1_700_000_000_000_000_000)
+    error = ChangefeedError("CF3002", f"cursor {at} is before the change log")
+    for as_json, said in ((False, "cursor 2023-11-14 22:13:20 UTC ("), (True, f"cursor {at} is")):
+        out = io.StringIO()
+        Diagnostics(out, as_json=as_json).error(error)
+        assert said in out.getvalue()
 
 
 def test_sentences_for_a_terminal_are_cut_between_words() -> None:
