@@ -59,6 +59,7 @@ from changefeed.statements.context import (
     log_lookup_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
+from changefeed.statements.times import readable
 from changefeed.statements.values import Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 from grammar.parser import parse
@@ -94,6 +95,7 @@ __all__ = [
     "new_connection_name",
     "ShownText",
     "parsed_statement",
+    "readable",
     "sink_capabilities",
     "sink_parameters",
     "sink_schemes",

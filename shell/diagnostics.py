@@ -98,7 +98,7 @@ def _columns(terminal: TextIO) -> int:
 
 def for_people(text: str) -> str:
     """The text with times of day in place of timestamps of the log."""
-    from changefeed.statements.times import readable
+    from changefeed.api import readable
 
     return readable(text, SYSTEM_CLOCK.now().wall).words
 
