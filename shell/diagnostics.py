@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from changefeed.core.clock import SYSTEM_CLOCK
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Problems
 from grammar.problems import point
 from shell.render.widths import wrap
@@ -23,9 +23,13 @@ _BOLD, _RED, _DIM, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 class Diagnostics:
     """Writes what is not data to standard error."""
 
-    def __init__(self, stream: TextIO | None = None, *, as_json: bool = False) -> None:
-        """``stream`` is where to write; ``as_json`` writes one JSON object a line."""
+    def __init__(
+        self, stream: TextIO | None = None, *, as_json: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """``stream`` is where to write; ``as_json`` writes one JSON object a line; ``clock`` gives
+        the age of an instant that a sentence names."""
         self._stream = stream
+        self._clock = clock
         self.as_json = as_json
 
     @property
@@ -43,7 +47,7 @@ class Diagnostics:
                 self._say(error_json(one, where))
             else:
                 told = where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"
-                told, said = for_people(told), map(for_people, error_lines(one))
+                told, said = self._readable(told), map(self._readable, error_lines(one))
                 first = self._styled(self._wrapped(told), _BOLD + _RED)
                 self._say("\n".join([first, *map(self._wrapped, said)]))
 
@@ -52,7 +56,7 @@ class Diagnostics:
         self._say(
             json.dumps({"notice": text})
             if self.as_json
-            else self._wrapped(for_people(f"NOTICE: {text}"))
+            else self._wrapped(self._readable(f"NOTICE: {text}"))
         )
 
     def note(self, text: str) -> None:
@@ -74,6 +78,12 @@ class Diagnostics:
         sys.stdout.flush()
         print(text, file=self.stream, flush=True)
 
+    def _readable(self, text: str) -> str:
+        """The text with times of day in place of timestamps of the log."""
+        from changefeed.api import readable
+
+        return readable(text, self._clock.now().wall).words
+
     def _wrapped(self, text: str) -> str:
         """A sentence at the width of the terminal, cut between words.
 
@@ -94,13 +104,6 @@ def _columns(terminal: TextIO) -> int:
         return os.get_terminal_size(terminal.fileno()).columns
     except (OSError, ValueError):
         return 80
-
-
-def for_people(text: str) -> str:
-    """The text with times of day in place of timestamps of the log."""
-    from changefeed.api import readable
-
-    return readable(text, SYSTEM_CLOCK.now().wall).words
 
 
 def error_lines(error: ChangefeedError) -> Iterator[str]:

@@ -15,8 +15,7 @@ WORDS = re.compile(
 
 #: Lines that may have the words, by file: what must be in the line.
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
-    # States of earlier formats, and the shapes that they hold.
-    "changefeed/catalog/tables.py": ("ALTER TABLE", "UPDATE {schema}", "|| slot ||", "'slot'"),
+    # The shapes that states hold.
     "changefeed/core/schema.py": ('fields["oid"]', 'data["oid"]'),
     # The protocol of sources gives examples.
     "changefeed/sources/base.py": ("PostgreSQL", "``slot X, publication X``"),
