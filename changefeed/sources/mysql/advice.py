@@ -185,9 +185,10 @@ def _zero_dates(session: MySQLSession, tables: Sequence[ServerTable]) -> Iterato
     for table in tables:
         dates = [c.name for c in table.columns if c.column_type.lower().split("(")[0] in _DATES]
         if dates:
+            stops = ", and stop the table if its key has one" if {*dates} & {*table.key} else ""
             yield (
                 f"the server accepts dates like 0000-00-00 in table {table.full_name} "
-                f"({', '.join(dates[:10])}): they are sent as NULL. sql_mode with "
+                f"({', '.join(dates[:10])}): they are sent as NULL{stops}. sql_mode with "
                 "STRICT_TRANS_TABLES, NO_ZERO_DATE and NO_ZERO_IN_DATE refuses them"
             )
 

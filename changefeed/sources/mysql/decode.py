@@ -20,6 +20,7 @@ from changefeed.sources.mysql.columns import decode_column
 from changefeed.sources.mysql.layout import Layout, layout_of
 from changefeed.sources.mysql.rows import Row, RowReader, arrays
 from changefeed.sources.mysql.tablemap import Charsets, TableShape
+from changefeed.sources.mysql.values import unusable_key
 from changefeed.sources.mysql.walk import (
     PADDING,
     Block,
@@ -325,6 +326,8 @@ def _rows(
     values: Sequence[pa.Array], event: Offsets, events: RowEvents, schema: TableSchema
 ) -> DecodedRows:
     """Images -> rows: an update is two images, and two rows where it changes the key."""
+    if problem := unusable_key(schema, values):
+        raise misfit(problem)
     operation = events.operation[event]
     if (operation == INSERT).all():
         nothing = [pa.nulls(len(event), schema.columns[i].arrow) for i in schema.before_ordinals]

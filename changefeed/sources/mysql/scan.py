@@ -11,7 +11,7 @@ from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
 from changefeed.sources.mysql.session import MySQLSession, quoted
-from changefeed.sources.mysql.values import log_column
+from changefeed.sources.mysql.values import log_column, unusable_key
 
 #: How much of an answer is read to no purpose so that its session can go on: more than a part has,
 #: unless the table could not be divided.
@@ -21,9 +21,10 @@ SKIPPED_BYTES = 4 * DEFAULT_PART_BYTES
 def expression(column: Column) -> str:
     """What to select so that the server prints the column without loss."""
     name = quoted(column.name)
-    if column.logical == "float32":
-        # As a FLOAT it would be printed with six digits; as a double it has all it needs.
-        return f"{name} + 0e0"
+    if column.logical in ("float32", "float64"):
+        # A FLOAT would be printed with six digits, a DOUBLE(p,s) with s of them: a product is a
+        # plain DOUBLE, with all that it needs. (A sum would lose the sign of -0.)
+        return f"{name} * 1e0"
     if "zerofill" in column.type_name.lower() and column.logical.startswith("decimal("):
         return f"CAST({name} AS {column.logical.upper()})"
     return name
@@ -45,7 +46,8 @@ def read_table(
     when the iteration ended early.
 
     Raises:
-        ChangefeedError: CF2202 a value does not fit its column; else the server's own error.
+        ChangefeedError: CF2202 a value does not fit its column or its key; else the server's own
+            error.
     """
     answer = session.packets(query(table, columns, where), len(columns))
     blocks = read_rows(answer, len(columns))
@@ -96,4 +98,10 @@ def _batch(table: TableSchema, columns: Sequence[int], block: list[Values]) -> p
                 f"{column.type_name}",
                 hint="ALTER TABLE during the scan can do this: the scan starts again on RESUME.",
             ) from error
+    if problem := unusable_key(table, arrays):
+        raise ChangefeedError(
+            Code.TABLE_NOT_SCANNABLE,
+            f"table {table.table} cannot be scanned: {problem}",
+            hint="Then ALTER CHANGEFEED .. RESCAN the table.",
+        )
     return pa.record_batch(arrays, names=[f"a{i}" for i in range(len(arrays))])

@@ -6,7 +6,7 @@ so a table has the same fingerprint wherever it was seen.
 What does not fit the neutral form of a value without loss:
 
 * a date with a zero year, month or day (``0000-00-00``) is NULL, so every column of dates or
-  moments may be NULL;
+  moments may be NULL; in a key it stops the table;
 * ``TIME`` is a duration of up to 838 hours, and therefore an ``interval``;
 * the 64 bits of ``BIGINT UNSIGNED`` are a ``decimal(20,0)``.
 """

@@ -3,19 +3,22 @@ r"""What the server prints -> the neutral form of the log, a column at a time.
 * bool and integers become Arrow values;
 * FLOAT and DOUBLE are printed by :func:`float_text`, here and by the binlog's decoder;
 * ``2024-03-31 01:02:03.50`` becomes ``2024-03-31T01:02:03.50``, with a ``Z`` for a TIMESTAMP; what
-  is no date (``0000-00-00``, ``2024-00-10``) becomes NULL;
+  is no date (``0000-00-00``, ``2024-00-10``) becomes NULL, and stops a table whose key has it;
 * bytes become ``\x`` and hexadecimal digits;
 * line breaks between the tokens of MariaDB's JSON become spaces: a log value is one line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import Column
+from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.mysql.result import Values
+from changefeed.sources.mysql.session import quoted
 
 _DIGITS = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
 
@@ -45,6 +48,24 @@ def hex_text(values: pa.Array) -> pa.Array:
         pa.large_string(), count, [None, pa.py_buffer(texts_at), pa.py_buffer(pairs)]
     ).cast(pa.string())
     return whole if not values.null_count else pc.if_else(values.is_valid(), whole, None)
+
+
+def unusable_key(table: TableSchema, values: Sequence[pa.Array]) -> str:
+    """Why rows with these values of all columns cannot be told apart by the table's key; empty:
+    they can.
+
+    A column of a key is never NULL at the server; it is here if its date is none.
+    """
+    for place in () if table.keyless else table.key:
+        if values[place].null_count:
+            name = table.columns[place].name
+            return (
+                f"column {name!r} of the key has a value that is no date (0000-00-00, 2024-00-10): "
+                "it would be NULL, and rows with such keys would become one. Give these rows "
+                f"other dates (YEAR, MONTH or DAY of {quoted(name)} is 0), and the server an "
+                "sql_mode with STRICT_TRANS_TABLES, NO_ZERO_DATE and NO_ZERO_IN_DATE"
+            )
+    return ""
 
 
 def log_column(column: Column, values: Values) -> pa.Array:
