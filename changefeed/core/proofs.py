@@ -138,13 +138,13 @@ def _of_text(name: str, text: bytes) -> int:
 
 
 def unsealed(content: bytes, name: str) -> str:
-    """The text of a sealed file; a file of JSON that an older version wrote has no seal.
+    """The text of a sealed file.
 
     Raises:
         AlteredBytes: the file is not what was written.
     """
-    if content.startswith((b"{", b"[")):
-        return content.decode(errors="replace")
+    if not content.startswith(_MARK.encode()):
+        raise AlteredBytes("it does not begin with its checksum")
     head, _, body = content.partition(b"\n")
     if head != f"{_MARK}{_of_text(name, body):08x}".encode():
         raise AlteredBytes("its bytes have changed")

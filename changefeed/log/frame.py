@@ -24,8 +24,7 @@ A header is a JSON object::
     k   [[wall], [logical], [position], [xid]]                few commits
     c   [[rows, last position, offset, length, raw, crc], ..] many commits, in the body
 
-``unsent``: some row may lack a value that the source did not send. Files of version 0.1 have
-neither this field nor the checksums of segments (segment.py).
+``unsent``: some row may lack a value that the source did not send.
 
 A *unit* is the frames up to and including the next one with a frontier: the smallest step that a
 reader can see. Its timestamps are in ``(after, upto]``, and consecutive units leave no gap.
@@ -57,9 +56,6 @@ COMMIT_SCHEMA: Final = pa.schema(
 )
 
 
-#: What a schema change has behind its side, where an older log has less.
-_LATER: list[Any] = [0, "", 0, []]
-
 #: The names of a renamed table to which a schema change belongs: in a flush, both. A merged journal
 #: orders its entries by table, so it has one entry under each name.
 BOTH, OLD, NEW = 0, 1, 2
@@ -79,13 +75,12 @@ class RowGroup:
 
     Attributes:
         size: of the file.
-        proof: None: the frame has no checksums of the file.
     """
 
     file: str
     index: int
     size: int
-    proof: GroupProof | None = None
+    proof: GroupProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +170,8 @@ def encode_segment(
 
 def segment_marks(groups: list[RowGroup]) -> list[list[int]]:
     """The ``marks`` of a Parquet file, from all of its row groups."""
-    proofs = [group.proof for group in groups if group.proof is not None]
-    known = [stretch for proof in proofs for stretch in (proof.stamps, proof.others)]
-    return [[s.end, s.crc] for s in [*known, *(proof.footer for proof in proofs[-1:])]]
+    known = [stretch for group in groups for stretch in (group.proof.stamps, group.proof.others)]
+    return [[s.end, s.crc] for s in [*known, groups[-1].proof.footer]]
 
 
 def encode_frontier(frontier: Frontier) -> list[Any]:
@@ -251,21 +245,17 @@ class UnitReader:
 
     def _run(self, body: int, e: list[Any]) -> None:
         shape = self._shapes[e[1]]
-        unsent = bool(e[14]) if len(e) > 14 else True
-        m = Measure(e[2], e[3], tuple(e[4]), tuple(e[5]), e[6], e[7], e[8], bool(e[9]), unsent)
+        flags = bool(e[9]), bool(e[14])
+        m = Measure(e[2], e[3], tuple(e[4]), tuple(e[5]), e[6], e[7], e[8], *flags)
         where = Extent(self._file, body + e[10], *e[11:14])
         self._put(shape.schema.table, Run(shape, where, m))
 
     def _segment(self, body: int, e: list[Any]) -> None:
         shape = self._shapes[e[1]]
-        unsent = bool(e[7]) if len(e) > 7 else True
-        known = stretches(e[8]) if len(e) > 8 else ()
+        flags, known = (e[4], bool(e[5]), bool(e[7])), stretches(e[8])
         for index, (rows, size, first, last, first_seq, last_seq) in enumerate(e[6]):
-            m = Measure(
-                rows, size, tuple(first), tuple(last), first_seq, last_seq, e[4], bool(e[5]), unsent
-            )
-            first = 2 * index
-            proof = GroupProof(known[first], known[first + 1], known[-1]) if known else None
+            m = Measure(rows, size, tuple(first), tuple(last), first_seq, last_seq, *flags)
+            proof = GroupProof(known[2 * index], known[2 * index + 1], known[-1])
             self._put(shape.schema.table, Run(shape, RowGroup(e[2], index, e[3], proof), m))
 
     def _truncate(self, body: int, e: list[Any]) -> None:
@@ -275,7 +265,7 @@ class UnitReader:
     def _schema_change(self, body: int, e: list[Any]) -> None:
         old, new = self._shapes[e[1]].schema, self._shapes[e[2]].schema
         at = Timestamp(e[3], e[4])
-        moved, why, unreadable, renamed = [*e[8:], *_LATER[len(e) - 8 :]]
+        moved, why, unreadable, renamed = e[8:]
         event = SchemaChange(
             old,
             new,

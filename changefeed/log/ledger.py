@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.elapsed import ClockSample
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.proofs import AlteredBytes
@@ -30,7 +31,7 @@ from changefeed.log.rows import Stamp
 
 LEDGER_NAME: Final = "LEDGER"
 HEAD_NAME: Final = "HEAD"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _HEAD = struct.Struct("<8sQQQI")
 _HEAD_MAGIC: Final = b"CFHEAD\x00\x01"
@@ -156,7 +157,12 @@ class Ledger:
         try:
             data = json.loads(text)
             if data["format"] != FORMAT:
-                raise damaged(LEDGER_NAME, "another format", format=data["format"])
+                raise ChangefeedError(
+                    Code.LOG_DAMAGED,
+                    f"the change log has format {data['format']}, and this version of changefeed "
+                    f"reads format {FORMAT}",
+                    detail=f"file {LEDGER_NAME}",
+                )
             return cls(
                 generation=data["generation"],
                 next=data["next"],
@@ -164,7 +170,7 @@ class Ledger:
                 base=decode_frontier(data["base"]) if data["base"] else None,
                 sealed=tuple(_sealed(s) for s in data["sealed"]),
                 garbage=tuple(Garbage(*g) for g in data["garbage"]),
-                time=_time(data.get("time")),
+                time=_time(data["time"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(LEDGER_NAME, "not a ledger") from error
@@ -179,7 +185,7 @@ def _sealed(data: dict[str, Any]) -> SealedJournal:
         length=data["length"],
         rows=data["rows"],
         segments=tuple((name, size) for name, size in data["segments"]),
-        since=data.get("since"),
+        since=data["since"],
     )
 
 
@@ -190,7 +196,7 @@ def _time_json(found: LogTime | None) -> list[Any] | None:
 
 
 def _time(data: list[Any] | None) -> LogTime | None:
-    """The log's time out of a ledger's JSON; None for a ledger of version 0.1, which has none."""
+    """The inverse of :func:`_time_json`."""
     if data is None:
         return None
     at, boot, ticks, wall = data

@@ -7,8 +7,7 @@ before a frame names it, so a segment that no frame names was left by a crash an
 The frame has the checksums of all stretches of the file: two for each row group (the columns
 ``op`` to ``seq``, and the others), and one for what follows the last row group. Nothing is decoded
 before its stretch was verified. Parquet's own page checksums leave out the headers of pages, the
-order of pages and the file's footer, so they are not used. Frames of version 0.1 have no
-checksums of segments.
+order of pages and the file's footer, so they are not used.
 """
 
 from __future__ import annotations
@@ -137,8 +136,6 @@ def _read(root: Path, group: RowGroup, columns: list[str] | None) -> pa.Table:
 def _verified(fd: int, group: RowGroup, *, stamps_only: bool) -> pa.NativeFile:
     """The file with the verified bytes that a reader of the row group needs; the rest is left
     out."""
-    if group.proof is None:
-        return pa.PythonFile(open(fd, "rb", closefd=False), "r")
     stamps, others, footer = group.proof
     # Memory that is not written to is not taken.
     content = np.empty(group.size, np.uint8)

@@ -138,8 +138,7 @@ class LogWriter:
         self._ledger = replace(self._ledger, garbage=garbage)
         known.update(g.name for g in garbage)
         for path in self.root.iterdir():
-            # Earlier versions wrote LEDGER.tmp.
-            unfinished = path.suffix in (UNFINISHED, ".tmp")
+            unfinished = path.suffix == UNFINISHED
             ours = path.name.startswith(("journal-", "segment-")) or unfinished
             if ours and path.name not in known:
                 path.unlink()

@@ -63,21 +63,6 @@ def broken_scans(target: str, policy: TablePolicy, scanned: int) -> str:
     )
 
 
-#: What version 0.1 called the columns of ``append``, and its words for their new ones.
-OLD_COLUMNS = {"_changed_at": past.COMMITTED_AT, "_ordinal": past.ORDER}
-_OLD_WORDS = {**past.OPERATIONS, "t": TRUNCATE}
-
-
-def reworded(target: str) -> str:
-    """The words of a table of version 0.1 become those of now."""
-    change = quoted(past.OPERATION)
-    cases = [f"WHEN {literal(code)} THEN {literal(word)}" for code, word in _OLD_WORDS.items()]
-    return (
-        f"UPDATE {target} SET {change} = CASE {change} {' '.join(cases)} END "
-        f"WHERE {change} IN ({', '.join(map(literal, _OLD_WORDS))})"
-    )
-
-
 def moment(version: str) -> str:
     """SQL for the time a version stands for, as a timestamp in microseconds."""
     return f"timestamp_micros({version} DIV 1000)"

@@ -18,12 +18,10 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.options import History
-from sinks.lake import merge
 from sinks.lake.merge import literal
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.history import OPERATION, READ
 from sinks.merged.policy import Removal, TablePolicy
 from sinks.ownership import Owner
 
@@ -205,8 +203,6 @@ class LakeTable(ABC):
                 properties[SCANNED] = "0"
             self.create(columns, properties)
             return True
-        if self.policy.history is History.APPEND:
-            self._update_history()
         found = fit(schema, self.policy, self.format, self.columns())
         if found.problems:
             raise found.problems[0]
@@ -247,26 +243,6 @@ class LakeTable(ABC):
         for _, to in moves:
             self._rename(f"_{to}_renamed", to)
         self.ensure(new)
-
-    def _update_history(self) -> None:
-        """Bring a table of version 0.1 into the form of now; after a crash, the rest of it.
-
-        The scans that it has count as whole: whether one broke off, nobody recorded.
-        """
-        present = self.columns()
-        # A column of the source may have an old name; then the new one is there as well.
-        old = [
-            was for was, now in merge.OLD_COLUMNS.items() if was in present and now not in present
-        ]
-        if not old:
-            return
-        number = quoted(self.policy.sequence)
-        read = f"{quoted(OPERATION)} IN ('r', {literal(READ)})"
-        found = self.session.sql(f"SELECT max({number}) FROM {self.ident} WHERE {read}").collect()
-        self.set_scanned(max(int(found[0][0] or 0), self.scanned() or 0))
-        self.run(merge.reworded(self.ident))
-        for name in old:
-            self._rename(name, merge.OLD_COLUMNS[name])
 
     def _rename(self, name: str, to: str) -> None:
         if name.lower() in {column.lower() for column in self.columns()}:

@@ -219,48 +219,6 @@ def test_clusters_and_the_name_of_the_version(bench: Bench) -> None:
     assert raised.value.code.number == "CF5006"
 
 
-#: What version 0.1 called things, from what a table is made of now.
-_AS_IN_0_1 = (
-    "alter table {0} drop column _ord",
-    "alter table {0} add columns (_ordinal int)",
-    "alter table {0} rename column _committed_at to _changed_at",
-    "update {0} set _ordinal = 7, _operation = case _operation when 'READ' then 'r' else 'c' end",
-)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("options", [{"history": "append"}])
-@pytest.mark.parametrize(("kind", "crashed"), [("delta", True), ("iceberg", False)])
-def test_a_history_of_version_0_1_gets_the_form_of_now(bench: Bench, crashed: bool) -> None:
-    schema = schema_of(("text", "string"))
-    bench.round(schema, 5, ("c", (1, "x")))
-    bench.round(schema, 6, ("r", (2, "scanned")))
-    for statement in _AS_IN_0_1:
-        bench.lake.query(statement.format(bench.lake.table("t")))
-    if crashed:  # between the two columns
-        bench.lake.query(
-            f"alter table {bench.lake.table('t')} rename column _changed_at to _committed_at"
-        )
-    bench.sink.close()
-    bench.sink.open(bench._context)
-    bench.round(schema, 8_000, ("u", (1, "y")), ("d", (2, None)))
-    # No scan broke off that somebody recorded: what is there stays.
-    bench.sink.end_scan(bench.target, schema, Timestamp(9_000))
-    found = bench.lake.query(
-        "select id, v0, _sequence_num, _operation, _ord, unix_micros(_committed_at) from {t} "
-        "order by _sequence_num, id"
-    )
-    assert found == [
-        (1, "x", 5, "INSERT", 7, 0),
-        (2, "scanned", 6, "READ", 7, 0),
-        (1, "y", 8_000, "UPDATE", 300, 8),
-        (2, None, 8_000, "DELETE", 301, 8),
-    ]
-    columns = {row[0]: row[1] for row in bench.lake.query("describe {t}")}
-    assert columns["_ord"] == "bigint"
-    assert not {"_ordinal", "_changed_at"} & set(columns)
-
-
 @pytest.mark.extended
 def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
     """Rows that somebody else put there do no harm, and a newer version of a row stays."""

@@ -83,7 +83,6 @@ CASES: Mapping[str, Callable[[], list[str]]] = {
         merge.append("t", KEYED, APPEND, "rows"),
         merge.truncation("t", APPEND, 1_700_000_000_123_456_789, 42),
         merge.broken_scans("t", APPEND, 5),
-        merge.reworded("t"),
     ],
     "versions": lambda: [
         merge.versions("t", KEYED, SCD2, "rows"),

@@ -16,8 +16,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, Event, Flush, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
-from changefeed.log import LogReader, LogSettings, LogWriter, draft
-from changefeed.log.frame import encode_run, encode_segment
+from changefeed.log import LogReader, LogSettings, LogWriter
 from tests.helpers.log_samples import Row, batch, clocks, flush, keys, narrow, position, wide
 
 A, B = narrow("a"), wide("b", texts=2)
@@ -341,19 +340,6 @@ class TestPieces:
         pieces = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
         assert {piece.path is not None for piece in pieces} == {count > 50}
         assert {piece.has_unsent for piece in pieces} == {missing is not None}
-
-    def test_a_log_that_does_not_say_may_lack_values(
-        self, writer: LogWriter, reader: LogReader, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As version 0.1 wrote it."""
-        monkeypatch.setattr(draft, "encode_run", lambda *args: encode_run(*args)[:-1])
-        monkeypatch.setattr(draft, "encode_segment", lambda *args: encode_segment(*args)[:7])
-        many = [Row(at(2001), n) for n in range(1, 61)]
-        writer.append(flush([batch(A, [Row(at(2000), 0)]), batch(A, many)], at(2001), 2))
-        reader.refresh()
-        pieces = reader.slice({A.table: at(1000)}, Timestamp.MAX, *ALL).pieces
-        assert len(pieces) > 1 and all(piece.has_unsent for piece in pieces)
-        assert [seq for piece in pieces for seq in keys(piece.load())] == list(range(61))
 
 
 class TestMarks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import tracemalloc
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 
 from changefeed.core import faults
 from changefeed.core.clock import Timestamp
-from changefeed.core.durable import read_durable
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.compaction import plan
-from changefeed.log.ledger import LEDGER_NAME, SealedJournal, read_ledger
+from changefeed.log.ledger import SealedJournal, read_ledger
 from tests.helpers.log_samples import Row, batch, clocks, drop_process, flush, keys, narrow
 
 SECOND = 1_000_000_000
@@ -408,19 +406,6 @@ class TestAges:
             again.maintain(clocks(at(630)))
             later = read_ledger(tmp_path)
             assert later is not None and later.time is not None and later.time.at == at(630).wall
-
-    def test_a_ledger_of_version_0_1_has_no_time(self, tmp_path: Path) -> None:
-        with started(tmp_path, self.SETTINGS) as writer:
-            sealed_at(writer, 10, 20)
-        path = tmp_path / LEDGER_NAME
-        old = json.loads(read_durable(path))
-        del old["time"]
-        for sealed in old["sealed"]:
-            del sealed["since"]
-        path.write_text(json.dumps(old))
-        with LogWriter(tmp_path, self.SETTINGS) as writer:
-            writer.maintain(clocks(at(115)), at(10))
-            assert writer.oldest == at(10)
 
 
 def test_a_journal_is_closed_by_age(tmp_path: Path) -> None:
