@@ -43,7 +43,9 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything now."""
         yield from self._of_feeds()
-        up = GaugeMetricFamily("changefeed_source_up", "the source answers", labels=["source"])
+        up = GaugeMetricFamily(
+            "changefeed_source_up", "1 when the source answers", labels=["source"]
+        )
         for state in self._interpreter.catalog.source_states():
             up.add_metric([state.name], float(not state.error))
         yield up
@@ -57,13 +59,15 @@ class StateCollector(Collector):
         status = GaugeMetricFamily(
             "changefeed_status", "1 for the current status of the feed", labels=(*_LABELS, "status")
         )
-        behind = gauge("lag_seconds", "age of the newest instant up to which all is delivered")
-        used = gauge("retention_used_ratio", "lag as a part of gc_ttl; at 1 the feed fails")
+        behind = gauge(
+            "lag_seconds", "seconds since the instant up to which every change is delivered"
+        )
+        used = gauge("retention_used_ratio", "lag divided by gc_ttl; at 1 the feed fails")
         rate = gauge("rows_per_second", "rows delivered, over the last seconds")
         failed = gauge("failed_tables", "tables of the feed that have failed")
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
-        in_trouble = gauge("troubled", "1 when the feed wants attention, whatever the reason")
+        in_trouble = gauge("troubled", "1 when the feed needs attention, whatever the reason")
         all_failed = self._interpreter.catalog.failed_tables()
         for job, shown in self._interpreter.health():
             labels = [str(job.id), job.name, job.source]

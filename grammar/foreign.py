@@ -98,7 +98,7 @@ _STATEMENTS = tuple(
         (r"DROP (PEER|SOURCE)\b", "write DROP EXTERNAL CONNECTION name"),
         (
             r"(CREATE|DROP|ALTER) PUBLICATION\b",
-            f"changefeed makes the publication at the source: {_MIRROR}",
+            f"run it at the source: {_SLOT}; without them changefeed makes its own",
         ),
         (r"SET CLUSTER SETTING\b", "it is not needed here; the options of a feed are its settings"),
         (r"(GRANT|REVOKE)\b", f"rights are not supported: {_ACCESS}"),

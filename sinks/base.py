@@ -54,10 +54,12 @@ class CommitPace:
             log; 0: commit as soon as there is data.
         rows: a backlog is committed in rounds of about this many rows; 0: after every slice of the
             log. For sinks whose commits are expensive whatever their size (merges).
+        bytes: changes of about this size end the pause between two commits; 0: no size does.
     """
 
     seconds: float = 0.0
     rows: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,6 +493,12 @@ class Sink(ABC):
         """How often the sink wants to commit now. Called between rounds, and in a backlog after
         each slice of the log."""
         return self.capabilities.pacing
+
+    def files_a_day(self, tables: int) -> tuple[int, int] | None:
+        """How many files with rows of so many tables and how many resolved timestamps this makes
+        a day at most, as long as no file is filled before its time; None: it makes no files, or
+        one at every commit. Does not connect."""
+        return None
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
         """Connect, and return every problem that would stop a feed: the connection, the login,

@@ -99,6 +99,10 @@ class _Demand:
         tables = "the failed tables of " if self.claim.failed_tables else ""
         return f"{tables}feed {self.job.name}"
 
+    def does(self, one: str, several: str) -> str:
+        """Whose it is, with the form of the verb."""
+        return f"{self.whose} {several if self.claim.failed_tables else one}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Excess:
@@ -180,7 +184,8 @@ class FeedBudgets:
             text += f"; {unfinished} of it is a transaction that has not ended"
         if self._needs:
             # Without its size: each new text is written for every feed.
-            text += f"; {max(self._needs, key=_kept).whose} needs the most of it"
+            largest = max(self._needs, key=_kept)
+            text += f"; {largest.does('needs', 'need')} the most of it"
         return text
 
     def _first_waiting(self) -> _Demand | None:
@@ -307,8 +312,8 @@ def _budget_reached(budget: int) -> str:
 
 def _above_own_limit(need: _Demand) -> str:
     return (
-        f"{need.whose} has {size_text(need.size)} on disk, of the change log and staged, and its "
-        f"max_disk is {need.job.options[MAX_DISK.name]}"
+        f"{need.does('has', 'have')} {size_text(need.size)} on disk, of the change log and staged, "
+        f"and its max_disk is {need.job.options[MAX_DISK.name]}"
     )
 
 

@@ -50,7 +50,7 @@ from the table in `changefeed/core/errors.py`; `pytest tests/golden --rewrite` w
 
 *Action* is what changefeed does with the error: `user` refuses the statement, or fails the feed
 that meets it; `retry` tries again with growing pauses, and a feed gives up after `retry_for`;
-`stop` waits until a person acts. *Scope* is what the error affects while feeds run: an error of
+`stop` requires manual action. *Scope* is what the error affects while feeds run: an error of
 scope `table` stops one table of a feed, and the other tables go on. An error that a source reports
 for one table stops only that table, too.
 """

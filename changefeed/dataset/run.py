@@ -374,7 +374,7 @@ def _check_new_types(dataset: Dataset, rows: DataFrame, cast: DataFrame) -> None
             Code.TARGET_NOT_WATCHABLE,
             "values of the current dataset cannot be cast to the new types of their columns",
             detail=f"rows by column: {', '.join(parts)}",
-            hint="keep the old type, or begin with other folders for the current dataset and the "
+            hint="keep the old type, or start with new folders for the current dataset and the "
             "history.",
         )
 

@@ -551,7 +551,7 @@ def check_sides(dataset: Dataset, latest: Version | None) -> None:
             Code.TARGET_NOT_WATCHABLE,
             f"column {column.name} cannot become {what}: its values are {where} the dataset's "
             "history",
-            hint="begin with other folders for the current dataset and the history.",
+            hint="start with new folders for the current dataset and the history.",
         )
 
 

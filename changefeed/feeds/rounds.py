@@ -15,6 +15,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import Backlog
+from changefeed.feeds.chunks import Chunk, items
 from changefeed.feeds.consumer import follow_consumer
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
@@ -90,6 +91,8 @@ class Rounds:
         self._state_version: object = None
         self._unknown: set[TableName] = set()
         self._seen = Timestamp.ZERO
+        #: Up to where the changes that gather were weighed, and their bytes.
+        self._gathered = (Timestamp.ZERO, 0)
 
     def hurry(self) -> None:
         """Deliver what the log has, whatever the sink's pace. Safe from any thread."""
@@ -127,9 +130,10 @@ class Rounds:
             )
             return False
         began = self._clock.monotonic()
-        if began < self._next_round and not self._hurried.is_set():
+        if began < self._next_round and not self._hurried.is_set() and not self._filled(feed):
             return False
         self._hurried.clear()
+        self._gathered = (Timestamp.ZERO, 0)
         self._leave_dropped_tables(feed)
         frontier = self._source_runtime.log.frontier
         at = frontier.at if frontier else Timestamp.ZERO
@@ -149,6 +153,22 @@ class Rounds:
             rest = min(self._sink_session.pace, self._timings.rest_longest)
             self._next_round = max(self._clock.monotonic() + rest, began + self._timings.gather)
         return rows > 0
+
+    def _filled(self, feed: Feed) -> bool:
+        """Whether the changes that gather are as many as the sink wants in one commit. Reads the
+        log's index, of each stretch once."""
+        most = self._sink_session.round_bytes
+        frontier = self._source_runtime.log.frontier
+        if not most or frontier is None:
+            return False
+        weighed, size = self._gathered
+        for upto, bounds in self._groups(feed, frontier.at):
+            rest = {t: max(at, weighed) for t, at in bounds.items() if max(at, weighed) < upto}
+            for item in items(self._source_runtime.log, rest, upto) if rest else ():
+                if isinstance(item, Chunk):
+                    size += sum(piece.bytes for piece in item.pieces)
+        self._gathered = (frontier.at, size)
+        return size >= most
 
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
         """Deliver the tables from their bounds, a large backlog by one Spark job, else in this

@@ -165,6 +165,11 @@ class SinkSession:
         return self.open().pacing().rows
 
     @property
+    def round_bytes(self) -> int:
+        """Size of the changes that end the pause between two commits; 0: no size does."""
+        return self.open().pacing().bytes
+
+    @property
     def resolves(self) -> bool:
         """Whether the sink can send resolved timestamps."""
         return self.open().capabilities.resolved

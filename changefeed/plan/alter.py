@@ -651,8 +651,8 @@ class _Alteration:
             return notices
         return [
             *notices,
-            "every row of the rescanned tables is sent again; a row that was deleted while changes "
-            "were missed is not: a message sink cannot know of it",
+            "every row of the rescanned tables is sent again; deletes that were missed are not, "
+            "because the rescan finds only rows that exist",
         ]
 
 

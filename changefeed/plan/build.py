@@ -305,6 +305,9 @@ class Planner:
             if names_origin(options):
                 origin = origin_of(connection.uri, source.database)
             messages = table_messages(options, first.progress, schema, members, shape, origin)
+        gathers, files = 0.0, None
+        if not self.problems:
+            gathers, files = sink.files_a_day(options, len({t.progress.topic for t in tables}))
         return FeedPlan(
             name=self.statement.name,
             if_not_exists=self.statement.if_not_exists,
@@ -324,6 +327,8 @@ class Planner:
                 capabilities=sink.capabilities,
                 options=options,
                 topics=tuple(dict.fromkeys(t.progress.topic for t in tables)),
+                gathers=gathers,
+                files=files,
             ),
             options=options,
             targets=targets,

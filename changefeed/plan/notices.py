@@ -43,7 +43,7 @@ def sharing_notices(
             listed = ", ".join(common[:5]) + (", .." if len(common) > 5 else "")
             notices.append(
                 f'changefeed "{other.name}" writes to {listed} at the same place: readers get the '
-                "messages of both, and a resolved timestamp of one says nothing of the other"
+                "messages of both, and a resolved timestamp of one does not cover the other"
             )
         elif not sink.capabilities.resolved_by_topic:
             notices.append(

@@ -53,6 +53,18 @@ class ResolvedSink:
 
         return topic
 
+    def files_a_day(self, options: Options, tables: int) -> tuple[float, tuple[int, int] | None]:
+        """Seconds that changes gather before they are committed, and what
+        :meth:`sinks.base.Sink.files_a_day` says.
+
+        Raises:
+            ChangefeedError: the URI or an option is wrong.
+        """
+        if self.written is None:
+            return 0.0, None
+        sink = registry.open_sink(self.real, options)
+        return sink.pacing().seconds, sink.files_a_day(tables)
+
     def owner(self, options: Options) -> Sink | None:
         """What knows the names of targets, where each table needs one of its own.
 

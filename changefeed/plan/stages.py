@@ -249,7 +249,12 @@ def _types(plan: MessagePlan) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class SinkStage:
-    """Where messages go. ``uri`` is as written, ``real_uri`` with ``external://`` resolved."""
+    """Where messages go.
+
+    ``uri`` is as written, ``real_uri`` with ``external://`` resolved. Changes gather for
+    ``gathers`` seconds before they are committed; ``files``: see
+    :meth:`sinks.base.Sink.files_a_day`.
+    """
 
     uri: str | None = field(repr=False)
     real_uri: str = field(repr=False)
@@ -258,6 +263,8 @@ class SinkStage:
     capabilities: Capabilities
     options: Options
     topics: tuple[str, ...]
+    gathers: float = 0.0
+    files: tuple[int, int] | None = None
     name: str = "sink"
 
     def lines(self) -> Iterator[str]:
@@ -269,6 +276,14 @@ class SinkStage:
             yield f"topic {topic}"
         if len(self.topics) > SHOWN_TABLES:
             yield f"and {len(self.topics) - SHOWN_TABLES} topics more"
+        if self.files is not None and self.options[INITIAL_SCAN] is not InitialScan.ONLY:
+            rows, resolved = self.files
+            yield (
+                f"changes gather for {duration_text(self.gathers)} at most: up to {rows:,} files a "
+                "day, and more only where changes fill a file sooner"
+            )
+            if resolved:
+                yield f"up to {resolved:,} RESOLVED files a day"
         retry = duration_text(self.options[RETRY_FOR])
         yield (
             "delivery at least once, in order per row; retried for "
@@ -320,6 +335,7 @@ class ResolvedStage:
     """Progress and what the reader hears of it."""
 
     options: Options
+    gathers: float = 0.0
     name: str = "resolved"
 
     def lines(self) -> Iterator[str]:
@@ -330,7 +346,7 @@ class ResolvedStage:
             yield "at every advance, to every partition of every topic"
         else:
             yield f"every {duration_text(every)} at most, to every partition of every topic"
-        often = duration_text(self.options[MIN_CHECKPOINT_FREQUENCY])
+        often = duration_text(max(self.options[MIN_CHECKPOINT_FREQUENCY], self.gathers))
         yield f"progress is durable at least every {often}"
 
 
@@ -388,7 +404,7 @@ class FeedPlan:
             EncodeStage(self.options, self.messages),
             *self._engine(),
             self.sink,
-            ResolvedStage(self.options),
+            ResolvedStage(self.options, 0.0 if only else self.sink.gathers),
         )
 
     def _engine(self) -> tuple[EngineStage, ...]:

@@ -19,7 +19,12 @@ from sinks.parameters import TOPIC_PREFIX, Parameters
 DEFAULT_FILE_SIZE = 16_000_000
 """Bytes before compression after which a file is closed (CockroachDB's default, 16MB)."""
 
-#: Seconds between two rounds of files: a file on a disk costs little, one in a store is paid for.
+#: Seconds between two rounds of files: tens of files a day. Changes of the size of a file do not
+#: wait for it.
+FLUSH_INTERVAL = 3600.0
+DAY = 24 * 3600.0
+#: The same with ``resolved`` and no interval, which asks for a timestamp at every advance: a file
+#: on a disk costs little, one in a store is paid for.
 DISK_INTERVAL, STORE_INTERVAL = 1.0, 10.0
 
 MANIFEST = ("yes", "no")
@@ -49,9 +54,9 @@ PARAMETERS = (
     ),
     Parameter(
         "flush_interval",
-        "How long changes gather before they become files.",
+        "How long changes gather at most before they become files.",
         ParameterKind.DURATION,
-        default="1s on a disk, 10s elsewhere",
+        default="1h",
     ),
     TOPIC_PREFIX,
 )
@@ -66,7 +71,9 @@ class FilesSettings:
         buckets: folders by time.
         manifests: a bucket gets its manifests when it is closed.
         file_size: bytes before compression at which a file ends.
-        flush_interval: seconds that changes gather in the change log before they become files.
+        flush_interval: seconds that changes gather in the change log before they become files,
+            unless they fill one.
+        resolved: seconds between two files of resolved timestamps; 0 if there is no fixed number.
         format: ``json``, ``csv``, ``avro`` or ``parquet``.
     """
 
@@ -75,6 +82,7 @@ class FilesSettings:
     manifests: bool
     file_size: int
     flush_interval: float
+    resolved: float
     topic_prefix: str
     format: str
     compression: str
@@ -102,7 +110,9 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     partition = parameters.choice("partition_format")
     manifests = parameters.attempt(lambda: url.take_choice("manifest"), None)
     size = parameters.attempt(lambda: _size(parameters.text("file_size")), DEFAULT_FILE_SIZE)
-    usual = DISK_INTERVAL if place.kind == LOCAL else STORE_INTERVAL
+    usual = FLUSH_INTERVAL
+    if options.get("resolved") == 0:
+        usual = DISK_INTERVAL if place.kind == LOCAL else STORE_INTERVAL
     interval = parameters.attempt(
         lambda: _interval(parameters.text("flush_interval"), usual), usual
     )
@@ -118,6 +128,9 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
             ChangefeedError(Code.OPTION_DOES_NOT_FIT_SINK, problem, hint=f"they take {able}.")
         )
     buckets = PARTITION_FORMATS[partition]
+    # Changes are files by the time a resolved timestamp is due, which waits for them.
+    resolved = options.get("resolved")
+    every = float(resolved) if isinstance(resolved, int | float) else 0.0
     if manifests == "yes":
         found += _against_manifests(place, partition, options)
     raise_all(found)
@@ -127,7 +140,8 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
         buckets=buckets,
         manifests=wanted and place.lists,
         file_size=size,
-        flush_interval=_until_resolved(interval, options.get("resolved")),
+        flush_interval=min(interval, every or interval),
+        resolved=every,
         topic_prefix=prefix,
         format=form,
         compression=compression,
@@ -186,10 +200,3 @@ def _interval(text: str | None, usual: float) -> float:
         problem = f"param flush_interval must be a duration such as 30s, not {text}"
         raise ChangefeedError(Code.INVALID_PARAMETER, problem)
     return seconds
-
-
-def _until_resolved(interval: float, resolved: object) -> float:
-    """Changes are files by the time a resolved timestamp is due, which waits for them."""
-    if isinstance(resolved, int | float) and resolved > 0:
-        return min(interval, float(resolved))
-    return interval

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,7 +42,7 @@ from sinks.base import (
 from sinks.copies import CopyComparison
 from sinks.files.manifest import Closer
 from sinks.files.names import TRUNCATION, Buckets, Namer
-from sinks.files.options import PARAMETERS, FilesSettings, parse
+from sinks.files.options import DAY, PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.opening import GOOGLE_SECONDS, open_place
 from sinks.files.places.spec import LOCAL, WEB
@@ -109,7 +110,17 @@ class FilesSink(Sink):
 
     def pacing(self) -> CommitPace:
         """As the URI says."""
-        return CommitPace(self.settings.flush_interval)
+        return CommitPace(self.settings.flush_interval, bytes=self.settings.file_size)
+
+    def files_a_day(self, tables: int) -> tuple[int, int] | None:
+        """See :meth:`sinks.base.Sink.files_a_day`: a file has rows of one table and bucket."""
+        settings = self.settings
+        if not settings.flush_interval:
+            return None
+        buckets = DAY // (settings.buckets.nanos / 1e9) if settings.buckets.nanos else 0
+        rounds = ceil(DAY / settings.flush_interval)
+        files = rounds + (int(buckets) if buckets > 1 else 0)
+        return files * tables, ceil(DAY / settings.resolved) if settings.resolved else 0
 
     def topic(self, name: str) -> str:
         """The label of the table ``name`` in file names and in ``topic`` members."""

@@ -29,6 +29,8 @@ from tests.helpers.waiting import until
 EITHER_ENGINE = pytest.mark.parametrize(
     "bulk_engine", ["node", pytest.param("spark", marks=pytest.mark.extended)], indirect=True
 )
+#: So that files are there in a second.
+SECONDS = Timings(rest_longest=1.0)
 #: So that sinks that merge every few seconds do so at once.
 BRISK = Timings(rest_longest=0.1)
 
@@ -45,7 +47,7 @@ class Feeds:
         timings: Timings | None = None,
         sizes: Sizes | None = None,
     ) -> None:
-        self._timings = timings
+        self._timings = timings or SECONDS
         self._sizes = sizes
         self.state = state
         self._spark = spark

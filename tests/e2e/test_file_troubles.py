@@ -12,10 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from changefeed.core.timings import Timings
 from changefeed.spark.session import NodeSpark
 from sinks.files.staged import UnpublishedFile
 from sinks.testing.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
+from tests.helpers import waiting
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
@@ -78,20 +80,28 @@ def test_a_missing_right_stops_the_feed_and_resume_goes_on(
     assert len(visible_files(tmp_path / "out")) == 1
 
 
-def test_changes_gather_until_the_interval_is_over(
-    feeds: Feeds, postgres: Database, tmp_path: Path
+def test_changes_gather_until_they_fill_a_file_or_the_interval_is_over(
+    postgres: Database, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     """Another feed shows that the changes are in the change log; SYNC does not wait."""
     folder = tmp_path / "out"
-    feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}?flush_interval=1h'")
-    feeds.execute("CREATE CHANGEFEED g FOR t INTO 'null://'")
-    feeds.sync("f")
-    postgres.execute("insert into t values (2, 'y')")
-    feeds.sync("f")  # the first change after a scan is a file at once
-    for number in range(3, 7):
-        postgres.execute(f"insert into t values ({number}, 'y')")
-        feeds.sync("g")
-    assert len(visible_files(folder)) == 2
-    feeds.sync("f")
-    files = visible_files(folder)
-    assert [file_bytes(path).count(b"\n") for path in files] == [1, 1, 4]
+    postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
+    with running(tmp_path / "state", spark_engine, timings=Timings()) as feeds:
+        feeds.connect(shop=postgres.uri)
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{folder}?file_size=20kB'")
+        feeds.execute("CREATE CHANGEFEED g FOR t INTO 'null://'")
+        feeds.sync("f")
+        postgres.execute("insert into t values (2, 'y')")
+        feeds.sync("f")  # the first change after a scan is a file at once
+        for number in range(3, 7):
+            postgres.execute(f"insert into t values ({number}, 'y')")
+            feeds.sync("g")
+        assert len(visible_files(folder)) == 2
+        feeds.sync("f")
+        lines = [file_bytes(path).count(b"\n") for path in visible_files(folder)]
+        assert lines == [1, 1, 4]
+        for number in range(7, 10):  # two are not enough to fill a file
+            assert len(visible_files(folder)) == 3
+            postgres.execute(f"insert into t values ({number}, repeat('y', 9000))")
+            feeds.sync("g")
+        waiting.until(lambda: len(visible_files(folder)) > 3, "the changes are a file")

@@ -196,7 +196,7 @@ def test_tables_that_failed_are_ended_and_not_their_feed(bench: Bench) -> None:
     assert not bench.held_up()
     assert bench.told == [()]
     [(number, why)] = bench.ended
-    assert number == feed and why.startswith("the failed tables of feed f1 has 9.4 MB on disk")
+    assert number == feed and why.startswith("the failed tables of feed f1 have 9.4 MB on disk")
 
 
 def test_a_feed_that_is_to_wait_holds_reading_up_until_half_of_its_limit_is_free(

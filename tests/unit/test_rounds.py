@@ -74,7 +74,11 @@ class World:
         self.clock = ManualClock()
         self.interrupted = False
         self.sink_session = SimpleNamespace(
-            pulled=False, pace=pace, takes_rows=False, consumed=lambda: Timestamp(14)
+            pulled=False,
+            pace=pace,
+            takes_rows=False,
+            consumed=lambda: Timestamp(14),
+            round_bytes=0,
         )
         self.rounds = Rounds(
             cast(Any, catalog),

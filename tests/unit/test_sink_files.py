@@ -263,9 +263,11 @@ def test_labels(sink: FilesSink) -> None:
 @pytest.mark.parametrize(
     ("uri", "options", "seconds"),
     [
-        ("file:///d", {}, 1.0),
-        ("s3://bucket/d?AUTH=implicit", {}, 10.0),
-        ("https://host/d", {}, 10.0),
+        ("file:///d", {}, 3600.0),
+        ("file:///d", {"resolved": 0.0}, 1.0),
+        ("file:///d", {"resolved": 86400.0}, 3600.0),
+        ("s3://bucket/d?AUTH=implicit", {}, 3600.0),
+        ("https://host/d", {}, 3600.0),
         ("s3://bucket/d?AUTH=implicit", {"resolved": 4.0}, 4.0),
         ("s3://bucket/d?AUTH=implicit", {"resolved": 0.0}, 10.0),
         ("file:///d?flush_interval=5m", {}, 300.0),
@@ -279,6 +281,29 @@ def test_files_are_made_at_the_interval_or_when_a_resolved_timestamp_is_due(
     sink = FilesSink(uri, options)
     assert sink.pacing().seconds == seconds
     assert pickle.loads(pickle.dumps(sink)).pacing().seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options", "files"),
+    [
+        ("", {}, (48, 0)),
+        ("", {"resolved": 0.0}, (172_800, 0)),
+        ("", {"resolved": 600.0}, (288, 144)),
+        ("?flush_interval=7h", {}, (8, 0)),
+        ("?partition_format=hourly", {}, (96, 0)),
+        ("?partition_format=minute", {"resolved": 60.0}, (5760, 1440)),
+        ("?partition_format=flat&flush_interval=1d", {}, (2, 0)),
+        ("?flush_interval=0s", {}, None),
+    ],
+)
+def test_a_day_has_tens_of_files_unless_more_are_asked_for(
+    parameters: str, options: dict[str, object], files: tuple[int, int] | None
+) -> None:
+    assert FilesSink(f"file:///d{parameters}", options).files_a_day(2) == files
+
+
+def test_changes_of_the_size_of_a_file_do_not_wait() -> None:
+    assert FilesSink("file:///d?file_size=2MB").pacing().bytes == 2_000_000
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1s"])

@@ -314,7 +314,7 @@ def _tell_open_transactions(uri: str) -> None:
         _logger.warning("the initial scan cannot see what it waits for: %s", error.message)
         return
     _logger.warning(
-        "the initial scan begins when the transactions have ended that were open before it: %s",
+        "the initial scan waits for the transactions that were open before it: %s",
         who or "none is open at the moment",
     )
 
