@@ -66,9 +66,13 @@ _BY_NAME: dict[str, tuple[str, str]] = {
 }
 
 _HINTS = {
+    "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic, or leave the large column out "
+    "with a column list, then RESUME.",
+    "RECORD_LIST_TOO_LARGE": "lower MaxBytes in kafka_sink_config's Flush, or raise "
+    "max.message.bytes of the topic, then RESUME.",
     "INVALID_RECORD": "a topic with cleanup.policy = compact accepts no message without a key: "
     "no resolved timestamp, no TRUNCATE, no row of a table without a primary "
-    "key."
+    "key.",
 }
 
 #: Names that say only *that* it failed; the latest connection error says why.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.place import S3_FILES
@@ -39,20 +40,38 @@ _REFUSED = re.compile(
 )
 
 
-def told(failure: BaseException, name: str, where: str = "") -> ChangefeedError | None:
+#: The piece of a statement that Spark blames, with dots where it was cut, and marks below it.
+_BLAMED = re.compile(r"== SQL [^\n]*==\n(?P<line>[^\n]*)\n(?P<before> *)\^")
+
+
+def _column(text: str, columns: Sequence[str]) -> str:
+    """The column whose cast failed: the merge's rows have ``c<number>`` for it; else empty."""
+    if (blamed := _BLAMED.search(text)) is None:
+        return ""
+    number = re.search(r"\bc(\d+)\b", blamed["line"][len(blamed["before"]) :])
+    known = number is not None and int(number[1]) < len(columns)
+    return columns[int(number[1])] if number and known else ""
+
+
+def told(
+    failure: BaseException, name: str, where: str = "", columns: Sequence[str] = ()
+) -> ChangefeedError | None:
     """The error for a failure, without the values Spark's own text repeats; None: no idea.
 
     Args:
         name: the target table it happened to; empty when it concerns none.
         where: the place of the tables, as it may be shown.
+        columns: names of the columns of the rows that were written, in their order.
     """
     text = f"{type(failure).__name__}: {failure}"
     about = f"target {name}" if name else ""
     value = _VALUES.search(text)
     if value is not None:
+        column = _column(text, columns)
+        what = f"column {column} of table {name}" if column else f"table {name}"
         return ChangefeedError(
             Code.SINK_REFUSED_DATA,
-            f"a value of table {name} does not fit the type of its column",
+            f"a value of {what} does not fit the type of its column",
             detail=f"{about}: {value[1]}",
             hint="infinity, BC dates and NaN in a numeric have no place in these types: select "
             "the column as text (col::text), or leave it out.",

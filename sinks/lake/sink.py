@@ -425,7 +425,7 @@ class LakeSink(TableSink):
     def _writing(self, target: Target, schema: TableSchema) -> Iterator[LakeTable]:
         """The table, in the shape of ``schema``; what it knew is asked again after a failure."""
         try:
-            with self._working(target) as session:
+            with self._working(target, schema) as session:
                 lake = self._table(session, target)
                 owner = self._own(lake, target, schema)
                 if self._shapes.get(target.topic) != schema.fingerprint():
@@ -478,8 +478,11 @@ class LakeSink(TableSink):
     # -- Spark ------------------------------------------------------------------------------
 
     @contextmanager
-    def _working(self, target: Target | None = None) -> Iterator[SparkSession]:
-        """A session of our own for one piece of work, in a pool of the feed's own."""
+    def _working(
+        self, target: Target | None = None, schema: TableSchema | None = None
+    ) -> Iterator[SparkSession]:
+        """A session of our own for one piece of work, in a pool of the feed's own; ``schema``: of
+        the rows that it writes."""
         name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
             context = base.sparkContext
@@ -491,7 +494,8 @@ class LakeSink(TableSink):
                 error.target = error.target or name
                 raise
             except Exception as failure:
-                found = told(failure, name, self._place.shown)
+                columns = [column.name for column in schema.columns] if schema else []
+                found = told(failure, name, self._place.shown, columns)
                 if found is None:
                     raise
                 found.target = name

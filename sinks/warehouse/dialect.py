@@ -109,6 +109,7 @@ class Dialect:
         outer_joins: what ends a query whose outer joins give NULL where there is no row.
         counts: tables without a key can be kept (rows can be repeated by :meth:`copies`).
         keeps_key: CREATE TABLE declares the primary key (the target uses it to find rows).
+        widens_to_text: :meth:`widen_column` makes a text of an integer.
     """
 
     name: ClassVar[str] = ""
@@ -128,6 +129,7 @@ class Dialect:
     counts: ClassVar[bool] = True
     outer_joins: ClassVar[str] = ""
     keeps_key: ClassVar[bool] = False
+    widens_to_text: ClassVar[bool] = False
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
 
@@ -148,6 +150,10 @@ class Dialect:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         head = name.encode()[: self.max_name - 9].decode(errors="ignore")
         return f"{head}_{digest}"
+
+    def kept_of(self, name: str) -> str:
+        """What the target keeps of the name of a column: its first bytes."""
+        return name.encode()[: self.max_name].decode(errors="ignore")
 
     def canonical(self, name: str) -> str:
         """What two names have in common that are one table here: cut to what fits, and folded

@@ -59,6 +59,7 @@ class DuckDBDialect(Dialect):
     folds_case = True
     max_name = 255
     key_text = "VARCHAR"
+    widens_to_text = True
     staging_types: ClassVar[Mapping[str, str]] = {
         **Dialect.staging_types,
         "string": "VARCHAR",

@@ -8,6 +8,7 @@ at the source       at the target
 ADD COLUMN          the same; older rows have no value until a backfill brings them
 RENAME COLUMN       the same
 wider type          the same (:data:`WIDER`)
+integer to text     the same where the target's ALTER can
 DROP NOT NULL       nothing: only key columns are NOT NULL in a target
 DROP COLUMN         the column stays as it is; new rows have no value in it
 anything else       CF5006: the table stops, with the reason
@@ -27,6 +28,7 @@ from itertools import count
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
+from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.tables import TargetTable
 
 _DROPPED = "_dropped_"
@@ -39,6 +41,7 @@ WIDER: Mapping[str, frozenset[str]] = {
     "float32": frozenset({"float64"}),
     "date": frozenset({"timestamp"}),
 }
+WHOLE = frozenset({"int16", "int32", "int64"})
 _DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
 
 
@@ -162,11 +165,16 @@ def _retype(table: TargetTable, was: Column, column: Column, key: bool) -> list[
     old, new = d.rule(was, key=key).sql, d.rule(column, key=key).sql
     if old == new:
         return []
-    if not widens(was.logical, column.logical):
+    if not widens(was.logical, column.logical) and (key or not _as_text(d, was, column)):
         why = f"column {column.name} changed from {was.type_name} to {column.type_name}"
         raise refused(table, None, f"{why}, which is not wider")
     sql = d.widen_column(table.name, column.name, new)
     return [EvolutionStep("widen", column.name, sql)]
+
+
+def _as_text(d: Dialect, was: Column, column: Column) -> bool:
+    """A number without a point becomes a text, and the target writes it as the source does."""
+    return d.widens_to_text and was.logical in WHOLE and column.logical == "text"
 
 
 def widens(old: str, new: str) -> bool:
@@ -189,5 +197,6 @@ def refused(table: TargetTable, schema: TableSchema | None, why: str) -> Changef
         Code.SINK_CANNOT_TAKE_TABLE,
         f"{name}the target cannot follow a schema change of the table: {why}",
         detail=f"target {table.topic}",
-        hint="ALTER CHANGEFEED .. DROP the table, drop the target table, and ADD it again.",
+        hint=f"ALTER CHANGEFEED .. DROP the table, drop {table.topic} at the target, then ALTER "
+        "CHANGEFEED .. ADD the table: a RESCAN alone does not change columns.",
     )

@@ -51,6 +51,7 @@ class MySQLDialect(Dialect):
     name = "MySQL"
     folds_case = True
     keeps_key = True
+    widens_to_text = True
     transactional_ddl = False
     max_name = 64
     max_precision = _DIGITS

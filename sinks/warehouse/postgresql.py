@@ -61,6 +61,7 @@ class PostgreSQLDialect(Dialect):
     keeps_key = True
     max_precision = 1000
     key_text = "text"
+    widens_to_text = True
     staging_types: ClassVar[Mapping[str, str]] = {
         "bool": "boolean",
         "int16": "smallint",

@@ -47,6 +47,7 @@ class RedshiftDialect(PostgreSQLDialect):
     name = "Redshift"
     folds_case = True
     keeps_key = False
+    widens_to_text = False
     counts = False
     max_name = 127
     max_precision = 38

@@ -40,7 +40,7 @@ from sinks.warehouse.owning import (
     TargetContent,
 )
 from sinks.warehouse.pending import PendingRows, new_batch
-from sinks.warehouse.staging import BATCH, TargetShape, fits
+from sinks.warehouse.staging import BATCH, TargetShape, fits, refused_value, unfit
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 
@@ -100,7 +100,11 @@ class WarehouseSink(DatabaseSink):
         self._tables.connect()
         for pending in self._pending:
             self.load(pending)
-        self._tables.run([s for pending in self._pending for s in self._applying(pending)])
+        statements = [s for pending in self._pending for s in self._applying(pending)]
+        try:
+            self._tables.run(statements)
+        except ChangefeedError as error:
+            raise self._with_column(error) from None
         for pending in self._pending:
             known = self._tables.known(pending.table.topic)
             if known is not None and not pending.scan:
@@ -108,6 +112,26 @@ class WarehouseSink(DatabaseSink):
         self._pending.clear()
         self._tables.warehouse.rest()
         return True
+
+    def _with_column(self, error: ChangefeedError) -> ChangefeedError:
+        """Of a refused value, in which column it is: the database itself names none of a cast."""
+        if error.code is not Code.SINK_CANNOT_TAKE_TABLE:
+            return error
+        warehouse = self._tables.warehouse
+        d = warehouse.dialect
+        for pending in (p for p in self._pending if p.table.topic == error.target):
+            staged, shape = pending.staged(warehouse), pending.shape
+            for i, column in enumerate(shape.columns):
+                rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
+                value = rule.of(d.quote(column.name))
+                rows = f"{staged.staging} AS s WHERE {staged.where(d)}"
+                try:
+                    warehouse.query(f"SELECT count({value}) FROM {rows}")
+                except ChangefeedError as found:
+                    if found.code is not error.code:
+                        return error
+                    return refused_value(shape, column, unfit(rule, d), str(found.detail))
+        return error
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         left, self._pending = self._pending, []

@@ -197,19 +197,56 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
     for i, column in enumerate(shape.columns):
         # Without a key all columns stand for one, but the target keeps them as any other.
         rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
+        missing = _missing_keys(shape, staged, i)
+        if missing:
+            zero = column.logical in ("date", "timestamp", "timestamptz")
+            raise refused_value(
+                shape,
+                column,
+                "is in the key, and has no value in a row"
+                + (" (a date such as 0000-00-00 is read as NULL)" if zero else ""),
+                f"{missing} of {staged.num_rows} rows",
+                "give these rows a value at the source, or leave the table out of the feed, then "
+                "RESUME.",
+            )
         names = [column.name] + ([before_name(column.name)] if i in shape.before else [])
         refused = sum(_refused(rule, staged[name]) for name in names)
         if refused:
-            raise ChangefeedError(
-                Code.SINK_CANNOT_TAKE_TABLE,
-                f"{shape.schema.table}: column {column.name} has a value that {rule.sql} of "
-                f"{d.name} cannot hold",
-                detail=f"target {shape.topic}, source type {column.type_name}, "
-                f"{refused} of {staged.num_rows} rows",
-                hint="change the value or the column's type at the source, or leave the "
-                "column out of the feed, then RESUME.",
-                target=shape.topic,
-            )
+            rows = f"{refused} of {staged.num_rows} rows"
+            raise refused_value(shape, column, unfit(rule, d), rows)
+
+
+def _missing_keys(shape: TargetShape, staged: pa.Table, i: int) -> int:
+    """Rows without a value in the i-th column, if that is in the key. A delete of such a row finds
+    none in the target, which is right: it never got one."""
+    nothing = staged[shape.columns[i].name]
+    if not nothing.null_count or shape.keyless or i not in shape.schema.key:
+        return 0
+    gone = pc.equal(staged[OPERATION], OPERATIONS["d"])
+    return pc.sum(pc.and_not(pc.is_null(nothing), gone)).as_py() or 0
+
+
+def unfit(rule: TypeRule, d: Dialect) -> str:
+    """Of a column with a value that its type in the target does not have."""
+    return f"has a value that {rule.sql} of {d.name} cannot hold"
+
+
+def refused_value(
+    shape: TargetShape,
+    column: Column,
+    why: str,
+    detail: str,
+    hint: str = "change the value or the column's type at the source, or leave the column out of "
+    "the feed, then RESUME.",
+) -> ChangefeedError:
+    """CF5006 for a column of rows; names no value."""
+    return ChangefeedError(
+        Code.SINK_CANNOT_TAKE_TABLE,
+        f"{shape.schema.table}: column {column.name} {why}",
+        detail=f"target {shape.topic}, source type {column.type_name}, {detail}",
+        hint=hint,
+        target=shape.topic,
+    )
 
 
 def _refused(rule: TypeRule, values: pa.ChunkedArray) -> int:

@@ -106,6 +106,16 @@ class TargetTable:
         taken = [n for n in names if n in ours or n.startswith((BEFORE, "_keep_"))]
         if taken:
             raise self.refused(schema, f"the column name {taken[0]} is used by the sink itself")
+        cut: dict[str, str] = {}
+        for name in names:
+            other = cut.setdefault(self.d.kept_of(name), name)
+            if other != name:
+                raise self.refused(
+                    schema,
+                    f"columns {other} and {name} are alike in their first {self.d.max_name} bytes, "
+                    f"and {self.d.name} keeps no more of a name",
+                    hint="leave one of them out with a column list, or rename it at the source.",
+                )
         folded = [n.casefold() for n in names]
         if self.d.folds_case and len(set(folded)) != len(folded):
             raise self.refused(schema, f"two columns differ only in case, {self.d.name} folds it")
@@ -113,12 +123,13 @@ class TargetTable:
             raise self.refused(schema, f"{self.d.name} needs a table with a key")
         self.policy.require_key(schema)
 
-    def refused(self, schema: TableSchema, why: str) -> ChangefeedError:
+    def refused(self, schema: TableSchema, why: str, hint: str = "") -> ChangefeedError:
         """The table cannot be kept."""
         return ChangefeedError(
             Code.SINK_CANNOT_TAKE_TABLE,
             f"{schema.table}: {why}",
             detail=f"target {self.topic}",
+            hint=hint,
             target=self.topic,
         )
 

@@ -161,7 +161,7 @@ def test_a_value_without_a_place_stops_the_table_and_is_not_told(bench: Bench) -
             bench.round(schema, version, ("c", (1, value)))
         error = raised.value
         assert error.code.number == "CF5003", (logical, error.code.number, error.__cause__)
-        assert f"t{version}" in error.message
+        assert f"a value of column v0 of table t{version}" in error.message, error.__cause__
         assert value not in f"{error.message} {error.detail}"
 
 

@@ -135,3 +135,36 @@ def test_the_trouble_of_one_table_is_no_trouble_of_another(copies: Copies) -> No
     copies.run("DELETE FROM versioned WHERE id = 2", "INSERT INTO versioned VALUES (3, 3)")
     copies.wait_equal("f", *TABLES)
     assert not copies.failed("f")
+
+
+def test_a_zero_date_in_a_key_names_its_column(tmp_path: Path, binlog_server: BinlogServer) -> None:
+    """It is read as NULL, which no key has: the scan stops, and goes on once the row has a date."""
+    with binlog_server.database() as database, running(tmp_path / "state") as feeds:
+        run = partial(binlog_server.run, database=database)
+        run(
+            "CREATE TABLE days (day DATE, n INT, PRIMARY KEY (day, n))",
+            "INSERT INTO days VALUES ('2024-02-29', 1)",
+            "SET SESSION sql_mode = ''",
+            "INSERT INTO days VALUES ('0000-00-00', 2)",
+        )
+        feeds.connect(shop=binlog_server.uri(database))
+        feeds.execute(
+            f"CREATE CHANGEFEED f FOR shop.{database}.days INTO 'duckdb://{tmp_path}/d.duckdb'"
+        )
+
+        def failure() -> str:
+            tables = feeds.catalog.tables(feeds.catalog.job("f").id)
+            return "".join(str(t.error) for t in tables if t.error)
+
+        until(failure)
+        said = failure()
+        assert "days: column day is in the key, and has no value in a row (a date" in said, said
+        assert "source type date, 1 of 2 rows" in said
+        run("SET SESSION sql_mode = ''", "UPDATE days SET day = '2024-03-01' WHERE n = 2")
+        feeds.execute("ALTER CHANGEFEED f RESCAN days")
+        if feeds.catalog.job("f").status is Status.FAILED:
+            feeds.execute("RESUME CHANGEFEED f")
+        feeds.sync("f")
+        with opened(tmp_path / "d.duckdb") as connection:
+            found = connection.execute("SELECT CAST(day AS VARCHAR), n FROM days ORDER BY n")
+            assert found.fetchall() == [("2024-02-29", 1), ("2024-03-01", 2)]

@@ -88,6 +88,10 @@ class Bench:
     def read(self, sql: str) -> list[tuple[object, ...]]:
         raise NotImplementedError
 
+    def run(self, sql: str) -> None:
+        """A statement of the target's owner."""
+        raise NotImplementedError
+
     def uri(self) -> str:
         raise NotImplementedError
 
@@ -136,6 +140,10 @@ class IntoDuckDB(Bench):
             connection.execute("set timezone = 'UTC'")
             return [tuple(row) for row in connection.execute(sql).fetchall()]
 
+    def run(self, sql: str) -> None:
+        with opened(self.path) as connection:
+            connection.execute(sql)
+
 
 class IntoPostgreSQL(Bench):
     target = ""
@@ -146,6 +154,10 @@ class IntoPostgreSQL(Bench):
     def read(self, sql: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.target, options="-c timezone=UTC") as connection:
             return list(connection.execute(sql.encode()).fetchall())
+
+    def run(self, sql: str) -> None:
+        with psycopg.connect(self.target) as connection:
+            connection.execute(sql.encode())
 
 
 @pytest.fixture(params=["duckdb", "postgresql"])
@@ -331,3 +343,66 @@ def test_a_history_keeps_a_value_that_its_own_transaction_inserted(
         rows = there.execute("SELECT b, left(c, 3) FROM t ORDER BY _sequence_num").fetchall()
     within = [("x", "AAA")] if history == "append" else []
     assert rows == [*within, ("y", "AAA"), ("z", "AAA"), ("z", "new")]
+
+
+def failures(bench: Bench) -> list[str]:
+    """What stopped tables of the feed say, with their hints."""
+    job = bench.feeds.catalog.job("f")
+    return [str(t.error) for t in bench.feeds.catalog.tables(job.id) if t.error]
+
+
+def test_a_column_gets_another_type(bench: Bench) -> None:
+    """By ALTER to text, and as another column of the same name."""
+    db = bench.source
+    db.execute("create table u (a int primary key, n bigint, i int, label text)")
+    db.execute("insert into u values (1, 9007199254740993, -7, 'one'), (2, null, 0, 'two')")
+    bench.create("u")
+    bench.feeds.sync("f")
+    db.execute("alter table u alter column n type varchar(40), alter column i type text")
+    db.execute("insert into u values (3, 'words', 'more', 'three')")
+    bench.feeds.sync("f")
+    until(lambda: bench.same("u", "a, n, i, label"))
+    db.execute("alter table u drop column label, add column label int default 7")
+    db.execute("insert into u values (4, '4', '4', 4)")
+    bench.feeds.sync("f")
+    until(lambda: bench.same("u", "a, n, i, label"))
+    db.execute("alter table u drop column label; alter table u add column label text")
+    db.execute("insert into u values (5, '4', '4', 'word')")
+    bench.feeds.sync("f")
+    until(lambda: bench.same("u", "a, n, i, label"))
+
+
+def test_a_type_that_is_not_wider_is_healed_as_the_message_says(bench: Bench) -> None:
+    db = bench.source
+    db.execute("create table u (a int primary key, n text); insert into u values (1, '5')")
+    bench.create("t, u")
+    bench.feeds.sync("f")
+    db.execute("alter table u alter column n type int using n::int; insert into u values (2, 6)")
+    until(lambda: failures(bench))
+    [error] = failures(bench)
+    assert "column n changed from text to integer, which is not wider" in error, error
+    bench.feeds.execute("ALTER CHANGEFEED f DROP u")
+    bench.run("drop table shop.u")
+    bench.feeds.execute("ALTER CHANGEFEED f ADD u")
+    bench.feeds.sync("f")
+    assert bench.same("u", "a, n")
+
+
+def test_a_json_text_that_the_target_refuses_names_its_column(bench: Bench) -> None:
+    """The database itself says only that a cast failed."""
+    db = bench.source
+    db.execute("create table docs (a int primary key, b text, doc json, n int)")
+    db.execute(r"""insert into docs values (1, '\u0000', '{"a": "x"}', 5)""")
+    bench.create("t, docs")
+    bench.feeds.sync("f")
+    db.execute(r"""insert into docs values (2, 'b', '{"a": "hidden\u0000"}', 6)""")
+    db.execute("insert into t values (99, 'on')")
+    until(lambda: (99, "on") in bench.read("select * from shop.t"))
+    if isinstance(bench, IntoDuckDB):
+        bench.feeds.sync("f")
+        assert failures(bench) == []
+        return
+    until(lambda: failures(bench))
+    [error] = failures(bench)
+    assert "column doc has a value that jsonb of PostgreSQL cannot hold" in error, error
+    assert "source type json" in error and "22P05" in error and "hidden" not in error

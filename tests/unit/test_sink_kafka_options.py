@@ -8,6 +8,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options.sink_config import kafka_sink_config
+from sinks.kafka.errors import Reasons, explain_name
 from sinks.kafka.options import BASE, parse
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import check
@@ -226,3 +227,10 @@ def test_a_setting_the_client_refuses_does_not_show_its_value() -> None:
     with pytest.raises(ChangefeedError) as caught:
         sink._producer()
     assert "hunter2" not in f"{caught.value.message} {caught.value.detail}"
+
+
+@pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"])
+def test_what_is_too_large_says_which_limit_may_be_raised(name: str) -> None:
+    error = explain_name(name, "too large", Reasons(), topic="orders")
+    assert error.code.number == "CF5006" and error.target == "orders"
+    assert "max.message.bytes of the topic" in error.hint and error.hint.endswith("then RESUME.")

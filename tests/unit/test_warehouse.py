@@ -305,6 +305,16 @@ def test_tables_without_a_key_have_no_versions() -> None:
         table(DuckDBDialect()).check(table_of("t", key=("a",), a="int32", A="int32"))
 
 
+def test_columns_of_one_name_for_the_target_are_named() -> None:
+    head = "é" * 31  # 62 bytes
+    columns = {"a": "int32", f"{head}_1": "int32", f"{head}_2": "text"}
+    with pytest.raises(ChangefeedError, match="alike in their first 63 bytes") as caught:
+        table(PostgreSQLDialect()).check(table_of("t", key=("a",), **columns))
+    assert f"columns {head}_1 and {head}_2 are" in caught.value.message
+    assert "leave one of them out with a column list" in caught.value.hint
+    table(DuckDBDialect()).check(table_of("t", key=("a",), **columns))
+
+
 def test_long_names_stay_unique() -> None:
     d = PostgreSQLDialect()
     one, two = d.fit("_staging_" + "é" * 40 + "1"), d.fit("_staging_" + "é" * 40 + "2")
