@@ -48,7 +48,9 @@ def example(plan: MessagePlan) -> tuple[str, str]:
     if plan.content:
         return _key(plan), "the content of the message"
     if traits.line:
-        return "", ",".join(_value(plan.schema.columns[i]) for i in plan.columns)
+        tokens = [_value(plan.schema.columns[i]) for i in plan.columns]
+        # None of the texts has a comma or a quotation mark, so none is quoted.
+        return "", ",".join(json.loads(t) if t[0] == '"' else t for t in tokens)
     if plan.envelope is not Envelope.DEBEZIUM and not traits.text:
         key = _key(plan) if traits.row_alone else _members(plan, key_shape(plan))
         shape = value_shape(plan)
@@ -102,8 +104,10 @@ def _value(column: Column) -> str:
     return "1" if column.form is Form.RAW else '"x"'
 
 
-def _object(members: Iterable[tuple[str, str]]) -> str:
-    return "{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}"
+def _object(members: Iterable[tuple[str, str]], *, spaced: bool = True) -> str:
+    """``spaced``: as CockroachDB writes it; Debezium does without."""
+    comma, colon = (", ", ": ") if spaced else (",", ":")
+    return "{" + comma.join(f'"{name}"{colon}{value}' for name, value in members) + "}"
 
 
 def _columns(plan: MessagePlan, columns: Iterable[int]) -> list[tuple[str, str]]:
@@ -115,6 +119,8 @@ def _columns(plan: MessagePlan, columns: Iterable[int]) -> list[tuple[str, str]]
 
 
 def _key(plan: MessagePlan) -> str:
+    if plan.envelope is Envelope.DEBEZIUM:
+        return _with_schema(plan, _columns(plan, plan.message_key))
     if plan.key_is_object:
         return _object(_columns(plan, plan.message_key))
     return "[" + ", ".join(_value(plan.schema.columns[i]) for i in plan.message_key) + "]"
@@ -182,27 +188,42 @@ def _debezium_value(column: Column) -> str:
 
 
 def _debezium(plan: MessagePlan) -> str:
-    row = _object(_columns(plan, plan.columns))
+    row = _object(_columns(plan, plan.columns), spaced=False)
+    transaction = _TRANSACTION.replace(": ", ":").replace(", ", ",")
     members = {
         "before": row if plan.shows_before else "null",
         "after": row,
         "source": "{...}",
-        "transaction": _TRANSACTION if plan.transactions else "null",
+        "transaction": transaction if plan.transactions else "null",
         "op": '"u"',
         "ts_ms": str(_NOW // 1_000_000),
         "ts_us": str(_NOW // 1_000),
         "ts_ns": str(_NOW),
     }
-    return _object(members.items())
+    return _with_schema(plan, members.items())
 
 
-def _flat(plan: MessagePlan, meta: dict[str, str]) -> str:
-    row = _columns(plan, plan.columns)
+def _with_schema(plan: MessagePlan, members: Iterable[tuple[str, str]]) -> str:
+    """A key or value of Debezium's envelope; its schema is only hinted at."""
+    payload = _object(members, spaced=False)
+    if not plan.schemas_enabled:
+        return payload
+    return _object([("schema", "{...}"), ("payload", payload)], spaced=False)
+
+
+def _flat(plan: MessagePlan, meta: dict[str, str], columns: Iterable[int] | None = None) -> str:
+    row = _columns(plan, plan.columns if columns is None else columns)
     return _object([("__crdb__", _object(sorted(meta.items()))), *row] if meta else row)
 
 
 def _row(plan: MessagePlan) -> str:
     return _flat(plan, _times(plan) | _topic(plan) | _transaction(plan))
+
+
+def _changed(plan: MessagePlan) -> str:
+    """Every column got another value, but those of the key."""
+    meta = _times(plan) | _topic(plan) | _transaction(plan)
+    return _flat(plan, meta, [i for i in plan.columns if i not in plan.schema.key])
 
 
 def _bare(plan: MessagePlan) -> str:
@@ -220,6 +241,6 @@ _SHAPES = {
     Envelope.DEBEZIUM: _debezium,
     Envelope.ROW: _row,
     Envelope.BARE: _bare,
-    Envelope.CHANGED: _row,
+    Envelope.CHANGED: _changed,
     Envelope.KEY_ONLY: _nothing,
 }

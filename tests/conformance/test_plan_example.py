@@ -42,8 +42,8 @@ VALUES: dict[str, Any] = {
 WHEN = (1536242855577149065, 0)
 
 
-def update_of(schema: TableSchema) -> pa.Table:
-    """One update whose row is :data:`VALUES` before and after."""
+def update_of(schema: TableSchema, *, other_before: bool = False) -> pa.Table:
+    """One update whose row is :data:`VALUES` before and after, or had nothing but its key."""
     row: dict[str, Any] = {
         "op": "u",
         "wall": WHEN[0],
@@ -58,7 +58,8 @@ def update_of(schema: TableSchema) -> pa.Table:
     for i, column in enumerate(schema.columns):
         row[f"a{i}"] = VALUES[column.name]
     for i in schema.before_ordinals:
-        row[f"b{i}"] = VALUES[schema.columns[i].name]
+        if i in schema.key or not other_before:
+            row[f"b{i}"] = VALUES[schema.columns[i].name]
     return pa.Table.from_pylist([row], schema=schema.log_schema())
 
 
@@ -85,6 +86,10 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
         "envelope = 'enriched', diff, key_in_value",
         "envelope = 'enriched', enriched_properties = 'source', updated",
         "key_column = 'b', unordered",
+        "envelope = 'changed', updated",
+        "envelope = 'row', updated, mvcc_timestamp",
+        "envelope = 'bare', updated, mvcc_timestamp",
+        "topic_in_value, updated",
         "envelope = 'debezium'",
         "envelope = 'debezium', schemas_enable",
     ],
@@ -92,11 +97,12 @@ def plan_of(options: str, schema: TableSchema, columns: tuple[str, ...]) -> Mess
 def test_example(options: str, columns: tuple[str, ...], identity: BeforeImage) -> None:
     schema = shape(TABLE, COLUMNS, ["a"], identity)
     plan = plan_of(options, schema, columns)
-    (real,) = encode_messages(update_of(schema), plan, now_ns=WHEN[0]).to_pylist()
+    update = update_of(schema, other_before=plan.envelope is Envelope.CHANGED)
+    (real,) = encode_messages(update, plan, now_ns=WHEN[0]).to_pylist()
     key, value = example(plan)
     shown_key, shown = real["key"].decode(), (real["value"] or b"").decode()
     if plan.envelope is Envelope.DEBEZIUM:
-        shown_key, shown = _as_debezium_is_shown(shown_key), _as_debezium_is_shown(shown)
+        shown_key, shown = _hinted(shown_key), _hinted(shown)
     assert key == shown_key
     if plan.source is not None:
         shown = re.sub(r'"source": \{.*?\}', '"source": {...}', shown)
@@ -104,10 +110,15 @@ def test_example(options: str, columns: tuple[str, ...], identity: BeforeImage) 
     assert value == "" or "{...}" in value or json.loads(value)
 
 
-def _as_debezium_is_shown(text: str) -> str:
-    """Without the schema and the source, and spaced as other messages are."""
-    found = json.loads(text)
-    found = found.get("payload", found)
-    if "source" in found:
-        found["source"] = "..."
-    return json.dumps(found).replace('"source": "..."', '"source": {...}')
+@pytest.mark.parametrize("columns", [(), ("n",)])
+def test_example_of_a_line(columns: tuple[str, ...]) -> None:
+    schema = shape(TABLE, COLUMNS, ["a"], BeforeImage.KEY)
+    plan = plan_of("format = 'csv', initial_scan = 'only'", schema, columns)
+    (real,) = encode_messages(update_of(schema), plan, scan=True).to_pylist()
+    assert example(plan) == ("", real["value"].decode())
+
+
+def _hinted(text: str) -> str:
+    """Without what the example only hints at: the schema and where the row comes from."""
+    text = re.sub(r'^\{"schema":\{.*\},"payload":', '{"schema":{...},"payload":', text)
+    return re.sub(r'"source":\{.*?\}', '"source":{...}', text)
