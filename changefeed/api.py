@@ -30,6 +30,7 @@ from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
 from changefeed.plan.names import scheme_of, source_connections
+from changefeed.plan.own_options import CONNECTION_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
@@ -73,6 +74,7 @@ from sinks.registry import parameters as sink_parameters
 
 __all__ = [
     "Brief",
+    "CONNECTION_OPTIONS",
     "DATASET_OPTIONS",
     "Section",
     "ClientRow",

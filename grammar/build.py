@@ -71,19 +71,31 @@ class _Builder(Transformer[Token, Any]):
     # ------------------------------------------------------------ connections
 
     def create_connection(
-        self, meta: Meta, exists: bool | None, name: Token, uri: Token
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Token,
+        uri: Token,
+        options: tuple[Option, ...] | None,
     ) -> Statement:
         return nodes.CreateConnection(
             identifier(name),
             _literal(uri, "string"),
             bool(exists),
+            options or (),
             span=_span(meta),
             name_span=_at(name),
         )
 
-    def alter_connection(self, meta: Meta, name: Token, uri: Token) -> Statement:
+    def alter_connection(
+        self, meta: Meta, name: Token, uri: Token, options: tuple[Option, ...] | None
+    ) -> Statement:
         return nodes.AlterConnection(
-            identifier(name), _literal(uri, "string"), span=_span(meta), name_span=_at(name)
+            identifier(name),
+            _literal(uri, "string"),
+            options or (),
+            span=_span(meta),
+            name_span=_at(name),
         )
 
     def drop_connection(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
@@ -280,12 +292,12 @@ class _Builder(Transformer[Token, Any]):
     def with_options(self, _meta: Meta, *options: Option) -> tuple[Option, ...]:
         return options
 
-    cdc_options = dataset_options = with_options
+    cdc_options = dataset_options = connection_options = with_options
 
     def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
         return Option(identifier(name), value, span=_at(name))
 
-    cdc_option = dataset_option = option
+    cdc_option = dataset_option = connection_option = option
 
     def option_value(self, _meta: Meta, token: Token) -> Literal:
         return _literal(token, _LITERAL_KINDS.get(token.type, "word"))

@@ -195,6 +195,7 @@ class CreateConnection(Statement):
     name: str
     uri: Literal
     if_not_exists: bool = False
+    options: tuple[Option, ...] = ()
     span: Span | None = _span()
     name_span: Span | None = _span()
 
@@ -203,6 +204,7 @@ class CreateConnection(Statement):
 class AlterConnection(Statement):
     name: str
     uri: Literal
+    options: tuple[Option, ...] = ()
     span: Span | None = _span()
     name_span: Span | None = _span()
 

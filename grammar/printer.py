@@ -122,12 +122,11 @@ class _Printer:
         match node:
             case nodes.CreateConnection():
                 exists = "IF NOT EXISTS" if node.if_not_exists else None
-                uri = self.uri(node.uri)
-                return _words("CREATE EXTERNAL CONNECTION", exists, name(node.name), "AS", uri)
+                named = _words("CREATE EXTERNAL CONNECTION", exists, name(node.name))
+                return _words(named, "AS", self.uri(node.uri), self.options(node.options))
             case nodes.AlterConnection():
-                return _words(
-                    "ALTER EXTERNAL CONNECTION", name(node.name), "AS", self.uri(node.uri)
-                )
+                named = f"ALTER EXTERNAL CONNECTION {name(node.name)}"
+                return _words(named, "AS", self.uri(node.uri), self.options(node.options))
             case nodes.DropConnection():
                 exists = "IF EXISTS" if node.if_exists else None
                 return _words("DROP EXTERNAL CONNECTION", exists, name(node.name))

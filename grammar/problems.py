@@ -70,6 +70,7 @@ WORDS = {
     "TYPE_NAME": "a type of Spark SQL",
     "FUNCTION_REFERENCE": "a quoted 'module:function'",
     "FUNCTION_PATH": "a quoted folder",
+    "CONNECTION_OPTION_NAME": "an option",
     "CDC_OPTION_NAME": "an option",
     "DATASET_OPTION_NAME": "an option",
     "DATASET_LOCATION": "a quoted file, folder, glob or jdbc: URL",
@@ -354,10 +355,7 @@ def _misspelt_kind(failure: ParseFailure) -> str | None:
 
 
 def _missing_equal(failure: ParseFailure) -> str | None:
-    if (
-        failure.last in {"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"}
-        and "_EQUAL" in failure.accepts
-    ):
+    if failure.last.endswith("OPTION_NAME") and "_EQUAL" in failure.accepts:
         if failure.text.startswith("'") or failure.text[:1].isdigit():
             return "write option = value"
         if failure.text == ":":

@@ -45,6 +45,7 @@ KINDS = {
     "TYPE_NAME": "type",
     "FUNCTION_REFERENCE": "function_reference",
     "FUNCTION_PATH": "function_reference",
+    "CONNECTION_OPTION_NAME": "connection_option",
     "CDC_OPTION_NAME": "cdc_option",
     "DATASET_OPTION_NAME": "dataset_option",
     "DATASET_LOCATION": "dataset_location",
@@ -80,7 +81,7 @@ _PUNCTUATION = frozenset(
     }
 )
 _TAIL = re.compile(r"[\w$]*\Z")
-_OPTION_NAMES = frozenset({"OPTION_NAME", "CDC_OPTION_NAME", "DATASET_OPTION_NAME"})
+_OPTION_NAMES = frozenset(name for name in KINDS if name.endswith("OPTION_NAME"))
 _FEEDS = frozenset({"FEED_NAME", "NEW_FEED"})
 _ACTIONS = {"_ADD": "ADD", "_DROP": "DROP", "_SET": "SET", "_UNSET": "UNSET"}
 

@@ -54,8 +54,9 @@ _HARMLESS_PARAMETERS = frozenset(
     }
 )
 
-#: What else takes a value: the sink of ALTER CHANGEFEED and an option of CREATE CDC.
-_OTHER_NAMES = frozenset({"record", "sink"})
+#: What else takes a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
+#: CREATE EXTERNAL CONNECTION.
+_OTHER_NAMES = frozenset({"check", "record", "sink"})
 
 
 def mask_statement(text: str) -> str:

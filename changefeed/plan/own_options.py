@@ -1,12 +1,49 @@
-"""Options of a statement's own, which stand in one list with those of the feed."""
+"""Options of a statement's own: alone, or in one list with those of the feed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from changefeed.core.errors import Code
+from changefeed.core.clock import SystemClock
+from changefeed.core.errors import Code, raise_all
 from changefeed.options import OptionReader, to_span
 from grammar import nodes
+from grammar.spelling import did_you_mean
+
+#: The options of CREATE and ALTER EXTERNAL CONNECTION: name, values, what it says.
+CONNECTION_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "check": (("yes", "no"), "Whether the server is tried before the connection is stored."),
+}
+
+
+def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
+    """Whether the statement of a connection tries the server: it does unless it says otherwise.
+
+    Raises:
+        ChangefeedError: CF1203, CF1204, CF1205 an option is wrong.
+    """
+    reading = OptionReader(SystemClock(), text)
+    given, others = split_options(options, CONNECTION_OPTIONS, reading)
+    for node in others:
+        near = did_you_mean(node.name, CONNECTION_OPTIONS)
+        known = f"a connection takes {', '.join(CONNECTION_OPTIONS)}; what belongs to the server "
+        known += "is a parameter of the URI."
+        reading.problem(
+            Code.UNKNOWN_OPTION,
+            f'invalid option "{node.name}"',
+            to_span(node.span),
+            f'did you mean "{near}"?' if near else known,
+        )
+    value = given.get("check")
+    values, _ = CONNECTION_OPTIONS["check"]
+    if value is not None and value.text.lower() not in values:
+        reading.problem(
+            Code.INVALID_OPTION_VALUE,
+            f"unknown check: {value.text}, valid values are 'yes' and 'no'",
+            to_span(value.span),
+        )
+    raise_all(reading.problems)
+    return value is None or value.text.lower() == "yes"
 
 
 def split_options(

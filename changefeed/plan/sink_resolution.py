@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog import Catalog, Job, external_name
@@ -131,15 +131,17 @@ def _identity(catalog: Catalog, source: str) -> str:
 
 
 #: Connects to the target of a feed of these tables and says what is wrong there, and what it could
-#: not look at.
-Probe = Callable[[ResolvedSink, Options, Sequence[Target]], tuple[list[ChangefeedError], list[str]]]
+#: not look at. Options are those of the feed; none of a connection that no feed writes to.
+Probe = Callable[
+    [ResolvedSink, Mapping[str, object], Sequence[Target]], tuple[list[ChangefeedError], list[str]]
+]
 
 
 def probe_of(catalog: Catalog) -> Probe:
     """Looks at the target itself, where the sink has a way; changes nothing there."""
 
     def probe(
-        sink: ResolvedSink, options: Options, targets: Sequence[Target]
+        sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target]
     ) -> tuple[list[ChangefeedError], list[str]]:
         if sink.written is None:
             return [], []

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from changefeed.attachments import remove_log
 from changefeed.catalog import external_name
-from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.errors import ChangefeedError, Code, Span, raise_all
 from changefeed.core.state import StateLayout
 from changefeed.images.states import StoreState, store_status
 from changefeed.images.wanted import wanted_images
 from changefeed.options import Options, to_span
 from changefeed.plan.names import find_source, scheme_of, source_connections
+from changefeed.plan.own_options import wants_check
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
 from changefeed.sources.base import TableInfo
 from changefeed.sources.registry import open_source
@@ -30,8 +31,11 @@ from sinks.registry import schemes as sink_schemes
 
 
 def create_connection(statement: nodes.CreateConnection, context: Context) -> Result:
-    """CREATE EXTERNAL CONNECTION."""
-    _check_uri(statement.uri)
+    """CREATE EXTERNAL CONNECTION: the URI is read, and the server tried, before it is stored."""
+    tried = wants_check(statement.options, text=context.text)
+    is_source = _check_uri(statement.uri)
+    there = statement.name in {c.name for c in context.catalog.connections()}
+    overlooked = _try(statement, is_source, context) if tried and not there else []
     try:
         made = context.catalog.create_connection(
             statement.name, statement.uri.text, statement.if_not_exists
@@ -39,13 +43,15 @@ def create_connection(statement: nodes.CreateConnection, context: Context) -> Re
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.name_span)
         raise
-    notices = [] if made else [f'external connection "{statement.name}" already exists, skipping']
+    skipped = f'external connection "{statement.name}" already exists, skipping'
+    notices = overlooked if made else [skipped]
     return Result("done", notices=notices, tag="CREATE EXTERNAL CONNECTION")
 
 
 def alter_connection(statement: nodes.AlterConnection, context: Context) -> Result:
     """ALTER EXTERNAL CONNECTION: feeds that use it reconnect."""
-    _check_uri(statement.uri)
+    tried = wants_check(statement.options, text=context.text)
+    is_source = _check_uri(statement.uri)
     _existing(statement.name, statement.name_span, context)
     old = context.catalog.connection(statement.name)
     users = [job.name for job in context.catalog.source_jobs(statement.name)]
@@ -58,9 +64,10 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
             span=to_span(statement.uri.span),
         )
     _check_users(statement.name, statement.uri, context)
+    overlooked = _try(statement, is_source, context) if tried else []
     context.catalog.alter_connection(statement.name, statement.uri.text)
     context.host.wake()
-    return Result("done", tag="ALTER EXTERNAL CONNECTION")
+    return Result("done", notices=overlooked, tag="ALTER EXTERNAL CONNECTION")
 
 
 def drop_connection(statement: nodes.DropConnection, context: Context) -> Result:
@@ -163,15 +170,55 @@ def _source_name(statement: nodes.ShowTables, context: Context) -> str:
     raise ChangefeedError(Code.NAME_UNKNOWN, what, hint=hint)
 
 
-def _check_uri(uri: nodes.Literal) -> None:
-    """The URI leads to a source or a sink we have."""
+def _try(
+    statement: nodes.CreateConnection | nodes.AlterConnection, is_source: bool, context: Context
+) -> list[str]:
+    """Reach the server and log in, as VALIDATE does; what was not looked at there.
+
+    Raises:
+        ChangefeedError: every problem found.
+    """
+    uri = statement.uri.text
+    span = to_span(statement.uri.span)
+    overlooked: list[str] = []
+    if is_source:
+        problems = []
+        try:
+            source = context.open_source(statement.name, uri)
+            source.identity()
+            # Where the log is read from a standby, this asks the primary.
+            source.locate((), ())
+        except ChangefeedError as error:
+            problems = [error]
+    else:
+        sink = find_sink(context.catalog, uri, span)
+        problems, overlooked = context.probe(sink, {}, ())
+    for problem in problems:
+        problem.span = problem.span or span
+        skip = "WITH check = 'no' stores the connection without trying the server."
+        problem.hint = f"{problem.hint.removesuffix('.')}. {skip}" if problem.hint else skip
+    raise_all([problem.located(context.text) for problem in problems])
+    return overlooked
+
+
+def _check_uri(uri: nodes.Literal) -> bool:
+    """Every parameter of the URI is one of a source or a sink that there is; whether it is that of
+    a source.
+
+    Raises:
+        ChangefeedError: every problem found.
+    """
     scheme = scheme_of(uri.text)
     known = [*source_schemes(), *sink_schemes()]
     span: Span | None = to_span(uri.span)
     if scheme in source_schemes():
-        _check_source_uri(uri.text, scheme, span)
+        return _is_source_uri(uri.text, scheme, span)
     if scheme in known:
-        return
+        problems = check_sink_uri(uri.text)
+        for problem in problems:
+            problem.span = problem.span or span
+        raise_all(problems)
+        return False
     if not scheme or len(scheme) > 30:
         raise ChangefeedError(
             Code.INVALID_URI,
@@ -189,16 +236,17 @@ def _check_uri(uri: nodes.Literal) -> None:
     )
 
 
-def _check_source_uri(uri: str, scheme: str, span: Span | None) -> None:
-    """The URI can be read, as that of a source or of a sink of the same scheme."""
+def _is_source_uri(uri: str, scheme: str, span: Span | None) -> bool:
+    """Whether it is that of a source, or of a sink of the same scheme; it can be read as one."""
     try:
         open_source("", uri)
     except ChangefeedError as error:
         as_sink = scheme in sink_schemes() and not check_sink_uri(uri)
         if as_sink and error.code is Code.UNKNOWN_PARAMETER:
-            return  # a parameter of the sink's own
+            return False  # a parameter of the sink's own
         error.span = error.span or span
         raise
+    return True
 
 
 def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:

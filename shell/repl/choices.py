@@ -193,6 +193,14 @@ def _options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
         yield Candidate(row.name, f"{row.summary}{default}")
 
 
+def _connection_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+    from changefeed.api import CONNECTION_OPTIONS
+
+    for name, (_, meta) in CONNECTION_OPTIONS.items():
+        if name not in fits.given:
+            yield Candidate(name, meta)
+
+
 def _cdc_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     for name, meta in _CDC.items():
         if name not in fits.given:
@@ -222,9 +230,9 @@ _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
-        from changefeed.api import DATASET_OPTIONS
+        from changefeed.api import CONNECTION_OPTIONS, DATASET_OPTIONS
 
-        values, _ = DATASET_OPTIONS.get(fits.option or "", ((), ""))
+        values, _ = (CONNECTION_OPTIONS | DATASET_OPTIONS).get(fits.option or "", ((), ""))
         yield from (Candidate(value, string=True) for value in values)
         return
     if row.type.kind in ("column", "columns"):
@@ -395,6 +403,7 @@ _FILLERS: dict[str, Callable[[Suggestions, NameSource], Iterator[Candidate]]] = 
     "column": _columns,
     "partition": _partitions,
     "option": _options,
+    "connection_option": _connection_options,
     "cdc_option": _cdc_options,
     "dataset_option": _dataset_options,
     "option_value": _option_values,

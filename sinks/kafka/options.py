@@ -218,6 +218,7 @@ def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings |
 
     The feed registers the schemas; here is seen whether what it needs is there. Readers of
     protobuf may have its types from elsewhere; Avro cannot be read without the writer's schema.
+    Of a connection no format is known yet.
     """
     form = str(options.get("format") or "")
     traits = traits_of(form)
@@ -226,7 +227,7 @@ def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings |
         parameter, given = url.text(name), options.get(name)
         if parameter and given:
             url.problem(f"{name} is given as a parameter of the URI and as an option")
-        if parameter and not (traits and traits.schemas):
+        if parameter and "format" in options and not (traits and traits.schemas):
             able = " or ".join(f"format={f}" for f in formats_with(lambda t: t.schemas))
             url.problem(f"param {name} is only usable with {able}")
         if name == "confluent_schema_registry":

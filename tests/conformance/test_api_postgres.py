@@ -51,6 +51,32 @@ def client(postgres: Database, tmp_path: Path) -> Iterator[Client]:
     catalog.close()
 
 
+@pytest.mark.parametrize(
+    "statement", ["CREATE EXTERNAL CONNECTION new", "ALTER EXTERNAL CONNECTION shop"]
+)
+def test_a_connection_that_does_not_lead_in_is_refused(client: Client, statement: str) -> None:
+    database = client.database
+    good = database.uri
+    wrong = {
+        good.replace(f"/{database.name}", "/nowhere"): "CF2002",
+        "postgresql://nobody@127.0.0.1:1/d": "CF2001",
+        f"{good}{'&' if '?' in good else '?'}schema=copies".replace(
+            f"/{database.name}", "/x"
+        ): "CF5",
+        "kafka://127.0.0.1:1": "CF5001",
+    }
+    before = client.catalog.connections()
+    for uri, code in wrong.items():
+        with pytest.raises(ChangefeedError) as caught:
+            client.run(f"{statement} AS '{uri}'")
+        assert caught.value.code.number.startswith(code), uri
+        assert "WITH check = 'no'" in caught.value.hint
+        assert client.catalog.connections() == before
+    client.run(f"{statement} AS '{good}'")
+    client.run("CREATE EXTERNAL CONNECTION later AS 'kafka://127.0.0.1:1' WITH check = 'no'")
+    assert len(client.catalog.connections()) > len(before)
+
+
 def test_show_tables(client: Client) -> None:
     rows = {row[0]: row for row in client.run("SHOW TABLES")}
     assert set(rows) == {"public.orders", "public.visits", "audit.log", "audit.old_log"}
@@ -93,7 +119,8 @@ def test_a_feed_that_owes_changes_has_its_slot_when_create_returns(client: Clien
 
 
 def test_a_server_that_is_gone(client: Client) -> None:
-    client.run("ALTER EXTERNAL CONNECTION shop AS 'postgresql://u:s3cret@127.0.0.1:1/x'")
+    gone = "postgresql://u:s3cret@127.0.0.1:1/x"
+    client.run(f"ALTER EXTERNAL CONNECTION shop AS '{gone}' WITH check = 'no'")
     with pytest.raises(ChangefeedError) as caught:
         client.run("CREATE CHANGEFEED FOR orders, visits INTO 'null://'")
     assert caught.value.code.number == "CF2001"

@@ -124,7 +124,7 @@ def silence() -> Iterator[tuple[str, socket.socket]]:
 def test_a_source_that_hangs_holds_up_no_feed_of_another(bench: Bench) -> None:
     feeds = bench.feeds
     with silence() as (uri, listener):
-        feeds.connect(hung=uri)
+        feeds.execute(f"CREATE EXTERNAL CONNECTION hung AS '{uri}' WITH check = 'no'")
         table = TableName("hung", "public", "t")
         spec = JobSpec("hung", ("TABLE t",), (TableProgress(table, "t"),), sink_uri="null://")
         stuck = feeds.catalog.create_job(spec)

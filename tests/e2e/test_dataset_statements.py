@@ -201,7 +201,7 @@ def test_what_is_refused(feeds: Feeds, tmp_path: Path) -> None:
     refused(inside, "must be apart from")
     refused(f"'jdbc:x://h/d#t' KEY (id) INTO 'null://' WITH {columns}", "option every is needed")
     refused(f"{place} KEY (id) INTO 'null://' WITH {columns}, initial_scan = 'only'", "goes on")
-    feeds.connect(c="postgresql://h/d")
+    feeds.execute("CREATE EXTERNAL CONNECTION c AS 'postgresql://h/d' WITH check = 'no'")
     with pytest.raises(ChangefeedError, match='external connection "c" already exists'):
         feeds.execute(
             f"CREATE CHANGEFEED c FOR DATASET {place} KEY (id) INTO 'null://' WITH {columns}"

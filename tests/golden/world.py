@@ -19,7 +19,7 @@ from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration
-from changefeed.options import Options, mask_statement
+from changefeed.options import mask_statement
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.query.evaluate import QuerySessions
 from changefeed.query.model import CompiledQuery
@@ -194,6 +194,7 @@ class FakeSource(Source):
         ]
 
     def identity(self) -> str:
+        self.reach()
         return "7001/shop"
 
     def current_position(self) -> Position:
@@ -414,7 +415,7 @@ class World:
         )
 
     def _probe(
-        self, sink: ResolvedSink, options: Options, targets: Sequence[Target]
+        self, sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target]
     ) -> tuple[list[ChangefeedError], list[str]]:
         """What the target answers: ``targets`` are the topics asked about."""
         self.probed = [target.topic for target in targets]

@@ -45,6 +45,10 @@ def alone(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
+SHOP_URI = "postgresql://app:s3cret@db:5432/shop"
+ALTER_SHOP = "ALTER EXTERNAL CONNECTION shop"
+
+
 def refused(world: World, text: str, code: str) -> ChangefeedError:
     with pytest.raises(ChangefeedError) as caught:
         world.run(text)
@@ -669,12 +673,88 @@ def test_a_connection_keeps_the_topics_of_its_feeds(world: World) -> None:
 
 
 def test_a_connection_still_fits_the_options_of_its_feeds(world: World) -> None:
-    world.run("CREATE EXTERNAL CONNECTION k AS 'kafka://b:9092'")
-    world.run("CREATE CHANGEFEED f FOR orders INTO 'external://k'")
-    error = refused(
-        world, "ALTER EXTERNAL CONNECTION k AS 'kafka://b:9092?tls_enabled=maybe'", "CF1207"
-    )
+    registry = "confluent_schema_registry=http://r:8081"
+    world.run(f"CREATE EXTERNAL CONNECTION k AS 'kafka://b:9092?{registry}'")
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'external://k' WITH format = 'avro'")
+    error = refused(world, "ALTER EXTERNAL CONNECTION k AS 'kafka://b:9092'", "CF1207")
     assert error.detail == 'changefeed "f" writes to it'
+
+
+@pytest.mark.parametrize("statement", ["CREATE EXTERNAL CONNECTION new", ALTER_SHOP])
+@pytest.mark.parametrize(
+    ("uri", "code", "word"),
+    [
+        ("kafka://", "CF1201", "names no broker"),
+        ("kafka://h:notaport", "CF1201", "host and port"),
+        ("kafka://h:9092?nonsense=1", "CF1202", "[nonsense]"),
+        ("kafka://h:9092?tls_enabled=maybe", "CF1207", "must be a bool"),
+        ("kafka://h:9092?sasl_mechanism=AWS_MSK_IAM", "CF1207", "must be one of PLAIN"),
+        ("kafka://h:9092?topic_partitions=6", "CF1202", "[topic_partitions]"),
+        ("elasticsearch://h:9200/?bulk_size=abc", "CF1207", "must be an integer"),
+        ("webhook-https://h/x?parallel=999", "CF1207", "between 1 and 64"),
+        ("iceberg://cat/ns", "CF1207", "hadoop, rest or jdbc"),
+        ("iceberg://cat/ns?type=glue", "CF1207", "one of hadoop, rest, jdbc"),
+        ("snowflake://", "CF1201", "an account, a database and a schema"),
+        ("bigquery://p", "CF1201", "a project and a dataset"),
+        ("delta://x", "CF1201", "has no host"),
+        ("file://relative/x", "CF1201", "an absolute path"),
+        ("oracle://h", "CF1201", "names a database"),
+        ("db2://h", "CF1201", "names a database"),
+        ("sqlserver://h", "CF1201", "names a database"),
+    ],
+)
+def test_a_uri_that_cannot_work_is_no_connection(
+    world: World, statement: str, uri: str, code: str, word: str
+) -> None:
+    error = refused(world, f"{statement} AS '{uri}' WITH check = 'no'", code)
+    assert word in error.message
+    assert error.text is not None and error.span is not None
+    assert error.text[error.span.start :].startswith("'")
+    assert [c.uri for c in world.catalog.connections()] == [SHOP_URI]
+    assert world.run("CREATE EXTERNAL CONNECTION erp AS 'debezium-mysql://h'").rows == []
+
+
+@pytest.mark.parametrize("statement", ["CREATE EXTERNAL CONNECTION new", ALTER_SHOP])
+@pytest.mark.parametrize(
+    ("uri", "code"), [("postgresql://h/d", "CF2001"), ("kafka://k:9092", "CF5001")]
+)
+def test_a_connection_is_tried_unless_the_statement_says_otherwise(
+    world: World, statement: str, uri: str, code: str
+) -> None:
+    world.open_source("new", "").down = ChangefeedError("CF2001", "no route to host")
+    world.open_source("shop", "").down = ChangefeedError("CF2001", "no route to host")
+    world.target_troubles = ["no broker answers"]
+    error = refused(world, f"{statement} AS '{uri}'", code)
+    assert error.hint.endswith("WITH check = 'no' stores the connection without trying the server.")
+    assert ".." not in error.hint
+    assert [c.uri for c in world.catalog.connections()] == [SHOP_URI]
+    # One that is there already is not tried.
+    world.run(f"CREATE EXTERNAL CONNECTION IF NOT EXISTS shop AS '{uri}'")
+    world.run(f"{statement} AS '{uri}' WITH check = no")
+    assert uri in [c.uri for c in world.catalog.connections()]
+
+
+def test_what_was_not_tried_of_a_sink_is_said(world: World) -> None:
+    world.target_overlooked = ["s3://bucket was not checked"]
+    made = world.run("CREATE EXTERNAL CONNECTION lake AS 's3://bucket/x?AUTH=implicit'")
+    assert made.notices == ["s3://bucket was not checked"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        ("chek = 'no'", "CF1203", 'did you mean "check"?'),
+        ("sslmode = 'require'", "CF1203", "a parameter of the URI"),
+        ("check", "CF1204", ""),
+        ("check = 'maybe'", "CF1204", ""),
+        ("check = 'no', check = 'yes'", "CF1205", ""),
+    ],
+)
+def test_options_of_a_connection_are_checked(
+    world: World, options: str, code: str, word: str
+) -> None:
+    error = refused(world, f"CREATE EXTERNAL CONNECTION k AS 'kafka://k:9092' WITH {options}", code)
+    assert word in error.hint
 
 
 @pytest.mark.parametrize(

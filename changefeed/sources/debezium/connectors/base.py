@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import Watch
@@ -48,6 +48,8 @@ class Connector(ABC):
     #: The driver by which the database is asked; see :meth:`opening`.
     driver: Driver
 
+    #: The URI names the database; else it may leave it out.
+    needs_database = True
     #: A time of day may have more than 24 hours, and a sign.
     long_times = False
     #: TRUNCATE ends the transaction that is open, and has none of its own.
@@ -75,7 +77,14 @@ class Connector(ABC):
         Raises:
             ChangefeedError: CF1201, CF1202, CF1207 the URI cannot be read.
         """
-        return cls(parse(uri, cls.port))
+        address = parse(uri, cls.port)
+        if cls.needs_database and not address.database:
+            raise ChangefeedError(
+                Code.INVALID_URI,
+                f"the URI of a source {address.scheme}:// names a database",
+                hint=f"write it as {address.scheme}://user:password@host:{cls.port}/database",
+            )
+        return cls(address)
 
     def opening(self) -> dict[str, Any]:
         """What the JVM that asks the database is told to connect."""

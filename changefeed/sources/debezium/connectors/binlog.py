@@ -65,6 +65,7 @@ def text(value: str) -> str:
 
 class _Binlog(Connector):
     port = 3306
+    needs_database = False
     long_times = True
     truncate_commits = True
 
