@@ -206,9 +206,12 @@ class _Builder(Transformer[Token, Any]):
         return nodes.Explain(statement, span=_span(meta))
 
     def validate(
-        self, meta: Meta, statement: nodes.CreateChangefeed | nodes.AlterChangefeed
+        self, meta: Meta, checked: nodes.CreateChangefeed | nodes.AlterChangefeed | FeedRef
     ) -> Statement:
-        return nodes.Validate(statement, span=_span(meta))
+        return nodes.Validate(checked, span=_span(meta))
+
+    def validate_feed(self, _meta: Meta, feed: FeedRef) -> FeedRef:
+        return feed
 
     def if_exists(self, _meta: Meta) -> bool:
         return True

@@ -486,9 +486,10 @@ class Explain(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Validate(Statement):
-    """``VALIDATE CREATE CHANGEFEED ..`` and ``VALIDATE ALTER CHANGEFEED ..``; changes nothing."""
+    """``VALIDATE`` of a statement, or of a feed that is there (``VALIDATE CHANGEFEED f``); changes
+    nothing."""
 
-    statement: CreateChangefeed | CreateDataset | CreateCdc | AlterChangefeed
+    statement: CreateChangefeed | CreateDataset | CreateCdc | AlterChangefeed | FeedRef
     span: Span | None = _span()
 
 

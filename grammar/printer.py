@@ -139,6 +139,8 @@ class _Printer:
             case nodes.Explain():
                 return f"EXPLAIN {self.print(node.statement)}"
             case nodes.Validate():
+                if isinstance(node.statement, nodes.FeedRef):
+                    return f"VALIDATE CHANGEFEED {_feed(node.statement)}"
                 return f"VALIDATE {self.print(node.statement)}"
             case nodes.Sync():
                 timeout = None if node.timeout is None else f"TIMEOUT {_literal(node.timeout)}"

@@ -286,7 +286,7 @@ class _Alteration:
             return
         new = self._topics(sink, options)
         targets = [Target(t, new.get(t, progress.topic)) for t, progress in self.tables.items()]
-        problems, _ = look(sink, options, targets)
+        problems, _ = look(sink, options, targets, self.job.id)
         self.problems += [p for p in problems if p.code is not Code.TARGET_NOT_OURS]
 
     def _check_columns(self, old: Options, new: Options) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from changefeed.attachments import attachment
-from changefeed.catalog import Connection
+from changefeed.catalog import Connection, Job
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
@@ -63,6 +63,7 @@ from changefeed.plan.targets import (
 )
 from changefeed.sources.base import Attachment, Handover, Source
 from grammar import nodes
+from grammar.parser import parse
 from grammar.printer import to_sql
 from sinks.base import Target
 from sinks.registry import takers
@@ -93,6 +94,34 @@ def check_create(
     return (None if problems else plan), problems
 
 
+def check_living(
+    job: Job, around: PlanContext
+) -> tuple[nodes.CreateChangefeed, list[ChangefeedError], list[str]]:
+    """The statement of a feed that is there, tied to ``around.text``, what hinders the feed as it
+    is now, and what was not looked at.
+
+    ``around.text`` is the statement as SHOW CREATE has it.
+    """
+    written = parse(around.text)
+    if not isinstance(written, nodes.CreateChangefeed):
+        raise AssertionError("a feed is made by CREATE CHANGEFEED")
+    real = {option.name: option for option in Options.from_dict(job.options).nodes()}
+    sink = None
+    if job.sink_uri is not None and written.sink is not None:
+        # The text has no secrets; the feed has.
+        sink = replace(written.sink, text=job.sink_uri)
+    statement = replace(
+        written,
+        source=job.source,
+        sink=sink,
+        options=tuple(replace(real[o.name], span=o.span) for o in written.options),
+    )
+    planner = Planner(statement, around, job)
+    planner.plan()
+    problems = [problem.located(around.text) for problem in distinct(planner.problems)]
+    return statement, problems, planner.overlooked
+
+
 def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
     """Flattened, in the order of the text, each once."""
     flat = [each for p in problems for each in (p.problems if isinstance(p, Problems) else [p])]
@@ -105,12 +134,16 @@ def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
 class Planner:
     """One planning; collects problems in :attr:`problems`."""
 
-    def __init__(self, statement: nodes.CreateChangefeed, around: PlanContext) -> None:
+    def __init__(
+        self, statement: nodes.CreateChangefeed, around: PlanContext, living: Job | None = None
+    ) -> None:
+        """``living`` is the feed that the statement describes, if it is there already."""
         self.statement = statement
         self.around = around
+        self.living = living
         self.catalog = around.catalog
         self.problems: list[ChangefeedError] = []
-        self._overlooked: list[str] = []
+        self.overlooked: list[str] = []
 
     def plan(self) -> FeedPlan | None:
         """The plan; None (and problems) when too little is known to make one."""
@@ -129,7 +162,7 @@ class Planner:
         held = attachment(self.catalog, source)
         found = self._attempt(lambda: self._found(source, held, options, sink))
         self._probe(sink, looked, found or [], source.database)
-        if sink is None or options is None or self.problems:
+        if sink is None or options is None or self.problems or self.living is not None:
             return None
         return self._attempt(
             lambda: self._assemble(connection, held, source, sink, options, found or [])
@@ -155,17 +188,27 @@ class Planner:
             return
         named = {f.schema.table: named_topic(f.target) for f in found}
         topics = topics_of(named, sink, options, database)
-        clashing = clashes(topics, sink, options, held={}, catalog=self.catalog)
+        job = 0
+        if self.living is not None:
+            job = self.living.id
+            topics |= {t.table: t.topic for t in self.catalog.tables(job) if t.table in topics}
+        clashing = clashes(topics, sink, options, held={}, catalog=self.catalog, job=job)
         spans = {f.schema.table: to_span(f.target.span) for f in found}
         for table, problem in clashing.items():
             problem.span = spans[table]
             self.problems.append(problem)
-        problems, self._overlooked = look_at_targets(self.around, sink, options, found, topics)
+        around = self.around
+        problems, self.overlooked = look_at_targets(around, sink, options, found, topics, job)
         self.problems += problems
 
     def _check_name(self) -> None:
         name = self.statement.name
-        if name is not None and self.catalog.find_job(name) and not self.statement.if_not_exists:
+        if (
+            self.living is None
+            and name is not None
+            and self.catalog.find_job(name)
+            and not self.statement.if_not_exists
+        ):
             self.problems.append(
                 ChangefeedError(
                     Code.NAME_TAKEN,
@@ -344,7 +387,7 @@ class Planner:
                 *table_notices(tables, sink),
                 *query_notices(tables, sink),
                 *sharing_notices(tables, sink, self.catalog),
-                *self._overlooked,
+                *self.overlooked,
             ),
         )
 
@@ -429,14 +472,16 @@ def look_at_targets(
     options: Options,
     found: Sequence[ResolvedTarget],
     topics: Mapping[TableName, str],
+    job: int = 0,
 ) -> tuple[list[ChangefeedError], list[str]]:
-    """What the target itself says against the feed, and what was not looked at."""
+    """What the target itself says against the feed, and what was not looked at. ``job`` is the
+    number of a feed that is there."""
     targets = [Target(f.schema.table, topics[f.schema.table], _shape(f)) for f in found]
     if around.probe is not None:
-        return around.probe(sink, options, targets)
+        return around.probe(sink, options, targets, job)
     if around.guard is None or not targets or sink.owner(options) is None:
         return [], []
-    problems, _ = around.guard(sink, options, targets)
+    problems, _ = around.guard(sink, options, targets, job)
     # A target that does not answer now is no reason against a feed: it will be retried.
     return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
 

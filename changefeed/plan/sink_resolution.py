@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from changefeed.catalog import Catalog, Job, external_name
 from changefeed.core.errors import ChangefeedError, Code, Span
@@ -130,25 +131,34 @@ def _identity(catalog: Catalog, source: str) -> str:
         return ""
 
 
-#: Connects to the target of a feed of these tables and says what is wrong there, and what it could
-#: not look at. Options are those of the feed; none of a connection that no feed writes to.
-Probe = Callable[
-    [ResolvedSink, Mapping[str, object], Sequence[Target]], tuple[list[ChangefeedError], list[str]]
-]
+class Probe(Protocol):
+    """Connects to the target of a feed and says what is wrong there, and what it could not look
+    at. Changes nothing."""
+
+    def __call__(
+        self,
+        sink: ResolvedSink,
+        options: Mapping[str, object],
+        targets: Sequence[Target],
+        job: int = 0,
+    ) -> tuple[list[ChangefeedError], list[str]]:
+        """``options`` are those of the feed, none of a connection that no feed writes to; ``job``
+        is its number, 0 where it is not made yet."""
+        ...
 
 
 def probe_of(catalog: Catalog) -> Probe:
     """Looks at the target itself, where the sink has a way; changes nothing there."""
 
     def probe(
-        sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target]
+        sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target], job: int = 0
     ) -> tuple[list[ChangefeedError], list[str]]:
         if sink.written is None:
             return [], []
         source = targets[0].table.source if targets else ""
         context = SinkContext(
             "validate",
-            0,
+            job,
             tuple(targets),
             options=options,
             state=catalog.state_id,

@@ -362,6 +362,15 @@ class Attachment(ABC):
         """
         return {}
 
+    def headroom(self, read: Frontier | None) -> list[str]:
+        """How much longer the source keeps what the change log, which reaches ``read``, does not
+        have yet: sentences for the user. None where it cannot be asked. Changes nothing.
+
+        Raises:
+            ChangefeedError: CF2102, the source no longer keeps it.
+        """
+        return []
+
     @abstractmethod
     def start(self) -> tuple[Position, str]:
         """The position where a new change log begins, and its :attr:`Frontier.history`: at or

@@ -17,7 +17,8 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
     job = context.job(statement.feed)
     plan = plan_alter(statement, job, context.surroundings(making=True))
-    warnings = source_warnings(job.source, plan.add, context, server=False)
+    more = [stage.schema.table for stage in plan.add]
+    warnings = source_warnings(job.source, more, context, server=False)
     log_is_lost = bool(plan.rescan) and _log_is_lost(job, context)
     altered = context.catalog.alter_job(
         job.id,

@@ -281,6 +281,11 @@ class Context:
         connection: Connection = self.catalog.connection(name)
         return self.open_source(connection.name, connection.uri)
 
+    def frontier(self, source: str) -> Frontier | None:
+        """How far the change log of a source reaches; None where there is no log here."""
+        with _log_of(self.catalog, source) as log:
+            return None if log is None else log[1]
+
     def require_client(self) -> None:
         """Stop the statement if nobody waits for its answer.
 

@@ -40,7 +40,8 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             tag="CREATE CHANGEFEED",
         )
     plan = plan_create(statement, context.surroundings(making=True))
-    warnings = source_warnings(plan.source.source, plan.tables, context, server=plan.source.fresh)
+    watched = [table.schema.table for table in plan.tables]
+    warnings = source_warnings(plan.source.source, watched, context, server=plan.source.fresh)
     if plan.sinkless:
         rows = context.host.start_sinkless(plan)
         return Result(

@@ -1,21 +1,26 @@
-"""EXPLAIN of a CREATE, VALIDATE of a CREATE or ALTER: nothing is made or changed."""
+"""EXPLAIN of a CREATE, VALIDATE of a CREATE, an ALTER or a feed: nothing is made or changed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.attachments import attachment
+from changefeed.catalog import Job, Status, TableState
+from changefeed.core.errors import ChangefeedError, Code, Problems
+from changefeed.options import GC_TTL, Options, to_span
 from changefeed.plan import cdc
 from changefeed.plan.alter import plan_alter
-from changefeed.plan.build import check_create, plan_create
+from changefeed.plan.build import check_create, check_living, distinct, plan_create
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
-from changefeed.plan.check import problem_rows
+from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
 from changefeed.statements import brief, datasets
 from changefeed.statements.context import Context, Result
 from changefeed.statements.notices import source_warnings
+from changefeed.statements.show import create_sql
 from changefeed.statements.values import Cell
 from grammar import nodes
 
@@ -46,8 +51,11 @@ def explain(statement: nodes.Explain, context: Context) -> Result:
 
 
 def validate(statement: nodes.Validate, context: Context) -> Result:
-    """VALIDATE: every problem of a statement as a row; nothing is made or changed."""
+    """VALIDATE: every problem of a statement, or of a feed that is there, as a row; nothing is made
+    or changed."""
     asked = statement.statement
+    if isinstance(asked, nodes.FeedRef):
+        return _validate_feed(asked, context)
     if isinstance(asked, nodes.AlterChangefeed):
         return _validate_alter(asked, context)
     rows: list[tuple[Cell, ...]] = []
@@ -66,7 +74,7 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
             problems = [*problems, error]
     # A dataset's connection does not exist yet, and datasets have no warnings.
     warnings = (
-        source_warnings(plan.source.source, plan.tables, context)
+        source_warnings(plan.source.source, [t.schema.table for t in plan.tables], context)
         if plan is not None and dataset is None
         else []
     )
@@ -82,13 +90,66 @@ def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
     try:
         job = context.job(asked.feed)
         plan = plan_alter(asked, job, context.surroundings(probing=True))
-        warnings = source_warnings(job.source, plan.add, context, server=False)
+        added = [stage.schema.table for stage in plan.add]
+        warnings = source_warnings(job.source, added, context, server=False)
     except ChangefeedError as error:
         rows += problem_rows(None, _problems(error), (), context.text, asked)
         return _checked(rows, error)
     rows.append(("ok", "", "", "", f"{job.name} can be altered", ""))
     rows += problem_rows(None, (), [*plan.notices, *warnings], context.text, asked)
     return _checked(rows, None)
+
+
+def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:
+    """A feed that is there, whether it runs or not: what it failed with, its options, its tables,
+    its source with the log that it keeps for the feed, and its target."""
+    job = context.job(asked)
+    text = create_sql(job)
+    if job.status is Status.SUCCEEDED:
+        raise ChangefeedError(
+            Code.WRONG_JOB_STATE,
+            f"job {job.id} has succeeded: it needs nothing any more",
+            span=to_span(asked.span),
+        )
+    tables = [progress.table for progress in context.catalog.tables(job.id)]
+    around = replace(context.surroundings(probing=True), text=text)
+    living, problems, warnings = check_living(job, around)
+    kept: list[str] = []
+    try:
+        source = context.source(job.source)
+        if context.catalog.source_state(job.source).identity:
+            held = attachment(context.catalog, source)
+            kept = held.headroom(context.frontier(job.source))
+        warnings = [*warnings, *source_warnings(job.source, tables, context)]
+    except ChangefeedError as error:
+        problems.append(error)
+    problems = distinct([*_failures(job, context), *problems])
+    rows: list[tuple[Cell, ...]] = []
+    health = context.health(job)
+    if health.troubled:
+        warnings.insert(0, f"{job.name} is {health.status}: {health.reason}")
+    elif not problems:
+        rows.append(("ok", "", "", "", f"{job.name} is {health.status}, and nothing is wrong", ""))
+    rows += problem_rows(None, problems, (), text, living, job.source)
+    rows += [("warning", "", "", "", warning, "") for warning in dict.fromkeys(warnings)]
+    rows += [("ok", "", CONNECTION, job.source, sentence, "") for sentence in kept]
+    if job.high_water is not None:
+        late = max(0.0, (context.clock.now().wall - job.high_water.wall) / 1e9)
+        ttl = Options.from_dict(job.options)[GC_TTL]
+        words = f"it is {late:,.0f} s behind, and may be {ttl:,.0f} s behind (gc_ttl)"
+        rows.append(("warning" if late > ttl / 2 else "ok", "", "", "", words, ""))
+    return _checked(rows, problems[0] if problems else None)
+
+
+def _failures(job: Job, context: Context) -> Iterator[ChangefeedError]:
+    """What the feed, or tables of it, have failed with, or wait for."""
+    if job.error:
+        code = Code.stored(job.error_code) or Code.INTERNAL_ERROR
+        yield ChangefeedError(code, job.error, hint=job.hint or "")
+    for table in context.catalog.tables(job.id):
+        if table.state is TableState.FAILED:
+            code = Code.stored(table.error_code) or Code.INTERNAL_ERROR
+            yield ChangefeedError(code, f"{brief.written_name(table.table)}: {table.error}")
 
 
 def _problems(error: ChangefeedError) -> list[ChangefeedError]:

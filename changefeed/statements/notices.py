@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from changefeed.catalog import DesiredStatus, Job
-from changefeed.plan.stages import TableStage
+from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
 from changefeed.statements.context import Context
 
@@ -58,14 +58,13 @@ def _runs(job: Job, context: Context) -> bool:
 
 
 def source_warnings(
-    name: str, stages: Sequence[TableStage], context: Context, *, server: bool = True
+    name: str, tables: Sequence[TableName], context: Context, *, server: bool = True
 ) -> list[str]:
     """What the source finds worth a word; not every kind of source has such a check.
 
     ``server`` is false where what it says of itself was said before, with its first feed.
     """
     source = context.source(name)
-    tables = [stage.schema.table for stage in stages]
     words = source.warnings([Watch(table.name, table.schema) for table in tables])
     said = set() if server else set(source.warnings())
     return [word for word in words if word not in said]

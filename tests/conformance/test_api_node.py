@@ -63,6 +63,40 @@ def bench(tmp_path: Path, postgres: Database, spark_engine: NodeSpark) -> Iterat
         yield Bench(feeds, postgres, tmp_path / "out")
 
 
+def test_a_living_feed_is_validated(bench: Bench, tmp_path: Path) -> None:
+    """Its own tables, slot and marks at the target are no problem; what has gone wrong is."""
+    feeds, database = bench.feeds, bench.database
+
+    def validated(name: str) -> list[tuple[str, str, str]]:
+        rows = feeds.execute(f"VALIDATE CHANGEFEED {name}").rows
+        return [(str(row[0]), str(row[1]), str(row[4])) for row in rows]
+
+    feeds.execute(f"CREATE CHANGEFEED f FOR SCHEMA audit, orders INTO 'file://{bench.folder}'")
+    feeds.execute(f"CREATE CHANGEFEED g FOR orders INTO 'duckdb://{tmp_path}/copy.duckdb'")
+    for name in ("f", "g"):
+        feeds.sync(name)
+        found = validated(name)
+        assert "error" not in {severity for severity, _, _ in found}, found
+        assert ("ok", "", f"{name} is running, and nothing is wrong") == found[0]
+        assert any(words.startswith("replication slot changefeed_") for _, _, words in found)
+        assert any(words.endswith("(gc_ttl)") for _, _, words in found)
+    before = feeds.catalog.version()
+    feeds.execute("PAUSE CHANGEFEED f")
+    assert validated("f")[0] == ("ok", "", "f is paused, and nothing is wrong")
+    assert feeds.catalog.job("f").status == "paused" and feeds.catalog.version() > before
+
+    database.execute("drop table audit.log; alter table orders replica identity nothing")
+    [(publication,)] = database.execute("select pubname from pg_publication")
+    database.execute(f"drop publication {publication}")
+    bench.folder.rename(tmp_path / "gone")
+    bench.folder.write_text("a file where the folder was")
+    answer = feeds.execute("VALIDATE CHANGEFEED f")
+    codes = {str(row[1]) for row in answer.rows if row[0] == "error"}
+    assert {"CF1302", "CF2003", "CF2102"} <= codes and any(c.startswith("CF50") for c in codes)
+    assert answer.failure is not None
+    feeds.execute("DROP CHANGEFEED f, g")
+
+
 def test_the_life_of_a_feed(bench: Bench) -> None:
     feeds, database = bench.feeds, bench.database
     feeds.execute(f"CREATE CHANGEFEED f FOR orders INTO 'file://{bench.folder}'")

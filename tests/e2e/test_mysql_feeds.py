@@ -72,6 +72,14 @@ def bench(tmp_path: Path, binlog_server: BinlogServer) -> Iterator[Bench]:
             yield Bench(feeds, binlog_server, database, tmp_path / "out")
 
 
+def test_a_living_feed_is_validated(bench: Bench) -> None:
+    bench.create("f", "t")
+    bench.feeds.sync("f")
+    rows = bench.feeds.execute("VALIDATE CHANGEFEED f").rows
+    assert "error" not in {row[0] for row in rows}, rows
+    assert any("binlog" in str(row[4]) for row in rows if row[0] == "ok")
+
+
 def test_scan_then_every_change(bench: Bench) -> None:
     bench.create("f", f"TABLE shop.{bench.database}.t", "diff")
     bench.feeds.sync("f")

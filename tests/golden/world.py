@@ -415,7 +415,11 @@ class World:
         )
 
     def _probe(
-        self, sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target]
+        self,
+        sink: ResolvedSink,
+        options: Mapping[str, object],
+        targets: Sequence[Target],
+        job: int = 0,
     ) -> tuple[list[ChangefeedError], list[str]]:
         """What the target answers: ``targets`` are the topics asked about."""
         self.probed = [target.topic for target in targets]

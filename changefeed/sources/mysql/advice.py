@@ -78,13 +78,32 @@ def _retention(session: MySQLSession, known: Mapping[str, str]) -> Iterator[str]
                 f"tables must be read again; {provider.retention}"
             )
         return
-    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
-    seconds = seconds or 86_400 * float(known.get("expire_logs_days") or 0)
+    seconds = _expiry(known)
     if 0 < seconds < SHORT_RETENTION:
         yield (
             f"the server removes binlogs after {seconds:.0f} s: if changefeed is down for longer, "
             f"the tables must be read again; {provider.retention}"
         )
+
+
+def _expiry(known: Mapping[str, str]) -> float:
+    """After how many seconds the server removes a binlog by its own settings; 0: never."""
+    seconds = float(known.get("binlog_expire_logs_seconds") or 0)
+    return seconds or 86_400 * float(known.get("expire_logs_days") or 0)
+
+
+def kept(session: MySQLSession) -> str:
+    """How long the server keeps its binlogs, as a sentence."""
+    provider = providers.of(session)
+    if provider.hours:
+        hours: float | None = _retained_hours(session)
+        if hours is None:
+            return f"{provider.name} removes a binlog as soon as it can"
+    else:
+        hours = _expiry(session.variables("binlog_expire_logs_seconds", "expire_logs_days")) / 3600
+    if not hours:
+        return "the server removes no binlog by itself"
+    return f"the server keeps a binlog for {hours:,.4g} hours"
 
 
 def _retained_hours(session: MySQLSession) -> int | None:

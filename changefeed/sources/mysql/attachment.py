@@ -10,10 +10,10 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import Position
+from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import Attachment, CaptureResult, Memo, Stream, StreamRequest, Watch
-from changefeed.sources.mysql import checks, coordinates, describe
+from changefeed.sources.mysql import advice, checks, coordinates, describe
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.defaults import LeftOut, read_left_out
@@ -145,6 +145,18 @@ class MySQLAttachment(Attachment):
             left_out=self._left_out,
             end=self._end,
         )
+
+    def headroom(self, read: Frontier | None) -> list[str]:
+        """See :class:`changefeed.sources.base.Attachment`: how long the server keeps its binlog."""
+        with self._source.sessions.session() as session:
+            in_gtids = self._memo.get("mode") == "gtid"
+            if read is not None and in_gtids and not coordinates.reaches(session, read.history):
+                raise ChangefeedError(
+                    Code.SOURCE_LOG_GONE,
+                    f"source {self._source.name!r} has removed transactions from its binlog that "
+                    "were not read yet",
+                )
+            return [advice.kept(session)]
 
     def _demand_same_mode(self, present: str) -> None:
         """Positions by GTID and by file cannot be compared.

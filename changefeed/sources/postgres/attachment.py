@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import Position
+from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
 from changefeed.sources.postgres import (
@@ -400,6 +400,15 @@ class PostgresAttachment(Attachment):
         if found is None:
             raise publications.publication_gone(self.publication)
         return found
+
+    def headroom(self, read: Frontier | None) -> list[str]:
+        """See :class:`changefeed.sources.base.Attachment`: what the slot keeps, and its limit."""
+        with self._sessions.session("look at the publication") as connection:
+            if publications.members(connection, self.publication) is None:
+                raise publications.publication_gone(self.publication)
+        with self._readers.session("look at the replication slot") as connection:
+            self._demand_slot(slots.slot_state(connection, self.slot))
+            return slots.headroom(connection, self.slot)
 
     def state(self) -> SlotState:
         """What the server says of our slot."""

@@ -88,6 +88,36 @@ def slot_state(connection: PsycopgConnection, slot: str) -> SlotState:
     )
 
 
+def headroom(connection: PsycopgConnection, slot: str) -> list[str]:
+    """How much WAL the server keeps for a slot that is there, and how much more it may keep."""
+    safe = "safe_wal_size" if connection.info.server_version >= 130_000 else "NULL::int8"
+    row = connection.execute(
+        sql.SQL(
+            """
+            SELECT pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery()
+                       THEN pg_catalog.pg_last_wal_replay_lsn()
+                       ELSE pg_catalog.pg_current_wal_lsn() END, restart_lsn)::int8, {safe}
+            FROM pg_catalog.pg_replication_slots WHERE slot_name = %s
+            """
+        ).format(safe=sql.SQL(safe)),
+        [slot],
+    ).fetchone()
+    if row is None:
+        return []
+    held, left = row
+    limit = (
+        "no limit is set (max_slot_wal_keep_size)"
+        if left is None
+        else f"the server drops the slot's log after {_size(left)} more (max_slot_wal_keep_size)"
+    )
+    return [f"replication slot {slot} keeps {_size(held)} of WAL; {limit}"]
+
+
+def _size(count: int) -> str:
+    size = max(0, count) / 2**20
+    return f"{size:,.1f} MiB" if size < 1024 else f"{size / 1024:,.1f} GiB"
+
+
 def _position(lsn: str | None) -> Position:
     return position_of(parse_lsn(lsn)) if lsn else ""
 
