@@ -103,7 +103,9 @@ def connect(interpreter: Interpreter, found: ServerFolder) -> Session:
     places["tables"] = f"delta://{found.folder / 'tables'}"
     for name, uri in places.items():
         verb = "ALTER" if name in known else "CREATE"
-        interpreter.execute(f"{verb} EXTERNAL CONNECTION {name} AS '{uri}'", session)
+        # What needs Spark is shown last, and the rest plays where there is none.
+        made = f"{verb} EXTERNAL CONNECTION {name} AS '{uri}' WITH check = 'no'"
+        interpreter.execute(made, session)
     return session
 
 

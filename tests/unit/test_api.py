@@ -734,6 +734,15 @@ def test_a_connection_is_tried_unless_the_statement_says_otherwise(
     assert uri in [c.uri for c in world.catalog.connections()]
 
 
+def test_a_package_that_is_missing_here_is_a_matter_of_the_check(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.registry._installed", lambda package: package != "pyspark")
+    refused(world, "CREATE EXTERNAL CONNECTION lake AS 'delta:///srv/lake'", "CF5005")
+    world.run("CREATE EXTERNAL CONNECTION lake AS 'delta:///srv/lake' WITH check = 'no'")
+    refused(world, "CREATE EXTERNAL CONNECTION l AS 'delta://x' WITH check = 'no'", "CF1201")
+
+
 def test_what_was_not_tried_of_a_sink_is_said(world: World) -> None:
     world.target_overlooked = ["s3://bucket was not checked"]
     made = world.run("CREATE EXTERNAL CONNECTION lake AS 's3://bucket/x?AUTH=implicit'")
