@@ -106,6 +106,7 @@ def bench(
     request: pytest.FixtureRequest,
 ) -> Iterator[Bench]:
     timings = getattr(request, "param", Timings(source_look=0.3, expand=0.3, retry_first=0.01))
+    timings = replace(timings, rest_longest=1.0)  # files are there in a second
     with running(tmp_path / "state", spark_engine, timings=timings) as feeds:
         yield Bench(feeds, postgres, tmp_path / "out")
 

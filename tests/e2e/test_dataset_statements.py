@@ -43,7 +43,7 @@ def changes(folder: Path) -> list[Change]:
 
 @pytest.fixture
 def feeds(tmp_path: Path, spark_engine: NodeSpark) -> Any:
-    timings = Timings(extract_look=0.2)
+    timings = Timings(extract_look=0.2, rest_longest=1.0)
     with running(tmp_path / "state", spark_engine, timings=timings) as made:
         yield made
 
