@@ -142,12 +142,16 @@ _PAGE = (
 <title>changefeeds</title>
 <noscript><meta http-equiv="refresh" content="5"></noscript>
 <style>
+:root {{ color-scheme: light dark; --line: #ddd; --trouble: #fff0e6 }}
 body {{ font: 14px system-ui, sans-serif; margin: 2em }}
+#feeds {{ overflow-x: auto }}
 table {{ border-collapse: collapse }}
-th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid #ddd }}
+th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid var(--line) }}
+@media (max-width: 40em) {{ body {{ margin: 1em }} th, td {{ padding: .3em .5em }} }}
+@media (prefers-color-scheme: dark) {{ :root {{ --line: #444; --trouble: #4a2a12 }} }}
 """
     + _TROUBLE
-    + """ {{ background: #fff0e6 }}
+    + """ {{ background: var(--trouble) }}
 </style></head><body><h1>Changefeeds</h1><p>{state} &middot; <a href="/metrics">metrics</a></p>
 <div id="feeds"><p>as of {at}</p><table><thead><tr>{head}</tr></thead><tbody>
 {body}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
+import termios
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -18,6 +22,26 @@ PATIENCE = 0.5
 EVERY = 0.1
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+@contextmanager
+def quiet_keys() -> Iterator[None]:
+    """Within the block the terminal does not echo what is typed ahead: it would stand in the middle
+    of what is drawn. It is kept for the next prompt; Ctrl-C works as always."""
+    try:
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except (termios.error, OSError, ValueError):  # standard input is no terminal
+        yield
+        return
+    silent = [*before]
+    silent[3] = before[3] & ~termios.ECHO
+    # At once and without a flush: what was typed already is kept.
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 class WaitIndicator:
@@ -33,11 +57,13 @@ class WaitIndicator:
         self._done = threading.Event()
         self._drawn = False
         self._thread: threading.Thread | None = None
+        self._quiet = quiet_keys()
         if shown and stream.isatty():
             self._thread = threading.Thread(target=self._turn, name="shell-waiting", daemon=True)
 
     def __enter__(self) -> Self:
         if self._thread is not None:
+            self._quiet.__enter__()
             self._thread.start()
         return self
 
@@ -52,6 +78,8 @@ class WaitIndicator:
             self._thread.join()
         if self._drawn:
             self._write("")
+        if self._thread is not None:
+            self._quiet.__exit__(None, None, None)
 
     def _turn(self) -> None:
         begun = time.monotonic()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from shell.render.widths import clip
 from shell.repl.complete import quoted
+from shell.waiting import quiet_keys
 
 if TYPE_CHECKING:
     from shell.client import Client
@@ -66,13 +67,14 @@ def follow(client: Client, name: str) -> None:
     begun = clock.monotonic()
     drawn, rows = False, 0
     try:
-        while (scan := look(client, name)) is not None and going_on(scan):
-            now = clock.monotonic()
-            rate.add(now, scan.rows)
-            rows = max(rows, scan.total)
-            _draw(out, bar(scan, rate))
-            drawn = True
-            clock.sleep(EVERY)
+        with quiet_keys():
+            while (scan := look(client, name)) is not None and going_on(scan):
+                now = clock.monotonic()
+                rate.add(now, scan.rows)
+                rows = max(rows, scan.total)
+                _draw(out, bar(scan, rate))
+                drawn = True
+                clock.sleep(EVERY)
     except KeyboardInterrupt:
         _draw(out, "")
         client.diagnostics.note(

@@ -108,6 +108,8 @@ def test_the_page_is_for_people(bench: Bench) -> None:
     bench.world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://k:9092'")
     bench.world.fail_table("f", "items", "CF2106 it was dropped at the source")
     page = bench.get("/")[1]
+    # A table that is wider than the screen of a phone scrolls, and the page is dark where all is.
+    assert "#feeds { overflow-x: auto }" in page and "prefers-color-scheme: dark" in page
     assert 'name="viewport"' in page and "as of 2023-11-14 22:13:20 UTC" in page
     assert "<td>degraded: 1 of 2 tables</td>" in page and "<td>items!, orders</td>" in page
     assert "<td>1 table failed: public.items: it was dropped at the source</td>" in page

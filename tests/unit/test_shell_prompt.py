@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +38,7 @@ from shell.repl.prompt import complete_again, make_prompt
 from shell.repl.signature import signature
 from shell.repl.toolbar import ToolbarFigures, line, runs, toolbar
 from shell.settings import Keys, ShellSettings
-from shell.waiting import WaitIndicator
+from shell.waiting import WaitIndicator, quiet_keys
 from tests.helpers.waiting import until
 
 
@@ -547,3 +550,26 @@ def test_a_short_wait_draws_nothing() -> None:
     with waiting:
         pass
     assert out.getvalue() == ""
+
+
+def test_what_is_typed_ahead_is_kept_and_not_echoed(monkeypatch: pytest.MonkeyPatch) -> None:
+    person, terminal = pty.openpty()
+    with open(terminal, "r+b", buffering=0, closefd=True) as opened:
+        monkeypatch.setattr("sys.stdin", opened)
+
+        def echoes() -> bool:
+            return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+
+        assert echoes()
+        with WaitIndicator(Terminal(), "SYNC CHANGEFEED ..."):
+            assert not echoes()
+            os.write(person, b"SHOW JOBS;\n")
+        assert echoes()
+        with pytest.raises(KeyboardInterrupt), quiet_keys():
+            raise KeyboardInterrupt
+        assert echoes()
+        assert opened.readline() == b"SHOW JOBS;\n"
+    os.close(person)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with quiet_keys():
+        pass  # no terminal: nothing to switch
