@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.secret_names import is_secret
@@ -57,6 +58,13 @@ _HARMLESS_PARAMETERS = frozenset(
 #: What else takes a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
 #: CREATE EXTERNAL CONNECTION.
 _OTHER_NAMES = frozenset({"check", "record", "sink"})
+
+
+@cache
+def _known_values() -> frozenset[str]:
+    """Every word that is a value of some option."""
+    words = (value.lower() for row in OPTIONS.values() for value in row.values)
+    return frozenset({"true", "false", "yes", "no", "on", "off", *words})
 
 
 def mask_statement(text: str) -> str:
@@ -152,7 +160,9 @@ class _Masker:
     def _word_is_harmless(self, word: str) -> bool:
         if word in ",;()=<>!":
             return True
-        if self._is_value() and not (self._value_may_be_shown() or self._joins_by(word)):
+        if self._is_value() and not (
+            self._value_may_be_shown() or self._joins_by(word) or self._is_known_value(word)
+        ):
             return False
         if self._before[1] == "join" and _LOOKUP.fullmatch(word):
             return True
@@ -169,6 +179,10 @@ class _Masker:
         named = option is not None and not option.secret
         return self._listing or named or self._before[0] in _OTHER_NAMES
 
+    def _is_known_value(self, value: str) -> bool:
+        """A word that an option takes as its value, which is no secret, whatever is misspelt."""
+        return value.lower() in _known_values() and not is_secret(self._before[0])
+
     def _joins_by(self, word: str) -> bool:
         """``o.customer = c.id`` in the ON of a look-up table."""
         own = self._before[0]
@@ -182,7 +196,7 @@ class _Masker:
 
     def _content(self, inner: str, kind: LexemeKind) -> str:
         if self._is_value() and not self._value_may_be_shown():
-            return _stars(inner)
+            return inner if self._is_known_value(inner) else _stars(inner)
         if "://" in inner:
             return _masked_uri(inner)
         if kind is LexemeKind.QUOTED:

@@ -568,3 +568,10 @@ def test_what_cdc_refuses(written: str, message: str) -> None:
     with pytest.raises(ChangefeedError) as caught:
         parse_cdc_options(*cdc(written))
     assert caught.value.message == message
+
+
+def test_a_known_value_of_a_misspelt_option_is_shown() -> None:
+    text = "CREATE CHANGEFEED f FOR t INTO 'null://' WITH formt = 'json', difff = true, x = 'a1'"
+    assert mask_statement(text) == text.replace("'a1'", "'**'")
+    secret = "CREATE CHANGEFEED f FOR t INTO 'null://' WITH api_secret = 'json', pasword = 'horse'"
+    assert mask_statement(secret) == secret.replace("json", "****").replace("horse", "*****")
