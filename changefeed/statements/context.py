@@ -205,12 +205,14 @@ class Session:
         client: what kind of client it is.
         gone: whether nobody waits for the answer any more; a long statement then stops.
         user: who it is to the operating system; empty where that is not known.
+        heard: sources that have said what they have to say of themselves.
     """
 
     source: str | None = None
     client: str = "shell"
     gone: Callable[[], bool] = lambda: False
     user: str = field(default_factory=os_user)
+    heard: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
         )
     plan = plan_create(statement, context.surroundings(making=True))
     watched = [table.schema.table for table in plan.tables]
-    warnings = source_warnings(plan.source.source, watched, context, server=plan.source.fresh)
+    name, heard = plan.source.source, context.session.heard
+    fresh = plan.source.fresh and name not in heard
+    warnings = source_warnings(name, watched, context, server=fresh)
+    heard.add(name)
     if plan.sinkless:
         rows = context.host.start_sinkless(plan)
         return Result(

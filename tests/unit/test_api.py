@@ -188,6 +188,20 @@ def test_create_and_alter_pass_on_what_the_source_has_to_say(world: World) -> No
     assert world.run("ALTER CHANGEFEED f SET resolved = '1s'").notices == []
 
 
+def test_a_source_says_what_it_says_of_itself_once_in_a_session(world: World) -> None:
+    """A feed without a sink leaves nothing behind: the next is the first of its source again."""
+    source = world.sources["shop"]
+    source.words = ["the log has no limit"]
+    create = "CREATE CHANGEFEED FOR orders"
+    assert world.run(create).notices == ["the log has no limit"]
+    assert world.run(create).notices == []
+    assert [row[4] for row in world.run(f"VALIDATE {create}").rows if row[0] == "warning"] == [
+        "the log has no limit"
+    ]
+    world.session = Session()
+    assert world.run(create).notices == ["the log has no limit"]
+
+
 def test_validate_looks_at_the_target_and_tells_everything(world: World) -> None:
     world.target_troubles = ["cannot reach the broker"]
     text = "VALIDATE CREATE CHANGEFEED f FOR orders AS o, nothing INTO 'kafka://127.0.0.1:9092'"
