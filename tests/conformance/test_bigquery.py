@@ -10,10 +10,10 @@ from google.api_core.exceptions import NotFound
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.base import Sink
 from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.warehouse.bigquery.client import BigQueryWarehouse
 from sinks.warehouse.dialect import SqlStatement
 from tests.services.bigquery import BigQueryEmulator

@@ -9,13 +9,11 @@ import pytest
 
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved
-from sinks.base import Sink
-from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import visible
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
-from sinks.testing.rounds import live, run_random_rounds
-from sinks.testing.rows import (
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import visible
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
+from changefeed_testing.sinks.rounds import live, run_random_rounds
+from changefeed_testing.sinks.rows import (
     RowFeed,
     SourceDouble,
     column_of,
@@ -25,6 +23,8 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
+from sinks.base import Sink
+from sinks.registry import open_sink
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import SqlStatement
 from tests.conformance.test_warehouse import late_run

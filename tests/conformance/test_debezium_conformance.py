@@ -10,8 +10,8 @@ import pytest
 
 from changefeed.sources.base import Source
 from changefeed.sources.debezium import DebeziumSource
-from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import Type
+from changefeed_testing.sources.conformance import CASES, Case, run_case
+from changefeed_testing.sources.harness import Type
 from tests.conformance.test_mysql_conformance import MySQLHarness
 from tests.conformance.test_source_conformance import PostgresHarness
 from tests.services.mariadb import PASSWORD, USER

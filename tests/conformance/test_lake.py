@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import NodeSpark
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
+from changefeed_testing.sinks.rounds import run_random_rounds
 from sinks.base import Batch, Sink, SinkContext
 from sinks.lake import iceberg
 from sinks.lake.sink import IcebergSink
 from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
-from sinks.testing.rounds import run_random_rounds
 from tests.helpers.lake import Lake, unused_catalog
 
 pytestmark = pytest.mark.spark

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import NodeSpark
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import feed_of
-from sinks.testing.rows import SourceDouble, delete, insert, table_of, truncate, update
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import feed_of
+from changefeed_testing.sinks.rows import SourceDouble, delete, insert, table_of, truncate, update
 from tests.conformance.test_lake import LakeHarness, place
 from tests.conformance.test_warehouse import DuckDBHarness
 

@@ -14,8 +14,8 @@ import pytest
 
 from changefeed.sources.base import Source
 from changefeed.sources.debezium import DebeziumSource
-from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
+from changefeed_testing.sources.conformance import CASES, Case, run_case
+from changefeed_testing.sources.harness import SourceHarness, Type, UserSession
 from tests.services.mongodb import Document, MongoEmulator, Write, key_of
 
 pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("mongodb_jars")]

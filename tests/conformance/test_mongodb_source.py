@@ -19,8 +19,8 @@ from bson import Code as JavaScript
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium import DebeziumSource
-from changefeed.sources.testing.copy import scan
-from changefeed.sources.testing.reader import OWNER, CaptureDouble, State, reading
+from changefeed_testing.sources.copy import scan
+from changefeed_testing.sources.reader import OWNER, CaptureDouble, State, reading
 from tests.services.mongodb import CommandError, MongoEmulator, Write
 
 pytestmark = [pytest.mark.extended, pytest.mark.usefixtures("mongodb_jars")]

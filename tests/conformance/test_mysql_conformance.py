@@ -11,8 +11,8 @@ import pytest
 
 from changefeed.sources.base import Source
 from changefeed.sources.mysql import MySQLSource
-from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import SourceHarness, Type, UserSession
+from changefeed_testing.sources.conformance import CASES, Case, run_case
+from changefeed_testing.sources.harness import SourceHarness, Type, UserSession
 from tests.services.mysql import BinlogServer
 
 BOTH = (

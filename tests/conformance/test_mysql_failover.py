@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.mysql import MySQLSource
-from changefeed.sources.testing.reader import State, reading
+from changefeed_testing.sources.reader import State, reading
 from tests.helpers.waiting import until
 from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS, BinlogServer

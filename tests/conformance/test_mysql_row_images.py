@@ -16,8 +16,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange
 from changefeed.core.schema import BeforeImage
 from changefeed.sources.base import Watch
-from changefeed.sources.testing.copy import scan
-from changefeed.sources.testing.reader import CaptureDouble, State, capturing
+from changefeed_testing.sources.copy import scan
+from changefeed_testing.sources.reader import CaptureDouble, State, capturing
 from tests.conformance.test_mysql_conformance import MySQLHarness
 from tests.services.mysql import BinlogServer
 

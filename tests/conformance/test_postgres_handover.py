@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.schema import TableName
 from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.postgres.lsn import parse_lsn
-from changefeed.sources.testing.reader import State, reading
+from changefeed_testing.sources.reader import State, reading
 from tests.conformance.conftest import ALL
 from tests.services.postgres import Database
 

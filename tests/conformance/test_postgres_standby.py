@@ -16,8 +16,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import Source, Watch
 from changefeed.sources.postgres import PostgresSource, standby
 from changefeed.sources.postgres.connect import connect
-from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.reader import State, reading
+from changefeed_testing.sources.conformance import CASES, Case, run_case
+from changefeed_testing.sources.reader import State, reading
 from tests.conformance.test_source_conformance import PostgresHarness
 from tests.conftest import PostgresFactory
 from tests.helpers.postgres_slots import drop_slot

@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 import sinks.kafka.native
+from changefeed_testing.sinks.conformance import CASES, Case, Harness, run_case
+from changefeed_testing.sinks.messages import Message, parse_message
+from changefeed_testing.sinks.readers import file_bytes, read_files, read_table, visible_files
 from sinks.base import Sink
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import open_sink
 from sinks.terminal import TerminalSink
-from sinks.testing.conformance import CASES, Case, Harness, run_case
-from sinks.testing.messages import Message, parse_message
-from sinks.testing.readers import file_bytes, read_files, read_table, visible_files
 from tests.services.kafka import KafkaBroker
 
 TABLES = ("t", "u")

@@ -25,11 +25,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed_testing.sinks.conformance import CASES, Case, run_case
+from changefeed_testing.sinks.messages import Message, parse_message
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 from sinks.registry import open_sink
-from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.messages import Message, parse_message
 from tests.services.cache import server_folder
 from tests.services.certificates import write_certificates
 from tests.services.elasticsearch import (

@@ -18,6 +18,16 @@ import sinks.kafka.native
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed_testing.sinks.conformance import CASES, run_case
+from changefeed_testing.sinks.feed import FeedDouble, Write, at, put, table_schema
+from changefeed_testing.sinks.messages import Message, parse_message
+from changefeed_testing.sinks.retry import Attempt, RetryLoop, RetryPolicy
+from changefeed_testing.sinks.validators import (
+    FingerprintValidator,
+    OrderValidator,
+    ResolvedValidator,
+    validate,
+)
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import Channel
 from sinks.kafka.errors import Reasons
@@ -26,16 +36,6 @@ from sinks.kafka.producers import open_channel
 from sinks.kafka.sink import KafkaSink
 from sinks.kafka.topics import Topics
 from sinks.registry import open_sink
-from sinks.testing.conformance import CASES, run_case
-from sinks.testing.feed import FeedDouble, Write, at, put, table_schema
-from sinks.testing.messages import Message, parse_message
-from sinks.testing.retry import Attempt, RetryLoop, RetryPolicy
-from sinks.testing.validators import (
-    FingerprintValidator,
-    OrderValidator,
-    ResolvedValidator,
-    validate,
-)
 from tests.services.kafka import PASSWORD, USER, KafkaBroker
 
 pytestmark = pytest.mark.kafka

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from changefeed.core.events import Ddl, SchemaChange
+from changefeed_testing.sinks.feed import FeedDouble, at, put, table_schema
 from sinks.kafka.sink import KafkaSink
-from sinks.testing.feed import FeedDouble, at, put, table_schema
 from tests.services.kafka import KafkaBroker
 
 pytestmark = pytest.mark.kafka

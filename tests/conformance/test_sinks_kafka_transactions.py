@@ -14,10 +14,10 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved
 from changefeed.core.schema import TableName
+from changefeed_testing.sinks.feed import at, message_rows, put, table_schema
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import open_sink
-from sinks.testing.feed import at, message_rows, put, table_schema
 from tests.services.kafka import KafkaBroker
 
 pytestmark = pytest.mark.kafka

@@ -13,13 +13,13 @@ import pytest
 from pyarrow import fs
 
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed_testing.sinks.conformance import CASES, Case, run_case
+from changefeed_testing.sinks.feed import FeedDouble, put
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import file_bytes, read_files, visible_files
 from sinks.base import Sink
 from sinks.files.places import objects
 from sinks.registry import open_sink
-from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import FeedDouble, put
-from sinks.testing.messages import Message
-from sinks.testing.readers import file_bytes, read_files, visible_files
 from tests.services.putserver import PutServer
 
 SECRET = "hunter2 hunter2"

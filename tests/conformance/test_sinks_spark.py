@@ -18,10 +18,10 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
-from sinks.testing.conformance import CASES, Case, Harness, run_case
-from sinks.testing.feed import FeedDouble, Write, at, delete, put
-from sinks.testing.readers import file_bytes, visible_files
-from sinks.testing.validators import (
+from changefeed_testing.sinks.conformance import CASES, Case, Harness, run_case
+from changefeed_testing.sinks.feed import FeedDouble, Write, at, delete, put
+from changefeed_testing.sinks.readers import file_bytes, visible_files
+from changefeed_testing.sinks.validators import (
     BeforeAfterValidator,
     FingerprintValidator,
     OrderValidator,

@@ -26,16 +26,16 @@ from pyarrow import fs
 
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed_testing.sinks.conformance import CASES, Case, run_case
+from changefeed_testing.sinks.feed import FeedDouble, at, put
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import file_bytes, read_files, visible_files
 from sinks.base import Sink
 from sinks.files.last_rows import data_files
 from sinks.files.places import objects
 from sinks.files.places.base import ReadablePlace
 from sinks.files.sink import FilesSink
 from sinks.registry import open_sink
-from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import FeedDouble, at, put
-from sinks.testing.messages import Message
-from sinks.testing.readers import file_bytes, read_files, visible_files
 from tests.services.azure import ACCOUNT, AzureServer
 from tests.services.gcs import TOKEN, GcsServer
 from tests.services.proxy import Proxy

@@ -18,11 +18,11 @@ import pytest
 
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.options.sink_config import webhook_sink_config
+from changefeed_testing.sinks.conformance import CASES, Case, run_case
+from changefeed_testing.sinks.feed import FeedDouble, at, put
+from changefeed_testing.sinks.messages import Message
 from sinks.base import Sink
 from sinks.registry import open_sink
-from sinks.testing.conformance import CASES, Case, run_case
-from sinks.testing.feed import FeedDouble, at, put
-from sinks.testing.messages import Message
 from tests.services.certificates import write_certificates
 from tests.services.webhook import WebhookServer
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
 from sinks.base import Sink
 from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
 from tests.services.snowflake import PASSWORD, SnowflakeEmulator
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from changefeed.sources.base import Source
 from changefeed.sources.postgres import PostgresSource
-from changefeed.sources.testing.conformance import CASES, Case, run_case
-from changefeed.sources.testing.harness import SourceHarness, Type
+from changefeed_testing.sources.conformance import CASES, Case, run_case
+from changefeed_testing.sources.harness import SourceHarness, Type
 from tests.helpers.postgres_slots import drop_slot
 from tests.services.postgres import MAJORS, Database
 

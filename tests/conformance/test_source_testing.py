@@ -12,7 +12,7 @@ import pytest
 
 from changefeed.core.events import ChangeBatch, Flush, SchemaChange
 from changefeed.sources.base import Attachment, Memo, Snapshot, Source, StreamRequest
-from changefeed.sources.testing.conformance import CASES, run_case
+from changefeed_testing.sources.conformance import CASES, run_case
 from tests.conformance.test_source_conformance import PostgresHarness
 from tests.services.postgres import Database
 

@@ -13,13 +13,11 @@ from google.api_core import exceptions as api
 
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved
-from sinks.base import Batch, Epoch, Sink, SinkContext
-from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import visible
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
-from sinks.testing.rounds import run_random_rounds
-from sinks.testing.rows import (
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import visible
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
+from changefeed_testing.sinks.rounds import run_random_rounds
+from changefeed_testing.sinks.rows import (
     RowFeed,
     SourceDouble,
     column_of,
@@ -30,6 +28,8 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
+from sinks.base import Batch, Epoch, Sink, SinkContext
+from sinks.registry import open_sink
 from sinks.warehouse.spanner.sink import SpannerSink
 from tests.conformance.test_warehouse import late_run
 from tests.services.cache import server_folder

@@ -15,13 +15,13 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.options import Options
 from changefeed.plan.sink_resolution import find_sink, probe_of
 from changefeed.sources.postgres.server import system_id
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import visible
+from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
+from changefeed_testing.sinks.rounds import run_random_rounds
+from changefeed_testing.sinks.rows import RowFeed, SourceDouble, delete, insert, table_of
 from sinks.base import Sink, SinkContext, Target
 from sinks.registry import open_sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import visible
-from sinks.testing.merging import MERGE_CASES, MergeCase, run_merge_case
-from sinks.testing.rounds import run_random_rounds
-from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, table_of
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database, PostgresCluster

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sinks.testing.comparing import differences
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, SourceDouble, insert, table_of, update
+from changefeed_testing.sinks.comparing import differences
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.rows import RowFeed, SourceDouble, insert, table_of, update
 from tests.conformance.test_warehouse import MariaDBHarness, PostgreSQLHarness
 from tests.services.mariadb import MariaDB
 from tests.services.postgres import Database

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sinks.testing.rows import (
+from changefeed_testing.sinks.rows import (
     Row,
     RowChange,
     RowFeed,

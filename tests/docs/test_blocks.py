@@ -38,8 +38,8 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import value_proto
 from changefeed.query.probe import takes_arrow
 from changefeed.sources.registry import ENTRY_POINT_GROUP
-from changefeed.sources.testing import conformance as source_conformance
 from changefeed.spark_source.settings import KNOWN
+from changefeed_testing.sources import conformance as source_conformance
 from grammar.parser import parse
 from grammar.split import split
 from shell.cli import cli

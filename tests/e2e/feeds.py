@@ -19,10 +19,10 @@ from changefeed.core.sizes import Sizes
 from changefeed.core.timings import Timings
 from changefeed.node.node import Node
 from changefeed.spark.session import NodeSpark
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import read_files
+from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
 from grammar.split import split
-from sinks.testing.messages import Message
-from sinks.testing.readers import read_files
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
 from tests.helpers.waiting import until
 
 #: Of tests that run once with the node's own scans and backlogs, and once with jobs of Spark.

@@ -12,8 +12,8 @@ import pytest
 
 from changefeed.catalog.model import TableProgress
 from changefeed.spark.session import NodeSpark
-from sinks.testing.messages import Message
-from sinks.testing.readers import read_files
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import read_files
 from tests.e2e.feeds import Feeds, running
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Cause, Ledger, Table

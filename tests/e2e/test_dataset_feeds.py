@@ -15,7 +15,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError
 from changefeed.dataset import Dataset, read_config
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import visible_files
+from changefeed_testing.sinks.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.datasets import publish_rows
 from tests.helpers.duckdb_file import opened

@@ -20,7 +20,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.feeds import backlog
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_tasks
-from sinks.testing.readers import visible_files
+from changefeed_testing.sinks.readers import visible_files
 from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.ordered import assert_in_order

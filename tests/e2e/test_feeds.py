@@ -11,8 +11,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
-from sinks.testing.messages import Message
-from sinks.testing.readers import file_bytes, read_files, visible_files
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import file_bytes, read_files, visible_files
 from tests.e2e.feeds import EITHER_ENGINE, Feeds, consumed, rebuilt, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import visible_files
+from changefeed_testing.sinks.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
 from tests.services.proxy import Proxy

@@ -14,8 +14,8 @@ import pytest
 
 from changefeed.core.timings import Timings
 from changefeed.spark.session import NodeSpark
+from changefeed_testing.sinks.readers import file_bytes, visible_files
 from sinks.files.staged import UnpublishedFile
-from sinks.testing.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers import waiting
 from tests.services.postgres import Database

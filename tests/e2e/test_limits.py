@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import file_bytes, visible_files
+from changefeed_testing.sinks.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.services.postgres import Database
 

@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.catalog.model import Status
 from changefeed.core.errors import ChangefeedError
-from sinks.testing.messages import Message
+from changefeed_testing.sinks.messages import Message
 from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until

@@ -17,7 +17,7 @@ from changefeed.api import Interpreter, Session
 from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import visible_files
+from changefeed_testing.sinks.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker

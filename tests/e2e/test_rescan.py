@@ -11,7 +11,7 @@ from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.faults import armed
 from changefeed.core.state import StateLayout
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import read_files
+from changefeed_testing.sinks.readers import read_files
 from tests.conftest import PostgresFactory
 from tests.e2e.feeds import EITHER_ENGINE, Feeds, running
 from tests.e2e.shop import Shop, feeds, shop, table_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.sizes import Sizes
-from sinks.testing.readers import file_bytes, visible_files
+from changefeed_testing.sinks.readers import file_bytes, visible_files
 from tests.e2e.feeds import Feeds
 from tests.helpers.waiting import until
 from tests.services.postgres import Database

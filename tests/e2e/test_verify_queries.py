@@ -11,7 +11,7 @@ import pytest
 from changefeed.api import Interpreter, Result, Session
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.session import NodeSpark
-from sinks.testing.readers import visible_files
+from changefeed_testing.sinks.readers import visible_files
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.duckdb_file import opened
 from tests.services.postgres import Database

@@ -11,7 +11,7 @@ import pytest
 from changefeed.catalog import Status
 from changefeed.core.telemetry import log
 from changefeed.spark.session import NodeSpark
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
+from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
 from tests.e2e.feeds import EITHER_ENGINE, running
 from tests.e2e.test_copy_example import load_script
 from tests.e2e.test_examples import EXAMPLES, play

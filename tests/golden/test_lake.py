@@ -13,9 +13,9 @@ import pytest
 
 from changefeed.core.schema import Column
 from changefeed.options import History
+from changefeed_testing.sinks.rows import column_of, table_of
 from sinks.lake import merge
 from sinks.merged.policy import TablePolicy
-from sinks.testing.rows import column_of, table_of
 from tests.golden import runner
 
 KEYED = table_of("t", key=("id", "name"), id="int32", name="text", total="decimal(12,2)")

@@ -15,8 +15,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
-from sinks.registry import open_sink
-from sinks.testing.rows import (
+from changefeed_testing.sinks.rows import (
     RowFeed,
     SourceDouble,
     column_of,
@@ -26,6 +25,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
+from sinks.registry import open_sink
 from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.spanner.keeping import FACTS, key_of
 from sinks.warehouse.spanner.rows import Key, Value

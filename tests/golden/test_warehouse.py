@@ -17,9 +17,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
+from changefeed_testing.sinks.rows import column_of, table_of
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import TablePolicy
-from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.bigquery.sql import BigQueryDialect
 from sinks.warehouse.clickhouse.keeping import ClickHouseStrategy
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sinks.testing.messages import Message
+from changefeed_testing.sinks.messages import Message
 
 
 def assert_in_order(messages: Iterable[Message], *, keys: int, last: int) -> None:

@@ -27,9 +27,9 @@ from changefeed.scan.table import WorkerDelivery
 from changefeed.spark.executors import Deliverer
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import Task, TaskResult, run_tasks
+from changefeed_testing.sinks.conformance import Harness
+from changefeed_testing.sinks.faulty import FaultySink
 from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext
-from sinks.testing.conformance import Harness
-from sinks.testing.faulty import FaultySink
 
 #: How many tasks share the rows of a write.
 TASKS = 2

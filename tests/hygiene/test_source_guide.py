@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from changefeed.sources.testing.conformance import CASES
+from changefeed_testing.sources.conformance import CASES
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "source-guide.md").read_text("utf-8")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.core.version import __version__
+
 ROOT = Path(__file__).parents[2]
 
 #: Files that are not Python and that the program reads when it runs.
@@ -44,10 +46,9 @@ def run(*command: str | Path, cwd: Path = ROOT, seconds: float = 300) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the tracked files: what lies about in the checkout must not get into it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files alone: what lies about beside them must not get into a wheel."""
+    source = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], capture_output=True, text=True, cwd=ROOT, timeout=30
     )
@@ -57,10 +58,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
+    return source
+
+
+def built(source: Path, folder: Path) -> Path:
+    """The wheel of a project, made in ``folder``."""
     build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     run(sys.executable, "-m", *build, str(source))
-    [made] = folder.glob("changefeed-*.whl")
+    [made] = folder.glob("*.whl")
     return made
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(checkout, tmp_path_factory.mktemp("wheel"))
 
 
 def without(package: str, lock: str) -> str:
@@ -118,6 +129,62 @@ def test_tests_and_benchmarks_are_not(contents: dict[str, bytes]) -> None:
 
 def test_console_script_is_named(contents: dict[str, bytes]) -> None:
     assert b"changefeed = shell.cli:main" in ending(contents, ".dist-info/entry_points.txt")
+
+
+#: The tests of a sink in somebody else's repository.
+FOREIGN = """
+import importlib, os, pkgutil
+from contextlib import contextmanager
+import pytest
+import changefeed_testing
+from changefeed_testing.sinks.conformance import CASES, run_case
+from changefeed_testing.sinks.readers import file_bytes, read_files, visible_files
+from sinks.registry import open_sink
+
+class Harness:
+    never = {"refuses_oversize": "a line has any length", "hides_secrets": "there is none"}
+    secret, max_message_bytes = "", 0
+    def __init__(self, folder):
+        self.folder, self.topics = folder, {}
+    def sink(self):
+        return open_sink(f"file://{self.folder}", {})
+    def topic(self, table):
+        self.topics[table] = 1
+        return table
+    def partitions(self):
+        return dict(self.topics)
+    def read(self):
+        return read_files(self.folder, self.topics)
+    def raw(self):
+        return b"".join(map(file_bytes, visible_files(self.folder)))
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name.startswith("delivers")], ids=str)
+def test_my_sink(case, tmp_path):
+    assert run_case(case, Harness(tmp_path)) == ""
+
+def test_modules():
+    found = pkgutil.walk_packages(changefeed_testing.__path__, "changefeed_testing.")
+    names = {importlib.import_module(module.name).__name__ for module in found}
+    assert "changefeed_testing.sources.conformance" in names
+"""
+
+
+def test_an_author_elsewhere_runs_the_kits(checkout: Path, tmp_path: Path) -> None:
+    """They are installed where the author's tests are, and need nothing else of this repository."""
+    kits = built(checkout / "tests" / "kits", tmp_path / "wheel")
+    install = ["pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "installed")]
+    run(sys.executable, "-m", *install, kits)
+    (tmp_path / "test_mine.py").write_text(FOREIGN)
+    path = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
+    (tmp_path / "conftest.py").write_text(path)
+    said = run(sys.executable, "-P", "-m", "pytest", "-q", "test_mine.py", cwd=tmp_path)
+    assert "8 passed" in said
+
+
+def test_the_kits_have_the_version_of_the_contract() -> None:
+    project = tomllib.loads((ROOT / "tests" / "kits" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert project["dependencies"] == [f"changefeed=={__version__}"]
 
 
 @pytest.mark.slow

@@ -43,7 +43,6 @@ SHARED = {
     "Address": "where a server is and how to log in; one per client",
     "Assembler": "what makes flushes of one source's stream; one per source",
     "Block": "a buffer with numbers at any place; one per byte order",
-    "Case": "one line of a conformance list; sources and sinks have a list each",
     "ColumnInfo": "a column as a server's catalog has it; one per source",
     "Comparison": "what VERIFY makes of one kind of target; one per sink",
     "Inbox": "the receive buffer of a source's stream; one per source",

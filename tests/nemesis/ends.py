@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sinks.testing.messages import Message, parse_message
-from sinks.testing.readers import read_files
+from changefeed_testing.sinks.messages import Message, parse_message
+from changefeed_testing.sinks.readers import read_files
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Ledger
 from tests.nemesis.service import Service

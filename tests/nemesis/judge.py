@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.messages import Message
-from sinks.testing.validators import OrderValidator, ResolvedValidator, validate
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
 from tests.nemesis.ledger import Cause, Ledger, Row, Rows, Table, Version, normal
 
 

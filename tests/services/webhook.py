@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sinks.testing.messages import Message, parse_message
+from changefeed_testing.sinks.messages import Message, parse_message
 
 Answer = tuple[int, Mapping[str, str]]
 

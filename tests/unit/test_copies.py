@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed_testing.sinks.rows import table_of
 from sinks.copies import BARE, CopyComparison, exact
-from sinks.testing.rows import table_of
 
 
 @pytest.fixture

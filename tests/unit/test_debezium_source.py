@@ -31,8 +31,8 @@ from changefeed.sources.debezium.frames import TableShape, read_batch
 from changefeed.sources.debezium.ranges import in_range, range_problem
 from changefeed.sources.debezium.shapes import Shapes
 from changefeed.sources.registry import open_source, schemes
-from changefeed.sources.testing.reader import SchemaVersions
 from changefeed.spark.packs import packs
+from changefeed_testing.sources.reader import SchemaVersions
 
 # ------------------------------------------------------------------------------- addresses
 

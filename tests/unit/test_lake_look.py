@@ -15,11 +15,11 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed_testing.sinks.rows import table_of
 from sinks.base import SinkContext, Target
 from sinks.lake.look import overlooked
 from sinks.lake.place import place_of
 from sinks.registry import open_sink
-from sinks.testing.rows import table_of
 
 
 def schema(**types: str) -> TableSchema:

@@ -14,13 +14,13 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.options import ExistingTarget, History
+from changefeed_testing.sinks.rows import table_of
 from sinks.base import Accepts, Batch, Capabilities, Durability, Epoch, Receipt, SinkContext, Target
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import IntervalPace, ShorterPace, SlowDecline
 from sinks.merged.policy import MergeMode, Removal, ScanEnd, TablePolicy
 from sinks.merged.rows import key_value, last_of, unapplied, versions_of
 from sinks.merged.sink import TableSink
-from sinks.testing.rows import table_of
 
 KEYED = table_of("t", key=("a",), a="int32", b="text")
 KEYLESS = table_of("v", a="int32", b="text")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.messages import Message, parse_message
+from changefeed_testing.sinks.messages import Message, parse_message
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Cause, Ledger, Table, by_key
 

@@ -10,7 +10,7 @@ from changefeed.core.shapes import Deletes, Unsent
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.reused_keys import end_unsent
 from changefeed.encoding.typed_rows import RowPlan
-from sinks.testing.rows import RowChange, SourceDouble, delete, insert, table_of, update
+from changefeed_testing.sinks.rows import RowChange, SourceDouble, delete, insert, table_of, update
 
 SCHEMA = table_of("t", key=("k", "a"), a="int32", b="text", k="text", c="text")
 PLAN = RowPlan(MessagePlan(SCHEMA, "t", deletes=Deletes.NO))

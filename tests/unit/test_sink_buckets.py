@@ -11,19 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.clock import Timestamp
-from sinks.base import Batch, Sink
-from sinks.files.names import PARTITION_FORMATS, DataName, parse_name
-from sinks.files.places.local import LocalPlace
-from sinks.files.sink import FilesSink, in_buckets
-from sinks.registry import open_sink
-from sinks.testing.feed import START, FeedDouble, Write, at, message_rows, put, table_schema
-from sinks.testing.readers import file_bytes, read_files, visible_files
-from sinks.testing.validators import (
+from changefeed_testing.sinks.feed import (
+    START,
+    FeedDouble,
+    Write,
+    at,
+    message_rows,
+    put,
+    table_schema,
+)
+from changefeed_testing.sinks.readers import file_bytes, read_files, visible_files
+from changefeed_testing.sinks.validators import (
     FingerprintValidator,
     OrderValidator,
     ResolvedValidator,
     validate,
 )
+from sinks.base import Batch, Sink
+from sinks.files.names import PARTITION_FORMATS, DataName, parse_name
+from sinks.files.places.local import LocalPlace
+from sinks.files.sink import FilesSink, in_buckets
+from sinks.registry import open_sink
 
 MINUTE = 60
 

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.faulty import FailAfter, FaultySink, Hold, Reject, Slow
+from changefeed_testing.sinks.feed import FeedDouble, put
 from sinks.base import Sink
 from sinks.null.sink import NullSink
-from sinks.testing.faulty import FailAfter, FaultySink, Hold, Reject, Slow
-from sinks.testing.feed import FeedDouble, put
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import pytest
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.feed import FeedDouble, at, put, table_schema
+from changefeed_testing.sinks.readers import file_bytes, visible_files
 from sinks.base import Batch, Sink
 from sinks.files.places.base import explained
 from sinks.files.places.local import TEMPORARY
@@ -22,8 +24,6 @@ from sinks.files.sink import FilesSink
 from sinks.files.staged import UnpublishedFile
 from sinks.files.writers import rows_within
 from sinks.registry import open_sink
-from sinks.testing.feed import FeedDouble, at, put, table_schema
-from sinks.testing.readers import file_bytes, visible_files
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import pytest
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.encoding.avro.schema import SCHEMA_KEY
+from changefeed_testing.sinks.feed import FeedDouble, at, table_schema
+from changefeed_testing.sinks.readers import visible_files
 from sinks.base import Batch, Sink
 from sinks.files.writers import FILE_FORMATS
 from sinks.registry import open_sink
-from sinks.testing.feed import FeedDouble, at, table_schema
-from sinks.testing.readers import visible_files
 
 SCHEMA = {
     "type": "record",

@@ -18,11 +18,11 @@ from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL, sink_location
 from changefeed.options import masking
+from changefeed_testing.sinks.conformance import CASES
+from changefeed_testing.sinks.feed import FeedDouble, at, put
 from sinks import registry
 from sinks.base import DECLARED
 from sinks.null.sink import NullSink
-from sinks.testing.conformance import CASES
-from sinks.testing.feed import FeedDouble, at, put
 
 
 def messages(uri: str) -> list[str]:

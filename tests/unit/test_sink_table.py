@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.feed import FeedDouble, at, delete, put
 from sinks.base import SinkContext
 from sinks.registry import open_sink
 from sinks.table.sink import MessageTableSink, database_url, messages
-from sinks.testing.feed import FeedDouble, at, delete, put
 
 
 def ids(path: Path) -> list[str]:

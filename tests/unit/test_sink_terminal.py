@@ -9,8 +9,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow
+from changefeed_testing.sinks.feed import FeedDouble, at, put
 from sinks.terminal import TerminalSink
-from sinks.testing.feed import FeedDouble, at, put
 
 
 class Runner:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sinks.testing.outside import assert_connects_to_nothing, assert_prints_nothing
+from changefeed_testing.sinks.outside import assert_connects_to_nothing, assert_prints_nothing
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.faulty import FailAfter, FaultySink, Reject
+from changefeed_testing.sinks.feed import FeedDouble, put
+from changefeed_testing.sinks.retry import Attempt, RetryLoop, RetryPolicy, WaitInterrupted
 from sinks.null.sink import NullSink
-from sinks.testing.faulty import FailAfter, FaultySink, Reject
-from sinks.testing.feed import FeedDouble, put
-from sinks.testing.retry import Attempt, RetryLoop, RetryPolicy, WaitInterrupted
 
 
 class Bench:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.feed import at
-from sinks.testing.history import RowHistory
-from sinks.testing.messages import Message, Row, parse_message
-from sinks.testing.validators import (
+from changefeed_testing.sinks.feed import at
+from changefeed_testing.sinks.history import RowHistory
+from changefeed_testing.sinks.messages import Message, Row, parse_message
+from changefeed_testing.sinks.validators import (
     BeforeAfterValidator,
     FingerprintValidator,
     OrderValidator,

@@ -65,7 +65,7 @@ def test_every_problem_at_once() -> None:
 
 
 def test_no_usable_certificate() -> None:
-    from sinks.testing.feed import FeedDouble
+    from changefeed_testing.sinks.feed import FeedDouble
 
     sink = open_sink(f"webhook-https://h/?ca_cert={PEM}")
     with pytest.raises(ChangefeedError, match="no usable PEM"):

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import sink_location
+from changefeed_testing.sinks.rows import column_of, table_of
 from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
-from sinks.testing.rows import column_of, table_of
 from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.spanner.client import Spanner, sorted_out, streamed_rows

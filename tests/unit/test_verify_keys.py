@@ -13,8 +13,8 @@ from changefeed.core.schema import TableName
 from changefeed.options import History
 from changefeed.scan.repair import why_rescan
 from changefeed.verify.keys import repair_of
+from changefeed_testing.sinks.rows import table_of
 from sinks.base import Accepts, Capabilities, Difference
-from sinks.testing.rows import table_of
 
 
 def differing(kind: str, *values: str | int | bool) -> Difference:

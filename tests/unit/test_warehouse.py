@@ -18,11 +18,19 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import sink_location
 from changefeed.options import History
+from changefeed_testing.sinks.feed import at
+from changefeed_testing.sinks.rows import (
+    RowFeed,
+    SourceDouble,
+    column_of,
+    delete,
+    insert,
+    table_of,
+    update,
+)
 from sinks.base import SinkContext
 from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
-from sinks.testing.feed import at
-from sinks.testing.rows import RowFeed, SourceDouble, column_of, delete, insert, table_of, update
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect

@@ -41,7 +41,7 @@ class MergeHarness:
 
     def make_foreign(self, name: str) -> None:
         """Create a table that belongs to no feed: ``a`` (the key, a 32-bit integer), ``b`` (a
-        text), with one row, :data:`sinks.testing.owning.THEIRS`."""
+        text), with one row, :data:`changefeed_testing.sinks.owning.THEIRS`."""
         raise NotImplementedError
 
     def foreign_rows(self, name: str) -> Sequence[Mapping[str, object]]:

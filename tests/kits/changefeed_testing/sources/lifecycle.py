@@ -7,9 +7,9 @@ import json
 from changefeed.core.errors import LOG_LOST, ChangefeedError, Code
 from changefeed.core.events import Change, Flush
 from changefeed.sources.base import Watch
-from changefeed.sources.testing.harness import SourceHarness
-from changefeed.sources.testing.reader import OWNER, State, capturing, reading
-from changefeed.sources.testing.scans import TABLE, fill, refused
+from changefeed_testing.sources.harness import SourceHarness
+from changefeed_testing.sources.reader import OWNER, State, capturing, reading
+from changefeed_testing.sources.scans import TABLE, fill, refused
 
 
 def attaching_changes_nothing(harness: SourceHarness) -> None:

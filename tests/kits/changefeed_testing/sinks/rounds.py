@@ -1,7 +1,7 @@
 """Random rounds, broken off, repeated and scanned again: in the end the target equals the source.
 
-For sinks that merge rows into tables, in addition to the list of :mod:`sinks.testing.merging`. The
-same seed always makes the same rounds.
+For sinks that merge rows into tables, in addition to the list of
+:mod:`changefeed_testing.sinks.merging`. The same seed always makes the same rounds.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from sinks.base import Sink
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import feed_of, visible
-from sinks.testing.rows import (
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import feed_of, visible
+from changefeed_testing.sinks.rows import (
     RowChange,
     RowFeed,
     SourceDouble,
@@ -22,6 +21,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
+from sinks.base import Sink
 
 #: Deliver the log from a place to its end through a sink, and end the sink's process after a number
 #: of its steps. If the round has fewer steps, return without an error, the whole round committed.

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_form import problem
 from changefeed.sources.base import KeyRange, KeySet, Watch
-from changefeed.sources.testing.copy import Copy, at_or_below, batches, rows_of, scan
-from changefeed.sources.testing.harness import SourceHarness, Type
-from changefeed.sources.testing.reader import capturing
+from changefeed_testing.sources.copy import Copy, at_or_below, batches, rows_of, scan
+from changefeed_testing.sources.harness import SourceHarness, Type
+from changefeed_testing.sources.reader import capturing
 
 TABLE = "CREATE TABLE t (id INT NOT NULL PRIMARY KEY, v VARCHAR(200))"
 

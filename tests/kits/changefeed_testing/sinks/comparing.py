@@ -6,9 +6,17 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.rows import (
+    RowFeed,
+    SourceDouble,
+    delete,
+    insert,
+    scanned_row,
+    table_of,
+    update,
+)
 from sinks.base import Difference
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, scanned_row, table_of, update
 
 
 def _feed(harness: MergeHarness, source: SourceDouble, options: Mapping[str, object]) -> RowFeed:

@@ -12,7 +12,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.sources.base import KeyRange, KeySet, Snapshot
-from changefeed.sources.testing.reader import State
+from changefeed_testing.sources.reader import State
 
 #: A row as column names and log values.
 Row = Mapping[str, Any]

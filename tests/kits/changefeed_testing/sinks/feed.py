@@ -1,7 +1,7 @@
 """A feed without a node: makes batches of JSON messages and delivers epochs in the right order.
 
 It calls a sink as a feed does: write, commit, then the mark. It records the rows of the source in a
-:class:`sinks.testing.history.RowHistory`.
+:class:`changefeed_testing.sinks.history.RowHistory`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed_testing.sinks.history import RowHistory
+from changefeed_testing.sinks.messages import Row
 from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
-from sinks.testing.history import RowHistory
-from sinks.testing.messages import Row
 
 START = Timestamp(1_585_800_000_000_000_000)
 """When the feeds of the tests begin: 2 April 2020."""

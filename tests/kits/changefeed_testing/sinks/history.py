@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.messages import Row
+from changefeed_testing.sinks.messages import Row
 
 
 class RowHistory:

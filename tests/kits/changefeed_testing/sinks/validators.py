@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from changefeed.core.clock import Timestamp
-from sinks.testing.history import RowHistory
-from sinks.testing.messages import Message, Row
+from changefeed_testing.sinks.history import RowHistory
+from changefeed_testing.sinks.messages import Message, Row
 
 Place = tuple[str, int]
 

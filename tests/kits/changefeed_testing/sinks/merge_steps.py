@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from changefeed.core.schema import TableSchema
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import (
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.rows import (
     Row,
     RowFeed,
     SourceDouble,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import feed_of, keyed, visible
-from sinks.testing.rows import (
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import feed_of, keyed, visible
+from changefeed_testing.sinks.rows import (
     SourceDouble,
     delete,
     insert,

@@ -7,10 +7,10 @@ from typing import Any
 
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage
-from changefeed.sources.testing.copy import Copy
-from changefeed.sources.testing.harness import SourceHarness
-from changefeed.sources.testing.reader import CaptureDouble, State, capturing
-from changefeed.sources.testing.scans import TABLE, fill
+from changefeed_testing.sources.copy import Copy
+from changefeed_testing.sources.harness import SourceHarness
+from changefeed_testing.sources.reader import CaptureDouble, State, capturing
+from changefeed_testing.sources.scans import TABLE, fill
 
 #: Rows of a transaction that is too large for a source to keep in memory.
 LARGE = 60_000

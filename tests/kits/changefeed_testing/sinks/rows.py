@@ -26,6 +26,7 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed_testing.sinks.feed import START
 from sinks.base import (
     Batch,
     Durability,
@@ -35,7 +36,6 @@ from sinks.base import (
     SinkContext,
     Target,
 )
-from sinks.testing.feed import START
 
 Row = dict[str, object]
 """A row of a table: column name -> value in log form."""

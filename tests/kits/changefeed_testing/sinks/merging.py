@@ -1,6 +1,7 @@
 """What every sink that merges typed rows must do, as a list of cases over a harness.
 
-Like :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with their own tables:
+Like :mod:`changefeed_testing.sinks.conformance`, for sinks of ``Accepts.ROWS`` with their own
+tables:
 
     class MyHarness(MergeHarness):
         def sink(self, options=None): return open_sink(uri, options)
@@ -11,8 +12,9 @@ Like :mod:`sinks.testing.conformance`, for sinks of ``Accepts.ROWS`` with their 
         if reason := run_merge_case(case, my_harness):
             pytest.skip(reason)
 
-A target is compared with the table of a :class:`sinks.testing.rows.SourceDouble`. Columns that a
-sink adds begin with an underscore; all other columns and their values must equal the source's.
+A target is compared with the table of a
+:class:`changefeed_testing.sinks.rows.SourceDouble`. Columns that a sink adds begin with an
+underscore; all other columns and their values must equal the source's.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ from dataclasses import dataclass, replace
 
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
-from sinks.base import SinkContext
-from sinks.testing.comparing import COMPARING_CASES
-from sinks.testing.conformance import LARGE_TEXT
-from sinks.testing.keeping_history import HISTORY_CASES
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.merge_steps import check, feed_of, keyed, keyless, visible
-from sinks.testing.outside import assert_connects_to_nothing, assert_prints_nothing
-from sinks.testing.owning import OWNING_CASES
-from sinks.testing.rows import (
+from changefeed_testing.sinks.comparing import COMPARING_CASES
+from changefeed_testing.sinks.conformance import LARGE_TEXT
+from changefeed_testing.sinks.keeping_history import HISTORY_CASES
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.merge_steps import check, feed_of, keyed, keyless, visible
+from changefeed_testing.sinks.outside import assert_connects_to_nothing, assert_prints_nothing
+from changefeed_testing.sinks.owning import OWNING_CASES
+from changefeed_testing.sinks.rows import (
     RowChange,
     SourceDouble,
     column_of,
@@ -42,6 +43,7 @@ from sinks.testing.rows import (
     truncate,
     update,
 )
+from sinks.base import SinkContext
 
 
 @dataclass(frozen=True, slots=True)

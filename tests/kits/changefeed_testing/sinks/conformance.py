@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from changefeed.core.errors import Action, ChangefeedError, Code
-from sinks.base import Sink
-from sinks.testing.feed import FeedDouble, Write, at, delete, put
-from sinks.testing.messages import Message
-from sinks.testing.outside import assert_connects_to_nothing, assert_prints_nothing
-from sinks.testing.validators import (
+from changefeed_testing.sinks.feed import FeedDouble, Write, at, delete, put
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.outside import assert_connects_to_nothing, assert_prints_nothing
+from changefeed_testing.sinks.validators import (
     BeforeAfterValidator,
     FingerprintValidator,
     OrderValidator,
     ResolvedValidator,
     validate,
 )
+from sinks.base import Sink
 
 #: Five megabytes of text that never repeats.
 LARGE_TEXT = "".join(f"{i:07d} " for i in range(655_360))

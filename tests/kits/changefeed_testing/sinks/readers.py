@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import sqlalchemy as sa
 
+from changefeed_testing.sinks.messages import Message, parse_message
 from sinks.table.sink import messages as message_table
-from sinks.testing.messages import Message, parse_message
 
 _DATA_NAME = re.compile(
     r"(?P<stamp>\d{33})-[0-9a-f]{16}-\d+-\d+-\d+-\w+-(?P<topic>.+)-(?P<schema>\d+)"

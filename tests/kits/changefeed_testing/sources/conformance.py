@@ -1,6 +1,6 @@
 """What every source must do, as a list of cases over a harness.
 
-The author of a source writes a :class:`~changefeed.sources.testing.harness.SourceHarness` and one
+The author of a source writes a :class:`~changefeed_testing.sources.harness.SourceHarness` and one
 parametrised test:
 
     @pytest.mark.parametrize("case", CASES, ids=str)
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from changefeed.sources.testing import lifecycle, scans, streams
-from changefeed.sources.testing.harness import SourceHarness
+from changefeed_testing.sources import lifecycle, scans, streams
+from changefeed_testing.sources.harness import SourceHarness
 
 
 @dataclass(frozen=True, slots=True)

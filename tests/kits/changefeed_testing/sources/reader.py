@@ -24,7 +24,7 @@ from changefeed.sources.base import (
     StreamFallback,
     StreamRequest,
 )
-from changefeed.sources.testing.harness import SourceHarness
+from changefeed_testing.sources.harness import SourceHarness
 
 #: The owner of what the cases create at a source; as long as a state's id.
 OWNER = "testme"

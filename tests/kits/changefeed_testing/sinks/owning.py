@@ -1,7 +1,7 @@
 """What a merging sink does with tables that it did not make: cases over a :class:`MergeHarness`.
 
-A :class:`~sinks.testing.merge_harness.MergeHarness` creates such tables by ``make_foreign`` and
-reads them by ``foreign_rows``.
+A :class:`~changefeed_testing.sinks.merge_harness.MergeHarness` creates such tables by
+``make_foreign`` and reads them by ``foreign_rows``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from dataclasses import replace
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed_testing.sinks.merge_harness import MergeHarness
+from changefeed_testing.sinks.rows import (
+    RowFeed,
+    SourceDouble,
+    delete,
+    insert,
+    ordered,
+    table_of,
+    truncate,
+)
 from sinks.base import Sink, SinkContext
-from sinks.testing.merge_harness import MergeHarness
-from sinks.testing.rows import RowFeed, SourceDouble, delete, insert, ordered, table_of, truncate
 
 #: The row of a foreign table.
 THEIRS: Mapping[str, object] = {"a": 9, "b": "theirs"}
