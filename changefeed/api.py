@@ -355,7 +355,7 @@ class Interpreter:
 
     def health(self) -> list[tuple[Job, Health]]:
         """The state of each feed as SHOW CHANGEFEEDS has it; by id."""
-        failed = self.catalog.failed_tables()
+        failed = self.catalog.troubled_tables()
         node, now = self.host.node_running(), self.clock.now().wall
         return [
             (job, health(job, failed.get(job.id, ()), node=node, now=now))

@@ -21,9 +21,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from changefeed.api import Interpreter, Session
+from changefeed.catalog import TableState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
-from changefeed.options import GC_TTL, Options
+from changefeed.options import GC_TTL, VERIFY, Options
 from changefeed.statements.health import TROUBLE
 from changefeed.statements.times import date
 from changefeed.statements.values import ShownText
@@ -43,6 +44,7 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Everything now."""
         yield from self._of_feeds()
+        yield from self._of_proofs()
         up = GaugeMetricFamily(
             "changefeed_source_up", "1 when the source answers", labels=["source"]
         )
@@ -68,7 +70,7 @@ class StateCollector(Collector):
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
         in_trouble = gauge("troubled", "1 when the feed needs attention, whatever the reason")
-        all_failed = self._interpreter.catalog.failed_tables()
+        troubled = self._interpreter.catalog.troubled_tables()
         for job, shown in self._interpreter.health():
             labels = [str(job.id), job.name, job.source]
             status.add_metric([*labels, shown.status], 1.0)
@@ -76,7 +78,8 @@ class StateCollector(Collector):
             rows.add_metric(labels, float(job.emitted_rows))
             size.add_metric(labels, float(job.emitted_bytes))
             rate.add_metric(labels, job.rows_per_second)
-            failed.add_metric(labels, float(len(all_failed.get(job.id, ()))))
+            tables = troubled.get(job.id, ())
+            failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
             if shown.lag is not None:
                 behind.add_metric(labels, float(shown.lag))
             if shown.lag is not None and job.high_water is not None:
@@ -84,6 +87,28 @@ class StateCollector(Collector):
                 late = max(0.0, (now - job.high_water.wall) / 1e9)
                 used.add_metric(labels, late / Options.from_dict(job.options)[GC_TTL])
         yield from (status, in_trouble, behind, used, rate, failed, rows, size)
+
+    def _of_proofs(self) -> Iterator[Metric]:
+        """Tables that option verify compares with their targets."""
+
+        def gauge(name: str, text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"changefeed_{name}", text, labels=(*_LABELS, "table"))
+
+        part = gauge("proved_ratio", "rows of the table that this round of verify has compared")
+        whole = gauge("proved_time_seconds", "each row was compared after this instant (Unix time)")
+        wrong = gauge("differing_rows", "rows that verify found to differ from the target")
+        catalog = self._interpreter.catalog
+        jobs = {job.id: job for job in catalog.jobs() if VERIFY.name in job.options}
+        for job_id, tables in catalog.tables_of_jobs(list(jobs)).items():
+            for table in tables:
+                job, proof = jobs[job_id], table.proof
+                labels = [str(job_id), job.name, job.source, str(table.table)]
+                done = proof.rows / max(proof.total, proof.rows, 1) if proof.open else proof.whole
+                part.add_metric(labels, float(min(done, 1)))
+                wrong.add_metric(labels, float(table.differing))
+                if proof.whole:
+                    whole.add_metric(labels, proof.whole / 1e9)
+        yield from (part, whole, wrong)
 
 
 class Monitor:

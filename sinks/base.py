@@ -92,8 +92,8 @@ class Capabilities:
         ends_scans: it can find the rows of the target that a scan did not find. A sink without this
             only adds messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
-        compares: its target can be compared with the source.
-        compares_parts: so can the rows of a range of keys alone (:attr:`Target.part`).
+        compares_parts: where its target can be compared with the source, so can the rows of a range
+            of keys alone (:attr:`Target.part`).
         repairs: single rows of a table may come again as rows of a scan (:attr:`Batch.scan`), among
             them deletes (``op`` is ``d``), without the end of a scan.
         features: groups of options; a sink takes the options of its features.
@@ -123,13 +123,17 @@ class Capabilities:
     evolves: bool = False
     ends_scans: bool = False
     scans_by_spark: bool = False
-    compares: bool = False
     compares_parts: bool = False
     repairs: bool = False
     pulled: bool = False
     features: frozenset[Feature] = frozenset()
     options: tuple[OptionRow[Any], ...] = ()
     state_database: bool = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether its target can be compared with the source."""
+        return Feature.COMPARISON in self.features
 
     @property
     def takes_rows(self) -> bool:

@@ -295,7 +295,11 @@ def scheme_of(uri: str) -> str:
 def capabilities(scheme: str) -> Capabilities:
     """What the sink of a scheme can do; imports its module, not the client it uses."""
     able = _load(scheme).capabilities
-    return able if entry(scheme).lists else replace(able, compares=False)
+    return (
+        able
+        if entry(scheme).lists
+        else replace(able, features=able.features - {Feature.COMPARISON})
+    )
 
 
 def appends(scheme: str) -> bool:

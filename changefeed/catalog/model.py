@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -150,6 +150,47 @@ class RowRepair:
 
 
 @dataclass(frozen=True, slots=True)
+class TableProof:
+    """How much of a table was compared with its target under option ``verify``, in rounds of parts.
+
+    Attributes:
+        open: a round is under way.
+        begun: when the last round began, ns; 0: there was none.
+        next_key: where the round goes on: a value of the first key column; None: at the begin.
+        rows: rows of the round that were compared.
+        total: about how many the round has.
+        whole: when the last round began that compared every row, ns; 0: none yet. Each row was
+            equal at an instant after it, or is among those that differ.
+        changing: rows of the round that changed in each comparison.
+        differing: rows that differ in the round, without those that were repaired.
+        earlier: those of the round before, while the round is under way.
+        found: when the last of them was found, ns.
+        problem: why the table could not be compared; empty: it could.
+    """
+
+    open: bool = False
+    begun: int = 0
+    next_key: int | None = None
+    rows: int = 0
+    total: int = 0
+    whole: int = 0
+    changing: int = 0
+    differing: int = 0
+    earlier: int = 0
+    found: int = 0
+    problem: str = ""
+
+    def to_json(self) -> str:
+        """Text for the state."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TableProof:
+        """The inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
 class TableProgress:
     """One table of one feed: what was asked, and how far it is.
 
@@ -182,6 +223,7 @@ class TableProgress:
         gap: when (ns) the last gap was found that the feed knows of; 0: none.
         original: the name that the table had when it came to the feed, once it was renamed.
         repair: the scan that is owed is about these rows only; None: about all.
+        proof: how much of it was compared with the target.
     """
 
     table: TableName
@@ -210,6 +252,14 @@ class TableProgress:
     gap: int = 0
     original: TableName | None = None
     repair: RowRepair | None = None
+    proof: TableProof = TableProof()
+
+    @property
+    def differing(self) -> int:
+        """Rows that were found to differ from the target, unless a scan or a repair was asked for
+        since."""
+        found = max(self.proof.differing, self.proof.earlier)
+        return found if self.proof.found > self.rescan else 0
 
     @property
     def known_as(self) -> TableName:

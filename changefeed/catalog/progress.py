@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
@@ -17,6 +17,7 @@ from changefeed.catalog.model import (
     RowRepair,
     Status,
     TableProgress,
+    TableProof,
     TableState,
 )
 from changefeed.catalog.rate import RateWindow
@@ -78,17 +79,19 @@ class Progress(CatalogPart):
                 found[row.job_id].append(table)
         return found
 
-    def failed_tables(self) -> dict[int, list[TableProgress]]:
-        """The tables that have failed, by job; jobs without one are left out."""
+    def troubled_tables(self) -> dict[int, list[TableProgress]]:
+        """The tables that have failed or differ from their targets, by job; jobs without one are
+        left out."""
         with self._database.read() as transaction:
             rows = transaction.execute(
                 select(_table)
-                .where(_table.c.state == TableState.FAILED.value)
+                .where(or_(_table.c.state == TableState.FAILED.value, _table.c.proof != ""))
                 .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
             )
             found: dict[int, list[TableProgress]] = {}
-            for row in rows:
-                found.setdefault(row.job_id, []).append(_progress(row))
+            for job_id, table in ((row.job_id, _progress(row)) for row in rows):
+                if table.state is TableState.FAILED or table.differing:
+                    found.setdefault(job_id, []).append(table)
             return found
 
     def watched(self, source: str) -> dict[TableName, list[str]]:
@@ -287,6 +290,13 @@ class Progress(CatalogPart):
             record(transaction, noted, job_id, "rename", text, table=str(new))
             generation = select(_job.c.generation).where(_job.c.id == job_id)
             return int(transaction.execute(generation).scalar_one())
+
+    def save_proof(self, job_id: int, table: TableName, proof: TableProof) -> None:
+        """Write down how much of a table was compared with its target."""
+        with self._database.write(notify=False) as transaction:
+            transaction.execute(
+                update(_table).where(_is(job_id, table)).values(proof=proof.to_json())
+            )
 
     def note_name(self, table: TableName, table_id: int) -> None:
         """Record that a table was seen under this name; :meth:`names` returns it from now on."""
@@ -587,6 +597,7 @@ def _progress(row: Row[Any]) -> TableProgress:
         gap=row.gap,
         original=_original(row),
         repair=RowRepair.from_json(row.repair) if row.repair else None,
+        proof=TableProof.from_json(row.proof) if row.proof else TableProof(),
     )
 
 

@@ -135,7 +135,8 @@ class NodeRow:
 
 
 #: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what
-#: the source did to a table, where bulk work ran, and what a person should know.
+#: the source did to a table, where bulk work ran, rows that differ from the target, and what a
+#: person should know.
 EVENT_KINDS: Final = (
     "status",
     "altered",
@@ -146,6 +147,7 @@ EVENT_KINDS: Final = (
     "truncate",
     "ddl",
     "engine",
+    "verify",
     "notice",
     "retry",
     "error",

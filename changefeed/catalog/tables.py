@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 12
+FORMAT = 13
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -230,6 +230,8 @@ job_table = Table(
     Column("original", Text, nullable=False, server_default="[]"),
     # Keys of the rows that the scan that is owed is about; empty: all rows.
     Column("repair", Text, nullable=False, server_default=""),
+    # What option verify has compared of it; empty: nothing.
+    Column("proof", Text, nullable=False, server_default=""),
 )
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.

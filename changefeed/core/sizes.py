@@ -16,9 +16,11 @@ class Sizes:
         ahead_rows: a delivery of more rows encodes the next chunk while the sink writes.
         small_scan_rows: the node itself reads a lake table with fewer estimated rows, because a
         Spark job would cost more.
+        proof_rows: of a part that option verify compares.
     """
 
     slice_rows: int = 200_000
     chunk_rows: int = 100_000
     ahead_rows: int = 1000
     small_scan_rows: int = 20_000
+    proof_rows: int = 200_000

@@ -39,6 +39,7 @@ from changefeed.dataset.tables import Registration, check_tables
 from changefeed.feeds.message_cache import DEFAULT_BYTES, MessageCache
 from changefeed.feeds.runner import FeedServices
 from changefeed.node.datasets import DatasetThreads
+from changefeed.node.proofs import ProofThreads
 from changefeed.node.questions import NodeAnswers
 from changefeed.node.running_feeds import RunningFeeds
 from changefeed.node.sinkless import SinklessFeeds
@@ -125,6 +126,7 @@ class Node:
         )
         self._answers = NodeAnswers(catalog, self, self.clock)
         self.feeds = RunningFeeds(services, self.sources)
+        self._proofs = ProofThreads(services, self, self.feeds.runner)
         self._sinkless = SinklessFeeds(
             services,
             source_runtime=self.sources.runtime,
@@ -171,6 +173,7 @@ class Node:
             thread.join(15)
         self.sources.request_stop()
         self._datasets.stop()
+        self._proofs.stop()
         self.feeds.stop()
         self.sources.close()
         self.spark.close()
@@ -266,6 +269,7 @@ class Node:
         self.sources.want(jobs, self.feeds.sources)
         self.feeds.tell_altered(jobs)
         self.feeds.start_wanted(jobs)
+        self._proofs.want(jobs)
         self.shared.feeds = len(self.feeds)
 
     def _look_again(self) -> None:

@@ -82,6 +82,9 @@ from changefeed.options.table import (
     UNORDERED,
     UNSENT_VALUES,
     UPDATED,
+    VERIFY,
+    VERIFY_MAX_RATE,
+    VERIFY_REPAIR,
     redact_option,
 )
 from changefeed.options.types import parse_size
@@ -192,4 +195,7 @@ __all__ = [
     "UNORDERED",
     "UNSENT_VALUES",
     "UPDATED",
+    "VERIFY",
+    "VERIFY_MAX_RATE",
+    "VERIFY_REPAIR",
 ]

@@ -36,6 +36,9 @@ from changefeed.options.table import (
     UNORDERED,
     UNSENT_VALUES,
     UPDATED,
+    VERIFY,
+    VERIFY_MAX_RATE,
+    VERIFY_REPAIR,
 )
 from changefeed.options.types import Choice, Flag
 from changefeed.options.values import Guarantee, InitialScan, RowImages
@@ -145,6 +148,8 @@ _TEXT = formats_with(lambda traits: traits.text)
 _SCHEMAS = formats_with(lambda traits: traits.schemas)
 _ONE_SCAN = "a scan alone has one timestamp and no changes"
 
+REQUIRES(VERIFY_REPAIR, VERIFY, because="nothing looks for rows to repair without it")
+REQUIRES(VERIFY_MAX_RATE, VERIFY, because="it is the rate of these comparisons")
 REQUIRES(
     KEY_COLUMN,
     UNORDERED,

@@ -648,6 +648,40 @@ ON_MAX_DISK = option(
     shown="fail",
 )
 
+# ------------------------------------------------------------------------------- proof
+
+VERIFY = option(
+    "verify",
+    Duration(),
+    cast("float | None", None),
+    group="Proof",
+    summary="How often the feed compares all rows of its targets with the source by itself, as "
+    "VERIFY does: part by part, while it runs. SHOW CHANGEFEED says how much was proved and when; "
+    "a difference is an event, and the feed is degraded until it is mended.",
+    example="verify = '24h'",
+    shown="never",
+    feature=Feature.COMPARISON,
+)
+VERIFY_REPAIR = option(
+    "verify_repair",
+    Flag(),
+    False,
+    group="Proof",
+    summary="Rows that verify finds to differ are made equal, as by VERIFY .. REPAIR.",
+    example="verify_repair",
+    feature=Feature.COMPARISON,
+)
+VERIFY_MAX_RATE = option(
+    "verify_max_rate",
+    ByteSize(),
+    4 * 1024 * 1024,
+    group="Proof",
+    summary="The most bytes a second that verify reads at the source.",
+    example="verify_max_rate = '1MiB'",
+    shown="4MiB",
+    feature=Feature.COMPARISON,
+)
+
 
 #: What stands in place of a secret.
 REDACTED = uri.REDACTED

@@ -97,6 +97,7 @@ class Feature(StrEnum):
     EXISTING_TARGETS = "targets that somebody else may have made"
     FILE_LAYOUT = "tables of partitioned files"
     FILE_UPKEEP = "tables of files that have to be kept up"
+    COMPARISON = "targets that can be compared with the source"
 
 
 class Compression(StrEnum):

@@ -71,7 +71,7 @@ def status(look: FeedSnapshot, now: int) -> str:
     shown = look.health.status
     if shown == DEGRADED:
         failed = sum(table.state is TableState.FAILED for table in look.tables)
-        return f"{shown}: {failed} of {len(look.tables)} tables"
+        return f"{shown}: {failed} of {len(look.tables)} tables" if failed else shown
     if look.job.finished is not None:
         return f"{shown} {ago(look.job.finished, now)}"
     return shown
@@ -139,6 +139,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("lag", "lag"),
         ("complete up to", "high_water_timestamp"),
         ("initial scan", "scan_progress"),
+        ("proved", "proved"),
         ("rows/s", "rows_per_second"),
         ("bytes/s", "bytes_per_second"),
         ("rows so far", "emitted_rows"),

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.statements.times import clock_text
 from changefeed.statements.values import Seconds, ShownText
+from grammar.printer import name as name_sql
 
-#: The node runs the feed, but at least one of its tables has failed.
+#: The node runs the feed, but at least one of its tables has failed or differs from its target.
 DEGRADED = "degraded"
 
 #: The feed should run, and no node of this state is alive.
@@ -64,7 +65,7 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
 
     Args:
         job: its row.
-        tables: its tables; those that failed are enough.
+        tables: its tables; those that failed or differ are enough.
         node: whether a node of this state is alive.
         now: ns since 1970.
     """
@@ -74,6 +75,8 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         return Health(STOPPED, NO_NODE, behind)
     if job.status in _AT_WORK and failed:
         return Health(DEGRADED, _failures(failed), behind)
+    if job.status is Status.RUNNING and (differ := [t for t in tables if t.differing]):
+        return Health(DEGRADED, _differences(job, differ), behind)
     if job.status is Status.PENDING and job.reason.endswith(WAITING):
         return Health(str(job.status), STARTING, behind)
     if job.status is Status.RUNNING and job.high_water is not None:
@@ -90,6 +93,20 @@ def _failures(failed: Sequence[TableProgress]) -> str:
     """``2 tables failed: public.a: was dropped; public.b: ...``: each with its cause."""
     causes = "; ".join(f"{t.table.schema}.{t.table.name}: {t.error}" for t in failed)
     return f"{len(failed)} table{'s' * (len(failed) != 1)} failed: {causes}"
+
+
+def _differences(job: Job, differ: Sequence[TableProgress]) -> str:
+    """``public.a: 2 rows differ from the source: VERIFY CHANGEFEED f REPAIR makes them equal``."""
+    counts = "; ".join(
+        f"{t.table.schema}.{t.table.name}: {rows_differ(t.differing)} from the source"
+        for t in differ
+    )
+    return f"{counts}: VERIFY CHANGEFEED {name_sql(job.name)} REPAIR makes them equal"
+
+
+def rows_differ(count: int) -> str:
+    """``1 row differs``, ``2 rows differ``."""
+    return "1 row differs" if count == 1 else f"{count:,} rows differ"
 
 
 def _lag(job: Job, failed: Sequence[TableProgress], now: int) -> Seconds | None:

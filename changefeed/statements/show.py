@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Code
-from changefeed.options import Options
+from changefeed.options import VERIFY, Options
 from changefeed.plan.build import feed_sql
 from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
+from changefeed.statements.health import rows_differ
 from changefeed.statements.listing import error_text, feed_row, looks_at
-from changefeed.statements.times import date, instant, moment, readable
+from changefeed.statements.times import clock_text, date, instant, moment, readable
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 
@@ -41,6 +43,7 @@ def _detail(job: Job, context: Context) -> Result:
         "hint": job.hint and brief.with_names(job.hint, job),
         "wanted": str(job.wanted),
         "scan_progress": scan_text(tables),
+        "proved": _proved(job, tables, now),
         "table_states": _states(tables),
         "emitted_rows": Rate(job.emitted_rows),
         "emitted_bytes": Size(job.emitted_bytes),
@@ -96,6 +99,30 @@ def scan_text(tables: Sequence[TableProgress]) -> str | None:
     return f"{100 * rows // total} % ({done}, {rows:,} of about {total:,} rows)"
 
 
+def _proved(job: Job, tables: Sequence[TableProgress], now: int) -> Names | None:
+    """How much of each table was compared with its target; None where nobody asked for it."""
+    if VERIFY.name not in job.options:
+        return None
+    return Names(f"{brief.written_name(t.table)}: {proof_text(t, now)}" for t in tables)
+
+
+def proof_text(table: TableProgress, now: int) -> str:
+    """``62 % proved, all by 2026-11-27 14:05:00 UTC (15h ago), 2 rows differ``."""
+    proof = table.proof
+    said = []
+    if proof.open or not (proof.whole or proof.problem):
+        said.append(f"{min(99, 100 * proof.rows // max(proof.total, 1))} % proved")
+    if proof.whole:
+        said.append(f"all{'' if said else ' proved'} by {clock_text(Timestamp(proof.whole), now)}")
+    if table.differing:
+        said.append(rows_differ(table.differing))
+    if proof.changing:
+        said.append(f"{proof.changing:,} changed in each comparison")
+    if proof.problem:
+        said.append(f"cannot be compared: {proof.problem}")
+    return ", ".join(said)
+
+
 def _tables(job: Job, context: Context) -> Result:
     """The state of each table."""
     now = context.clock.now().wall
@@ -110,6 +137,7 @@ def _tables(job: Job, context: Context) -> Result:
                 table.topic,
                 str(table.state),
                 scan_text([table]),
+                proof_text(table, now) if VERIFY.name in job.options else None,
                 None if over or behind is None else Seconds(round(behind, 3)),
                 instant(done, now),
                 Rate(table.emitted_rows),
@@ -123,6 +151,7 @@ def _tables(job: Job, context: Context) -> Result:
         "topic",
         "state",
         "scan",
+        "proved",
         "lag",
         "done_upto",
         "emitted_rows",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from changefeed.catalog import Job
+from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result
+from changefeed.statements.health import rows_differ
 from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.sync import sync
 from changefeed.statements.values import Cell
@@ -71,16 +72,11 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     wrong = [outcome for outcome in outcomes if outcome.differences]
     left = wrong
     if statement.repair and wrong:
-        context.catalog.alter_job(
-            job.id,
-            rescan={o.table.table: 0 for o in wrong if o.repair is None},
-            repair={o.table.table: o.repair for o in wrong if o.repair is not None},
-            by=context.session.user,
-        )
+        ask_for_repair(context.catalog, job, wrong, by=context.session.user)
         context.host.wake()
         delivered()
         left = [again for o in wrong if (again := verifier.verify(o.table)).differences]
-        notices += [f"{_repaired(o)}: {_after(o, left)}" for o in wrong]
+        notices += [f"{repaired(o)}: {after(o, left)}" for o in wrong]
     elif wrong:
         notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal")
     rows: list[tuple[Cell, ...]] = [
@@ -128,9 +124,7 @@ def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TablePr
 
 def _said(outcome: TableOutcome) -> Iterator[str]:
     count = len(outcome.differences)
-    rows = "1 row differs" if count == 1 else f"{count} rows differ"
-    found = f"more than {rows}" if outcome.more else rows
-    said = f"{written_name(outcome.table.table)}: {found if count else 'equal'}"
+    said = f"{written_name(outcome.table.table)}: {found_rows(outcome) if count else 'equal'}"
     if outcome.changing:
         said += f"; {outcome.changing} rows change too often to be compared"
     yield said
@@ -141,14 +135,35 @@ def _said(outcome: TableOutcome) -> Iterator[str]:
         )
 
 
-def _repaired(outcome: TableOutcome) -> str:
+def found_rows(outcome: TableOutcome) -> str:
+    """``2 rows differ``, ``more than 1,000 rows differ``."""
+    found = rows_differ(len(outcome.differences))
+    return f"more than {found}" if outcome.more else found
+
+
+def ask_for_repair(
+    catalog: Catalog, job: Job, wrong: Sequence[TableOutcome], *, by: str = ""
+) -> None:
+    """Let the feed deliver rows that differ again: single ones, or all of their table; ``by`` is
+    the user who asks."""
+    catalog.alter_job(
+        job.id,
+        rescan={o.table.table: 0 for o in wrong if o.repair is None},
+        repair={o.table.table: o.repair for o in wrong if o.repair is not None},
+        by=by,
+    )
+
+
+def repaired(outcome: TableOutcome) -> str:
+    """What was done about the rows that differ."""
     name, count = written_name(outcome.table.table), len(outcome.differences)
     if outcome.repair is None:
         return f"{name} was read again as a whole, because {outcome.why_rescan}"
     return f"{name}: {'1 row was' if count == 1 else f'{count} rows were'} repaired by key"
 
 
-def _after(outcome: TableOutcome, left: list[TableOutcome]) -> str:
+def after(outcome: TableOutcome, left: Sequence[TableOutcome]) -> str:
+    """What became of rows that were repaired; ``left``: what a comparison found after it."""
     still = next((o for o in left if o.table.table == outcome.table.table), None)
     return "equal now" if still is None else f"rows that still differ: {len(still.differences)}"
 

@@ -54,9 +54,8 @@ class ElasticsearchSink(Sink):
         exactly_once=True,
         compressions=("none", "gzip"),
         owns_targets=True,
-        compares=True,
         repairs=True,
-        features=frozenset({Feature.EXISTING_TARGETS}),
+        features=frozenset({Feature.EXISTING_TARGETS, Feature.COMPARISON}),
         ends_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS

@@ -65,9 +65,8 @@ class FilesSink(Sink):
         key_in_value=True,
         compressions=COMPRESSIONS,
         shared_topics=True,
-        compares=True,
         repairs=True,
-        features=frozenset({Feature.TRANSACTIONS}),
+        features=frozenset({Feature.TRANSACTIONS, Feature.COMPARISON}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
     #: How long Google's client repeats a request by itself.

@@ -92,13 +92,13 @@ class KafkaSink(Sink):
                 Feature.MESSAGE_HEADERS,
                 Feature.EXTRA_HEADERS,
                 Feature.KAFKA_PRODUCER,
+                Feature.COMPARISON,
                 Feature.TRANSACTIONS,
             }
         ),
         evolves=True,
         resolved_by_topic=True,
         shared_topics=True,
-        compares=True,
         repairs=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS

@@ -557,12 +557,12 @@ def _able(pack: str) -> Capabilities:
                 Feature.EXISTING_TARGETS,
                 Feature.FILE_LAYOUT,
                 Feature.FILE_UPKEEP,
+                Feature.COMPARISON,
             }
         ),
         evolves=True,
         ends_scans=True,
         scans_by_spark=True,
-        compares=True,
         compares_parts=True,
         repairs=True,
     )

@@ -21,7 +21,7 @@ class NullSink(Sink):
         executor=True,
         lanes=True,
         exactly_once=True,
-        features=frozenset(Feature),
+        features=frozenset(Feature) - {Feature.COMPARISON},
     )
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:

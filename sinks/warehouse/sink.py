@@ -76,8 +76,7 @@ class WarehouseSink(DatabaseSink):
 
     capabilities: ClassVar[Capabilities] = replace(
         DatabaseSink.capabilities,
-        features=DatabaseSink.capabilities.features | {Feature.HISTORY},
-        compares=True,
+        features=DatabaseSink.capabilities.features | {Feature.HISTORY, Feature.COMPARISON},
         compares_parts=True,
         repairs=True,
     )

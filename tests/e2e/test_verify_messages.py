@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.test_warehouse_feeds import WIDE
+from tests.helpers.waiting import until
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
@@ -440,6 +441,25 @@ class TestFiles:
         assert answer.failure is None
         assert "public.t: 3 rows were repaired by key: equal now" in answer.notices
         assert self.size(folder) == before + 3, "the other rows are not written again"
+
+    def test_files_prove_themselves(self, feeds: Feeds, tmp_path: Path) -> None:
+        """A target without ranges of keys is compared as a whole."""
+        self.create(feeds, tmp_path / "out", options=", verify = '1s', verify_repair")
+        [file] = self.files(tmp_path / "out")
+        before = self.size(tmp_path / "out")
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"key": [2]' not in line))
+
+        def said() -> list[str]:
+            events = feeds.catalog.events(feeds.catalog.job("f").id, kinds=["verify"])
+            return [event.text for event in reversed(events)]
+
+        until(lambda: len(said()) > 1)
+        assert said() == [
+            "1 row differs: missing [2]",
+            "public.t: 1 row was repaired by key: equal now",
+        ]
+        assert self.size(tmp_path / "out") == before
 
     def size(self, folder: Path) -> int:
         """Messages of rows in the files of ``t``."""

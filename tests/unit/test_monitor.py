@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from changefeed.catalog.model import TableProof
 from changefeed.core.errors import ChangefeedError
 from changefeed.monitor import Monitor, MonitorServer
 from tests.golden.world import NOW, SECRETS, World
@@ -64,6 +65,28 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     world.close()
 
 
+def test_what_a_feed_proved_is_a_figure_and_a_word(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://k:9092' WITH verify = '24h'")
+    world.node.deliver("f", NOW - 90 * 10**9, rows=50)
+    (table,) = world.catalog.tables(1)
+    assert "public.orders: 0 % proved" in world.transcript("SHOW CHANGEFEED f")
+    hour = 3600 * 10**9
+    proof = TableProof(open=True, rows=62, total=100, whole=NOW - hour, differing=2, found=NOW)
+    world.catalog.save_proof(1, table.table, proof)
+    found = bench.figures()
+    assert found["changefeed_proved_ratio", "f"] == 0.62
+    assert found["changefeed_proved_time_seconds", "f"] == (NOW - hour) / 1e9
+    assert found["changefeed_differing_rows", "f"] == 2
+    assert (found["changefeed_failed_tables", "f"], found["changefeed_troubled", "f"]) == (0, 1)
+    assert bench.statuses() == {"f": "degraded"}
+    said = world.transcript("SHOW CHANGEFEED f")
+    assert "62 % proved, all by 21:13:20 UTC (1h ago), 2 rows differ" in said
+    assert "public.orders: 2 rows differ from the source: VERIFY CHANGEFEED f REPAIR" in said
+    world.catalog.alter_job(1, rescan={table.table: 0})
+    assert bench.figures()["changefeed_differing_rows", "f"] == 0, "it is being mended"
+
+
 def test_the_figures_of_a_feed(bench: Bench) -> None:
     world = bench.world
     world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://u:hunter2@k:9092'")
@@ -76,6 +99,7 @@ def test_the_figures_of_a_feed(bench: Bench) -> None:
     assert found["changefeed_emitted_bytes_total", "f"] == 10_000
     assert found["changefeed_failed_tables", "f"] == 1
     assert found["changefeed_source_up", "shop"] == 1
+    assert not [name for name, _ in found if "proved" in name or "differing" in name]
     world.catalog.save_source_state("shop", error="cannot connect")
     assert bench.figures()["changefeed_source_up", "shop"] == 0
 

@@ -110,6 +110,8 @@ NEEDED = {
     "confluent_schema_registry": ", format = avro",
     "avro_schema_prefix": ", format = avro",
     "transaction_topic": ", transaction_metadata",
+    "verify_repair": ", verify = '24h'",
+    "verify_max_rate": ", verify = '24h'",
 }
 
 

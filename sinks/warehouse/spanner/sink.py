@@ -18,7 +18,7 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.uri import SinkURL
-from changefeed.options import History
+from changefeed.options import Feature, History
 from sinks.base import (
     Capabilities,
     CommitPace,
@@ -56,7 +56,7 @@ class SpannerSink(DatabaseSink):
     capabilities: ClassVar[Capabilities] = replace(
         DatabaseSink.capabilities,
         pacing=CommitPace(PACE, 50_000),
-        compares=True,
+        features=DatabaseSink.capabilities.features | {Feature.COMPARISON},
         repairs=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = (

@@ -1,0 +1,115 @@
+"""Option verify: a feed compares its targets with the source by itself, part by part."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from changefeed.catalog.model import TableProgress
+from changefeed.core.sizes import Sizes
+from tests.e2e.test_rescan import tamper
+from tests.e2e.test_warehouse_feeds import Bench, bench
+from tests.helpers.waiting import until
+
+__all__ = ["bench"]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+
+
+def table(bench: Bench, name: str = "t") -> TableProgress:
+    catalog = bench.feeds.catalog
+    return next(t for t in catalog.tables(catalog.job("f").id) if t.table.name == name)
+
+
+def said(bench: Bench) -> list[str]:
+    """What the feed said of differences, oldest first."""
+    catalog = bench.feeds.catalog
+    return [e.text for e in reversed(catalog.events(catalog.job("f").id, kinds=["verify"]))]
+
+
+def proved(bench: Bench, *names: str) -> None:
+    """Wait for a round of each table that begins from now on."""
+    now = bench.feeds.node.clock.now().wall
+    until(lambda: all(table(bench, name).proof.whole > now for name in names or ("t",)))
+
+
+def shown(bench: Bench, columns: str) -> object:
+    (row,) = bench.feeds.execute("SHOW CHANGEFEED f").rows
+    return row[bench.feeds.execute("SHOW CHANGEFEED f").columns.index(columns)]
+
+
+def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
+    bench.source.execute("create table n (a int); insert into n values (1), (1), (2)")
+    bench.source.execute("alter table n replica identity full")
+    bench.feeds.restart(Sizes(proof_rows=4))
+    bench.create("t, n", ", verify = '1s'")
+    bench.feeds.sync("f")
+    proved(bench, "t", "n")
+    assert (table(bench).proof.rows, table(bench).proof.total) == (10, 10)
+    assert not said(bench) and shown(bench, "status") == "running"
+    assert "public.n: " in str(shown(bench, "proved"))
+
+    tamper(bench, "update shop.t set b = 'secret' where a = 2")
+    tamper(bench, "insert into shop.t (a, b) values (99, 'secret')")
+    tamper(bench, "delete from shop.t where a = 7")
+    until(lambda: table(bench).differing == 3)
+    kinds = {"1 row differs: " + of for of in ("changed [2]", "missing [7]", "extra [99]")}
+    assert kinds == set(said(bench))
+    assert shown(bench, "status") == "degraded"
+    assert shown(bench, "running_status") == (
+        "public.t: 3 rows differ from the source: VERIFY CHANGEFEED f REPAIR makes them equal"
+    )
+    assert "3 rows differ" in str(shown(bench, "proved"))
+    assert "secret" not in str(said(bench)) + str(bench.feeds.execute("SHOW CHANGEFEED f").rows)
+    bench.feeds.execute("VERIFY CHANGEFEED f REPAIR")
+    assert shown(bench, "status") == "running", "what was asked to be mended is not said again"
+
+    bench.feeds.execute("ALTER CHANGEFEED f SET verify_repair")
+    tamper(bench, "delete from shop.t where a = 3")
+    tamper(bench, "delete from shop.n where a = 2")
+    until(lambda: bench.same("t", "a, b") and bench.same("n", "a"))
+    until(lambda: "1 row was repaired by key: equal now" in str(said(bench)))
+    until(lambda: "public.n was read again as a whole" in str(said(bench)))
+
+    bench.feeds.execute("ALTER CHANGEFEED f UNSET verify, verify_repair")
+    until(lambda: not [t for t in threading.enumerate() if t.name == "verify-f"])
+    assert shown(bench, "proved") is None
+
+
+def test_rows_that_are_written_meanwhile_are_no_difference(bench: Bench) -> None:
+    """Not while the feed is paused and resumed, either; the next node goes on with the round."""
+    bench.source.execute("insert into t select i, 'up' from generate_series(20, 99) i")
+    bench.feeds.restart(Sizes(proof_rows=60))
+    bench.create("t", ", verify = '100ms'")
+    bench.feeds.sync("f")
+    over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not over.wait(0.01):
+            number += 1
+            bench.source.execute(
+                "update t set b = case b when 'up' then 'down' else 'up' end "
+                "where a between 20 and 99 and random() < 0.2"
+            )
+            bench.source.execute(f"insert into t values ({1000 + number}, 'new')")
+            bench.source.execute(f"delete from t where a = {1000 + number - 20}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        until(lambda: table(bench).proof.next_key is not None)
+        bench.feeds.execute("PAUSE CHANGEFEED f")
+        until(lambda: not [t for t in threading.enumerate() if t.name == "verify-f"])
+        place = table(bench).proof
+        bench.feeds.restart(Sizes(proof_rows=60))
+        assert table(bench).proof == place
+        bench.feeds.execute("RESUME CHANGEFEED f")
+        until(lambda: table(bench).proof.whole == place.begun)
+        tamper(bench, "delete from shop.t where a = 7")
+        until(lambda: said(bench) != [])
+    finally:
+        over.set()
+        writer.join()
+    assert set(said(bench)) == {"1 row differs: missing [7]"}
+    bench.equal = False
