@@ -7,17 +7,21 @@ from pathlib import Path
 
 import duckdb
 
+from sinks.warehouse.duckdb import _files_lock
+
 
 def opened(path: str | Path, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
     """A connection to the file, once no other of this process is at its opening or closing.
 
     Connections of one process share a database. While the last of them closes, DuckDB refuses the
-    next one ("Unique file handle conflict"), for a moment.
+    next one ("Unique file handle conflict"), for a moment; and one that comes while the first is
+    being made lacks the functions that read Arrow. So the sink is not at its opening meanwhile.
     """
     deadline = time.monotonic() + 10
     while True:
         try:
-            return duckdb.connect(str(path), read_only=read_only)
+            with _files_lock:
+                return duckdb.connect(str(path), read_only=read_only)
         except duckdb.ResourceInUseException:
             if time.monotonic() > deadline:
                 raise
