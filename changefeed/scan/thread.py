@@ -108,7 +108,8 @@ class SnapshotScan(threading.Thread):
         if all(t.repair is not None for t in tables):
             name = "repair of rows"
         if self._opening:
-            return f"{name}: waits for the source's snapshot"
+            what = self._host.source_runtime.source.waits_for
+            return f"{name}: waits for the source's snapshot" + (f", for {what}" if what else "")
         text = f"{name}: {done} of {len(tables)} tables, {rows}"
         text += f" of about {total} rows" if total else " rows"
         if share > 0.01 and self._began:

@@ -409,6 +409,10 @@ class Source(ABC):
     #: the source's streams use :attr:`StreamRequest.logged`.
     takes_row_images: bool = False
 
+    #: What a snapshot that is being taken waits for, in words for users; empty where that is not
+    #: known.
+    waits_for: str = ""
+
     #: The log of a source whose tables have no ids tells a rename this long after it at the latest,
     #: by the log's own time, in ns.
     rename_delay_ns: int = 0

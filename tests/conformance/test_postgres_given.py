@@ -460,3 +460,47 @@ def test_services_are_recognised(shop: Shop, marker: str, name: str, grant: str)
                 shop.database.execute(each.replace("create", "drop"))
     assert found.name.startswith(name) and found.replication("feeds").startswith(grant)
     assert ("ALTER SYSTEM" in found.setting("max_wal_senders", "20")) is (name == "PostgreSQL")
+
+
+def test_event_triggers_of_a_given_publication_are_not_made(shop: Shop) -> None:
+    """Even by a superuser: an administrator runs the statements, or there is no such event."""
+    shop.database.execute("create publication cdc for table a")
+    parameters = "publication=cdc&ddl_events=true"
+    source = PostgresSource("shop", f"{shop.database.uri}?{parameters}")
+    shop.sources.append(source)
+    held = source.attach("tests", None)
+    [problem] = held.check([Watch("a")])
+    assert "with publication=cdc changefeed creates nothing" in problem.message
+    triggers = "select count(*) from pg_event_trigger"
+    held.capture([A], resume=False)
+    assert shop.database.execute(triggers) == [(0,)] and "ddl" not in held.memo
+    make, _, undo = problem.hint.partition("-- and to undo it")
+    shop.database.execute(make.partition("\n")[2])
+    assert held.check([Watch("a")]) == []
+    held.capture([A], resume=False)
+    assert held.memo["ddl"] is True
+    held.release()
+    assert shop.database.execute(triggers) == [(2,)]
+    shop.database.execute(undo.partition("\n")[2])
+    assert shop.database.execute(triggers) == [(0,)]
+
+
+@pytest.mark.parametrize("postgres", [14, 18], indirect=True)
+def test_a_failover_slot_on_request(shop: Shop) -> None:
+    """Where the server has them; an administrator's slot must be one."""
+    execute, slot = shop.database.execute, shop.name
+    execute("create publication cdc for table a")
+    execute(f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    parameters = f"publication=cdc&failover=true&slot={slot}"
+    [problem] = shop.problems("a", parameters=parameters)
+    if execute("show server_version_num")[0][0] < "170000":
+        assert "failover=true needs PostgreSQL 17" in problem.message
+        return
+    assert f"replication slot {slot} is no failover slot" in problem.message
+    for statement in problem.hint.split("; ")[:2]:
+        execute(statement)
+    assert shop.problems("a", parameters=parameters) == []
+    held = shop.source("publication=cdc&failover=false").attach("tests", None)
+    held.capture([A], resume=False)
+    [(kept,)] = execute(f"select failover from pg_replication_slots where slot_name <> '{slot}'")
+    assert kept is False

@@ -324,6 +324,12 @@ def test_a_failover_slot_goes_on_at_the_promoted_standby(
         primary.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         state.capture(source, "t", "later")
         assert primary.execute(failover, [slot]) == [(True,)]
+        # And as the connection says.
+        for asked in (False, True):
+            other = PostgresSource("shop", f"{uri}&failover={str(asked).lower()}")
+            state.capture(other, "t", "later")
+            other.close()
+            assert primary.execute(failover, [slot]) == [(asked,)]
         with reading(state, source) as reader:
             primary.execute("insert into t values (1)")
             reader.catch_up()

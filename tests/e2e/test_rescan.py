@@ -10,6 +10,7 @@ from changefeed.catalog import Status, TableState
 from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.faults import armed
 from changefeed.core.state import StateLayout
+from changefeed.sources.postgres.snapshot import PostgresSnapshot
 from changefeed.spark.session import NodeSpark
 from changefeed_testing.sinks.readers import read_files
 from tests.conftest import PostgresFactory
@@ -253,7 +254,12 @@ def test_a_renamed_table_of_a_query_is_not_followed_by_a_rescan(feeds: Feeds, sh
     assert table_of(feeds, "t").state is TableState.FAILED
 
 
-def test_a_scan_that_waits_for_a_transaction_says_so(feeds: Feeds, shop: Shop) -> None:
+def test_a_scan_that_waits_for_a_transaction_says_so(
+    feeds: Feeds, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And names it, after ten seconds; here at once."""
+    defaults = PostgresSnapshot.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "told_after_seconds", 0.2)
     shop.create(feeds)
     feeds.sync("f")
     with shop.db.connect(autocommit=False) as held:
@@ -261,7 +267,9 @@ def test_a_scan_that_waits_for_a_transaction_says_so(feeds: Feeds, shop: Shop) -
         feeds.execute("ALTER CHANGEFEED f RESCAN t")
 
         def waits() -> bool:
-            return feeds.catalog.job("f").reason == "rescan: waits for the source's snapshot"
+            reason = feeds.catalog.job("f").reason
+            pid = f"pid {held.info.backend_pid} of postgres, open for "
+            return reason.startswith(f"rescan: waits for the source's snapshot, for {pid}")
 
         until(waits, "the feed says what it waits for")
     feeds.sync("f")

@@ -154,16 +154,19 @@ def test_a_forgotten_transaction_is_named(postgres: Database, source: PostgresSo
 def test_the_log_names_the_transactions_that_a_scan_waits_for(
     own_postgres_factory: Callable[..., PostgresCluster], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it waits; also prepared ones, which belong to no process."""
+    """While it waits; also prepared ones, which belong to no process. So does SHOW."""
     server = own_postgres_factory(16, max_prepared_transactions="2")
     with server.database() as db, db.connect(autocommit=False) as open_one:
         db.execute("create table t (id int)")
         db.execute("begin; insert into t values (1); prepare transaction 'nightly'")
         open_one.execute("insert into t values (2)")
         opened: list[PostgresSnapshot] = []
+        waits: list[str] = []
 
         def scan() -> None:
-            opened.append(PostgresSnapshot(db.uri, "shop", told_after_seconds=0.1))
+            opened.append(
+                PostgresSnapshot(db.uri, "shop", told_after_seconds=0.1, on_wait=waits.append)
+            )
 
         scanning = threading.Thread(target=scan)
         scanning.start()
@@ -171,8 +174,11 @@ def test_the_log_names_the_transactions_that_a_scan_waits_for(
         assert f"pid {open_one.info.backend_pid} of postgres, open for" in caplog.text
         assert 'prepared "nightly" of postgres, for' in caplog.text and not opened
         open_one.rollback()
+        until(lambda: waits[-1].startswith('prepared "nightly"'), "what is left is named")
+        assert f"pid {open_one.info.backend_pid} of postgres" in waits[0]
         db.execute("commit prepared 'nightly'")
         scanning.join()
+        assert waits[-1] == "" and caplog.text.count("waits for the transactions") == 1
         opened[0].close()
 
 

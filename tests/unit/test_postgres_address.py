@@ -42,6 +42,8 @@ def test_what_an_administrator_made_is_named_by_our_own_parameters() -> None:
         ("publication=cdc&slot=", "lower-case letters"),
         ("publication=cdc&slot=Cdc", "lower-case letters"),
         ("slot=cdc", "needs the parameter publication"),
+        ("failover=maybe", "failover of a source is true or false"),
+        ("failover=true&read_from=standby", "does not go with read_from"),
     ],
 )
 def test_names_that_cannot_be(parameters: str, why: str) -> None:

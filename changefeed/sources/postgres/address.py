@@ -1,8 +1,8 @@
 """Where a source is: the parameters of its URI that are ours, and libpq's URIs that they lead to.
 
-``ddl_events``, ``publication``, ``read_from`` and ``slot`` are ours, everything else is libpq's.
-With ``read_from=host:port`` the log and the tables are read from a standby; what has to be written
-goes to whichever of the hosts is the primary.
+``ddl_events``, ``failover``, ``publication``, ``read_from`` and ``slot`` are ours, everything else
+is libpq's. With ``read_from=host:port`` the log and the tables are read from a standby; what has to
+be written goes to whichever of the hosts is the primary.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Address:
         named: libpq's URI of the hosts that the URI has beside ``read_from``; empty without that.
         publication: an administrator's publication that is read; empty: changefeed makes one.
         slot: an administrator's replication slot that is read; empty: changefeed makes one.
+        failover: standbys that synchronise slots have the slot after a promotion. None: where the
+            server can.
     """
 
     primary: str
@@ -45,6 +47,7 @@ class Address:
     ddl_events: bool = False
     publication: str = ""
     slot: str = ""
+    failover: bool | None = None
 
     @property
     def apart(self) -> bool:
@@ -63,6 +66,7 @@ class Address:
         theirs = {name: name + mark + value for name, mark, value in parts}
         ddl_events = _switch("ddl_events", parts)
         theirs.pop("ddl_events", None)
+        failover = _switch("failover", parts) if theirs.pop("failover", None) is not None else None
         publication = _publication(_text(theirs.pop("publication", None)))
         slot = _slot(_text(theirs.pop("slot", None)), publication)
         given = theirs.pop("read_from", None)
@@ -75,6 +79,14 @@ class Address:
                 ddl_events=ddl_events,
                 publication=publication or "",
                 slot=slot or "",
+                failover=failover,
+            )
+        if failover:
+            raise ChangefeedError(
+                Code.INVALID_PARAMETER,
+                "parameter failover=true of a PostgreSQL source does not go with read_from: the "
+                "slot is on a standby then, and PostgreSQL copies only slots of the primary",
+                hint="leave one of the two out.",
             )
         standby = _standby(_text(given) or "")
         if placed := sorted(_PLACES & theirs.keys()):
@@ -95,6 +107,7 @@ class Address:
             ddl_events,
             publication or "",
             slot or "",
+            failover,
         )
 
 

@@ -77,7 +77,8 @@ class SetupPatience:
         slot: str,
         *,
         least: float = 0.0,
-        **options: PsycopgConnection,
+        primary: PsycopgConnection | None = None,
+        failover: bool = True,
     ) -> None:
         """Make the slot unless it is there; wait for ``least`` seconds before giving up.
 
@@ -86,7 +87,7 @@ class SetupPatience:
         """
         seconds = max(least, min(self._attempt or self.slot, self.longest_slot))
         try:
-            slots.create_slot(connection, slot, seconds, **options)
+            slots.create_slot(connection, slot, seconds, primary, failover=failover)
         except ChangefeedError:
             self._attempt = 2 * seconds
             raise
@@ -184,6 +185,7 @@ class PostgresAttachment(Attachment):
             publication_given=held is not None,
             slot_given=held is not None and held.slot,
             begun=held is not None and bool(held.start),
+            failover=self._source.address.failover,
         )
 
     def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
@@ -232,8 +234,9 @@ class PostgresAttachment(Attachment):
                 self._make_slot(connection)
             elif not before.until:
                 self._predecessor = take_over(connection, before, slot, publication)
-            if self._given is None:
+            if self._given is None or not self._given.slot:
                 self._keep_through_failover()
+            if self._given is None:
                 publications.settle(connection, publication, self._source.patience.settle)
             if self._source.address.apart:
                 with self._readers.session("wait for the standby") as reader:
@@ -366,18 +369,22 @@ class PostgresAttachment(Attachment):
         self._given = replace(held, start=server.current_position(connection))
 
     def _watch_ddl(self, connection: PsycopgConnection) -> None:
-        """Make the event triggers that the connection wants, or remove those that it had."""
+        """Make the event triggers that the connection wants, or remove those that it had. With an
+        administrator's publication nothing is made or removed."""
+        ours = self._given is None
         if self._source.address.ddl_events:
-            self._ddl = ddl_events.make(connection, self.slot)
+            self._ddl = ddl_events.make(connection, self.slot, allowed=ours)
         elif self._ddl:
-            ddl_events.remove(connection, self.slot)
             self._ddl = False
+            if ours:
+                ddl_events.remove(connection, self.slot)
 
     def _make_slot(self, connection: PsycopgConnection) -> None:
         """The slot, where the log is read; a standby must know the publication before."""
         address, patience = self._source.address, self._source.patience
         if not address.apart:
-            patience.create_slot(connection, self.slot)
+            failover = address.failover is not False
+            patience.create_slot(connection, self.slot, failover=failover)
             return
         with self._readers.session("make the replication slot on the standby") as reader:
             if slots.slot_state(reader, self.slot).exists:
@@ -388,8 +395,11 @@ class PostgresAttachment(Attachment):
                 patience.create_slot(reader, self.slot, least=least, primary=connection)
 
     def _keep_through_failover(self) -> None:
+        address = self._source.address
         with self._readers.session("look at the replication slot") as reader:
-            slots.keep_through_failover(reader, self._source.address.reader, self.slot)
+            slots.keep_through_failover(
+                reader, address.reader, self.slot, failover=address.failover is not False
+            )
 
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
         """See :class:`changefeed.sources.base.Attachment`."""
@@ -485,7 +495,7 @@ class PostgresAttachment(Attachment):
         if held is None or not held.slot:
             with self._readers.session(doing) as connection:
                 slots.drop_slot(connection, self.slot)
-        if self._ddl:
+        if self._ddl and held is None:
             with self._sessions.session(doing) as connection:
                 ddl_events.remove(connection, self.slot)
         if held is None:

@@ -54,6 +54,7 @@ class Plan:
     Attributes:
         publication_given, slot_given: an administrator makes it; else changefeed does.
         begun: a change log was begun with the administrator's slot.
+        failover: the connection asks for a failover slot, or for none; None: it says nothing.
     """
 
     slot: str | None = None
@@ -61,6 +62,7 @@ class Plan:
     publication_given: bool = False
     slot_given: bool = False
     begun: bool = False
+    failover: bool | None = None
 
 
 def check(
@@ -82,7 +84,8 @@ def check(
         problems += check_role(connection)
         problems += check_publication(connection, plan, watches)
         if address.ddl_events and plan.slot is not None:
-            problems += ddl_events.problems(connection, plan.slot)
+            theirs = (plan.publication or "") if plan.publication_given else ""
+            problems += ddl_events.problems(connection, plan.slot, theirs)
         if address.apart:
             problems += check_standby(connection, address, plan)
         elif not _refused(problems):
@@ -154,6 +157,30 @@ def _check_log(connection: PsycopgConnection, plan: Plan) -> Iterator[Changefeed
         problem = given.slot_problem(connection, plan.slot, begun=plan.begun)
         if problem is not None:
             yield problem
+    if plan.failover:
+        yield from _check_failover(connection, plan)
+
+
+def _check_failover(connection: PsycopgConnection, plan: Plan) -> Iterator[ChangefeedError]:
+    """The connection asks for a failover slot: the server has them, and a slot that is not ours to
+    alter is one."""
+    version = connection.info.server_version
+    if version < slots.FAILOVER:
+        yield ChangefeedError(
+            Code.SOURCE_NOT_SET_UP,
+            f"failover=true needs PostgreSQL 17 or newer, and the server is {version // 10_000}",
+            hint="take failover out of the connection's URI.",
+        )
+    elif plan.slot_given and plan.slot is not None:
+        state = slots.slot_state(connection, plan.slot)
+        if state.exists and not state.failover:
+            yield ChangefeedError(
+                Code.SOURCE_NOT_SET_UP,
+                f"failover=true, and replication slot {plan.slot} is no failover slot",
+                hint=f"SELECT pg_drop_replication_slot('{plan.slot}'); SELECT "
+                f"pg_create_logical_replication_slot('{plan.slot}', 'pgoutput', false, false, "
+                "true); then ALTER CHANGEFEED .. RESCAN for the feeds that read it.",
+            )
 
 
 def _check_level(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
@@ -803,8 +830,9 @@ def _unsynchronised(connection: PsycopgConnection) -> Iterator[str]:
         yield (
             f"standbys follow this server (slot {names}) and synchronized_standby_slots is empty: "
             "one that is promoted may lack changes that were read already, and the feeds stop "
-            f"(CF2104). ALTER SYSTEM SET synchronized_standby_slots = '{names}'; makes logical "
-            "slots send only what these standbys have."
+            "(CF2104). "
+            + providers.of(connection).setting("synchronized_standby_slots", f"'{names}'")
+            + " makes logical slots send only what these standbys have."
         )
 
 

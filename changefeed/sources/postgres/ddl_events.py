@@ -168,28 +168,36 @@ def may_make(connection: PsycopgConnection) -> bool:
     return found is not None and bool(found[0])
 
 
-def problems(connection: PsycopgConnection, name: str) -> Iterator[ChangefeedError]:
-    """What keeps the triggers from being there when a feed begins."""
+def problems(
+    connection: PsycopgConnection, name: str, publication: str = ""
+) -> Iterator[ChangefeedError]:
+    """What keeps the triggers from being there when a feed begins. With an administrator's
+    ``publication`` the triggers are an administrator's, too."""
     if connection.info.server_version < FIRST_VERSION:
         yield ChangefeedError(
             Code.SOURCE_NOT_SET_UP,
             "ddl_events=true needs PostgreSQL 14 or newer",
             hint="take ddl_events out of the connection's URI.",
         )
-    elif not present(connection, name) and not may_make(connection):
+    elif not present(connection, name) and (publication or not may_make(connection)):
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            "ddl_events=true needs event triggers, which only a superuser may create",
+            f"ddl_events=true needs event triggers, and with publication={publication} changefeed "
+            "creates nothing in the database"
+            if publication
+            else "ddl_events=true needs event triggers, which only a superuser may create",
             hint=f"let an administrator run:\n{make_text(name)}\n"
             f"-- and to undo it, once no feed uses the connection:\n{undo_text(name)}",
         )
 
 
-def make(connection: PsycopgConnection, name: str) -> bool:
-    """Make the triggers unless they are there; whether they are, in the end."""
+def make(connection: PsycopgConnection, name: str, *, allowed: bool = True) -> bool:
+    """Make the triggers unless they are there or it is not ``allowed``; whether they are, in the
+    end."""
     if present(connection, name):
         return True
-    if connection.info.server_version < FIRST_VERSION or not may_make(connection):
+    too_old = connection.info.server_version < FIRST_VERSION
+    if too_old or not allowed or not may_make(connection):
         log.warning("there are no event triggers for ddl_events; VALIDATE says how to make them")
         return False
     with connection.transaction():

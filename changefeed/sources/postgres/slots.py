@@ -127,11 +127,14 @@ def create_slot(
     slot: str,
     seconds: float = 2.0,
     primary: PsycopgConnection | None = None,
+    *,
+    failover: bool = True,
 ) -> bool:
     """Make the slot unless it is there; True when it was made.
 
     Waits until the transactions that are writing now have ended (so does the server), but not
-    for ever. They are those of ``primary``, where the slot is made on a standby.
+    for ever. They are those of ``primary``, where the slot is made on a standby. ``failover``:
+    standbys that synchronise slots have it, where the server can.
 
     Raises:
         psycopg.Error: no free slot, right missing.
@@ -142,14 +145,14 @@ def create_slot(
     if not state.exists:
         # A failover slot is copied to standbys that ask for it, so that the feeds go on
         # after a promotion; without such a standby it behaves like any other.
-        failover = ", false, false, true" if _has_failover(connection) else ""
+        kept = ", false, false, true" if failover and _has_failover(connection) else ""
         try:
             # Waiting for a transaction is waiting for a lock of its own.
             connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
             connection.execute(
                 sql.SQL(
                     "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
-                ).format(sql.SQL(failover)),
+                ).format(sql.SQL(kept)),
                 [slot],
             )
             _usual_limits(connection)
@@ -169,18 +172,22 @@ def _has_failover(connection: PsycopgConnection) -> bool:
     return connection.info.server_version >= FAILOVER and not in_recovery(connection)
 
 
-def keep_through_failover(connection: PsycopgConnection, uri: str, slot: str) -> None:
-    """Make a failover slot of one that is none: a copy of another slot, or one that an upgrade
-    of the server brought along. Left as it is while somebody reads from it.
+def keep_through_failover(
+    connection: PsycopgConnection, uri: str, slot: str, *, failover: bool = True
+) -> None:
+    """Make a failover slot of one that is none (a copy of another slot, or one that an upgrade of
+    the server brought along), or the reverse. Left as it is while somebody reads from it.
 
     Raises:
         ChangefeedError: no replication connection can be had.
     """
     state = slot_state(connection, slot)
-    fit = state.exists and not state.lost and not state.failover and state.active_pid is None
-    if not fit or not _has_failover(connection):
+    fit = state.exists and not state.lost and state.active_pid is None
+    if not fit or state.failover is failover or not _has_failover(connection):
         return
-    command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(slot))
+    command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER {})").format(
+        sql.Identifier(slot), sql.SQL("true" if failover else "false")
+    )
     with connect_replication(uri) as replication:
         try:
             replication.execute(command)

@@ -85,12 +85,14 @@ class PostgresSnapshot:
         publication: str = "",
         consistent_seconds: float = CONSISTENT_SECONDS,
         told_after_seconds: float = TOLD_AFTER_SECONDS,
+        on_wait: Callable[[str], None] = lambda what: None,
     ) -> None:
         """Take the snapshot. ``primary``: of the standby that ``uri`` leads to. ``publication``: an
         administrator's, whose row filters apply.
 
-        It begins when the transactions have ended that are open now: the log names them after
-        ``told_after_seconds``, and ``consistent_seconds`` is the longest wait.
+        It begins when the transactions have ended that are open now: ``on_wait`` gets their names
+        every ``told_after_seconds`` and an empty text in the end, the log names them once, and
+        ``consistent_seconds`` is the longest wait.
 
         Raises:
             ChangefeedError: CF2005 when open transactions or a lack of free slots prevent it,
@@ -106,7 +108,7 @@ class PostgresSnapshot:
         replication = connect_replication(uri)
         try:
             with Prompter(primary) if primary else nullcontext():
-                with _after(told_after_seconds, _tell_open_transactions, primary or uri):
+                with _telling(told_after_seconds, primary or uri, on_wait):
                     lsn, exported = _export(primary or uri, replication, consistent_seconds)
             self._holder = connect(uri)
             try:
@@ -286,6 +288,37 @@ def _after(seconds: float, action: Callable[[T], None], about: T) -> Iterator[No
         timer.cancel()
 
 
+@contextmanager
+def _telling(seconds: float, uri: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Another thread says who is waited for while the block runs, every ``seconds``."""
+    over = threading.Event()
+
+    def tell() -> None:
+        told = False
+        while not over.wait(seconds):
+            try:
+                who = _open_transactions(uri)
+            except ChangefeedError as error:
+                who = f"transactions that cannot be seen: {error.message}"
+            if not over.is_set():
+                on_wait(who)
+            if not told:
+                told = True
+                _logger.warning(
+                    "the initial scan waits for the transactions that were open before it: %s",
+                    who or "none is open at the moment",
+                )
+
+    teller = threading.Thread(target=tell, name="pg-waits", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+        on_wait("")
+
+
 def _await_standby(primary: str, uri: str, seconds: float) -> None:
     with connect(primary) as written, connect(uri) as read, source_errors("wait for the standby"):
         await_replay(written, read, seconds)
@@ -305,18 +338,6 @@ def _cancel(connection: psycopg.Connection[Any]) -> None:
     except psycopg.Error:
         # The connection is gone by itself: the waiting call ends with its own error.
         return
-
-
-def _tell_open_transactions(uri: str) -> None:
-    try:
-        who = _open_transactions(uri)
-    except ChangefeedError as error:
-        _logger.warning("the initial scan cannot see what it waits for: %s", error.message)
-        return
-    _logger.warning(
-        "the initial scan waits for the transactions that were open before it: %s",
-        who or "none is open at the moment",
-    )
 
 
 def _waited_in_vain(uri: str, seconds: float) -> ChangefeedError:

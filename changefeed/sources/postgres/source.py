@@ -229,7 +229,11 @@ class PostgresSource(Source):
             self.name,
             primary=address.primary if address.apart else None,
             publication=address.publication,
+            on_wait=self._note_wait,
         )
+
+    def _note_wait(self, what: str) -> None:
+        self.waits_for = what
 
     def attach(self, owner: str, memo: Memo | None) -> PostgresAttachment:
         """See :class:`changefeed.sources.base.Source`: a replication slot and a publication."""

@@ -17,7 +17,7 @@ from psycopg import errors
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.postgres import server
+from changefeed.sources.postgres import providers, server
 from changefeed.sources.postgres.connect import PsycopgConnection, connect, in_recovery
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, parse_lsn, position_of
 
@@ -160,8 +160,7 @@ def check(
             Code.SOURCE_NOT_SET_UP,
             "hot_standby_feedback is off on the standby: a VACUUM on the primary would invalidate "
             "its replication slot, and end the initial scan",
-            hint="ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf(); "
-            "-- on the standby",
+            hint=f"{_setting(standby, 'hot_standby_feedback', 'on')} on the standby",
         )
 
 
@@ -172,6 +171,12 @@ def _strange(named: str, system_id: str) -> bool:
             return server.system_id(connection) != system_id
     except ChangefeedError:
         return False
+
+
+def _setting(connection: PsycopgConnection, name: str, value: str) -> str:
+    provider = providers.of(connection)
+    reload = " SELECT pg_reload_conf();" if provider is providers.ITSELF else ""
+    return provider.setting(name, value) + reload
 
 
 def warnings(primary: PsycopgConnection, standby: PsycopgConnection) -> Iterator[str]:
@@ -187,7 +192,8 @@ def warnings(primary: PsycopgConnection, standby: PsycopgConnection) -> Iterator
             "the standby has no primary_slot_name: while it is disconnected, the primary does not "
             "know of its replication slot and may remove rows that it needs, which invalidates it "
             "(CF2102). SELECT pg_create_physical_replication_slot('standby'); on the primary, "
-            "ALTER SYSTEM SET primary_slot_name = 'standby'; on the standby."
+            + _setting(standby, "primary_slot_name", "'standby'")
+            + " on the standby."
         )
     if not prompts(primary):
         role = primary.execute("SELECT pg_catalog.quote_ident(current_user)").fetchone()
