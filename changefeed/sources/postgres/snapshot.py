@@ -28,6 +28,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg import errors, sql
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
@@ -289,13 +290,15 @@ def _after(seconds: float, action: Callable[[T], None], about: T) -> Iterator[No
 
 
 @contextmanager
-def _telling(seconds: float, uri: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+def _telling(
+    seconds: float, uri: str, on_wait: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+) -> Iterator[None]:
     """Another thread says who is waited for while the block runs, every ``seconds``."""
     over = threading.Event()
 
     def tell() -> None:
         told = False
-        while not over.wait(seconds):
+        while not clock.wait(over, seconds):
             try:
                 who = _open_transactions(uri)
             except ChangefeedError as error:
