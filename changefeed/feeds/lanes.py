@@ -8,7 +8,6 @@ is less than a shuffle of the rows (``docs/decisions/bulk-work.md``).
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.chunks import Chunk, ControlItem, Watermark, items
 from changefeed.log import LogReader
-from changefeed.scan.admission import Admission, AdmissionTicket
+from changefeed.scan.admission import Admission, AdmissionTicket, deliver_once
 from changefeed.spark.tasks import TaskResult
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target, require_durable
 
@@ -166,17 +165,12 @@ class LaneDelivery:
         self, number: int, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
     ) -> list[TaskResult]:
         """Deliver the rows of lane ``number``; see :meth:`__call__`."""
-        with self.ticket.enter(number) as admission:
-            if admission.result is not None:
-                return [TaskResult(*fields) for fields in json.loads(admission.result)]
-            self.sink.open(self.context)
-            try:
-                done = self._deliver(admission, lane, tell)
-                fields = [(d.item, d.rows, d.bytes) for d in done]
-                admission.finish(json.dumps(fields).encode())
-            finally:
-                self.sink.close()
-            return done
+
+        def deliver(admission: Admission) -> list[list[int]]:
+            return [[d.item, d.rows, d.bytes] for d in self._deliver(admission, lane, tell)]
+
+        done = deliver_once(self.ticket, number, self.sink, self.context, deliver)
+        return [TaskResult(*fields) for fields in done]
 
     def _deliver(
         self,

@@ -21,18 +21,21 @@ client stop. A request on its way at that instant cannot be taken back.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
+from sinks.base import Sink, SinkContext
 
 #: Secret, process, job and task.
 _HELLO = struct.Struct(">16siii")
@@ -183,6 +186,37 @@ class Admission:
         """After the process was stopped for a while, before it does anything else."""
         if self._held is not None and self._clock.monotonic() > self._until:
             os._exit(os.EX_TEMPFAIL)
+
+
+def deliver_once(
+    ticket: AdmissionTicket,
+    task: int,
+    sink: Sink,
+    context: SinkContext,
+    deliver: Callable[[Admission], list[list[int]]],
+) -> list[list[int]]:
+    """Deliver a task to the sink, which is not open yet, unless another attempt did.
+
+    Args:
+        deliver: delivers durably, and returns numbers that say what.
+
+    Returns:
+        What ``deliver`` returned, in whichever attempt.
+
+    Raises:
+        ChangefeedError: CF2201, nobody waits for this any more; the sink failed.
+    """
+    with ticket.enter(task) as admission:
+        if admission.result is not None:
+            known: list[list[int]] = json.loads(admission.result)
+            return known
+        sink.open(context)
+        try:
+            done = deliver(admission)
+            admission.finish(json.dumps(done).encode())
+        finally:
+            sink.close()
+        return done
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
-from changefeed.scan.admission import Admission, AdmissionTicket
+from changefeed.scan.admission import Admission, AdmissionTicket, deliver_once
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
@@ -426,21 +425,16 @@ class WorkerDelivery:
 
     def __call__(self, part: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
         """Deliver all messages of a part durably, unless another attempt did: rows and bytes."""
-        with self.ticket.enter(part) as admission:
-            if admission.result is not None:
-                rows, size = json.loads(admission.result)
-                return rows, size
-            self.sink.open(self.context)
-            try:
-                rows, size = self._deliver(admission, part, batches)
-                admission.finish(json.dumps([rows, size]).encode())
-            finally:
-                self.sink.close()
-            return rows, size
+
+        def deliver(admission: Admission) -> list[list[int]]:
+            return [self._deliver(admission, part, batches)]
+
+        [[rows, size]] = deliver_once(self.ticket, part, self.sink, self.context, deliver)
+        return rows, size
 
     def _deliver(
         self, admission: Admission, part: int, batches: Iterator[pa.RecordBatch]
-    ) -> tuple[int, int]:
+    ) -> list[int]:
         receipts: list[Receipt] = []
         for rows in batches:
             admission.check()
@@ -460,7 +454,7 @@ class WorkerDelivery:
             )
         admission.check()
         require_durable(self.sink.commit(self.epoch, receipts))
-        return sum(r.rows for r in receipts), sum(r.bytes for r in receipts)
+        return [sum(r.rows for r in receipts), sum(r.bytes for r in receipts)]
 
 
 # ------------------------------------------------------------------------------- reading

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from changefeed.spark.session import NodeSpark
@@ -113,55 +118,138 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     assert re.search(r"backlog of [\d,]+ rows as a Spark job of 2 lanes", str(job)), job
 
 
-def test_a_speculative_copy_of_a_lane_does_not_deliver_beside_it(
-    tmp_path: Path, postgres: Database, spark_cluster: SparkCluster
-) -> None:
-    """The lane of a busy key takes long, so Spark starts a second attempt of it on another host."""
-    tmp_path.chmod(0o755)
-    service = Service(tmp_path / "state")
-    (events := tmp_path / "events").mkdir()
-    eager = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.compress": "false",
-        "spark.eventLog.rolling.enabled": "false",
-        "spark.eventLog.dir": events.as_uri(),
-        "spark.speculation": "true",
-        "spark.speculation.interval": "50ms",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.minTaskRuntime": "200ms",
-    }
-    settings = [flag for pair in eager.items() for flag in ("--conf", "=".join(pair))]
-    service.start(spark=[*spark_cluster.flags, *settings])
-    hook = WebhookServer(judge=_slowly)
-    try:
-        postgres.execute(
+#: Spark speculates as soon as it can, and gives up a silent executor within seconds.
+_EAGER = {
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "200ms",
+    "spark.executor.heartbeatInterval": "2s",
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.maxNumFailures": "1000",
+}
+#: The harness was run with 20.
+ROUNDS = int(os.environ.get("CHANGEFEED_CLUSTER_ROUNDS", "2"))
+
+
+@dataclass
+class BusyKey:
+    """A feed whose backlogs are lanes of Spark: one key has many changes, so its lane takes long,
+    and Spark starts a second attempt of it on the other host."""
+
+    service: Service
+    database: Database
+    cluster: SparkCluster
+    hook: WebhookServer
+    events: Path
+
+    def begin(self) -> None:
+        """Scan 4,000 rows."""
+        self.database.execute(
             "create table t (a int primary key, b int);"
             "insert into t select i, 0 from generate_series(1, 4000) i"
         )
-        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
-        service.execute(
-            f"CREATE CHANGEFEED f FOR shop.public.t INTO '{hook.uri}?parallel=1' "
+        self.service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{self.database.uri}'")
+        self.service.execute(
+            f"CREATE CHANGEFEED f FOR shop.public.t INTO '{self.hook.uri}?parallel=1' "
             """WITH engine = 'spark', """
             """webhook_sink_config = '{"Flush": {"Messages": 5, "Frequency": "5ms"}}'"""
         )
-        service.sync("f")
-        until(lambda: len(spark_cluster.executors()) == 2, "both hosts have an executor")
-        service.execute("PAUSE CHANGEFEED f")
-        postgres.execute("update t set b = 1")
-        postgres.execute(
-            "do $$ begin for n in 2..2000 loop "
+        self.service.sync("f")
+
+    def fall_behind(self, value: int, changes: int) -> None:
+        """Each row gets ``value``, and the busy one counts on; then the feed goes on."""
+        until(lambda: len(self.cluster.executors()) == 2, "both hosts have an executor")
+        self.service.execute("PAUSE CHANGEFEED f")
+        self.database.execute(f"update t set b = {value}")
+        self.database.execute(
+            f"do $$ begin for n in {value + 1}..{value + changes} loop "
             "update t set b = n where a = 1; commit; end loop; end $$"
         )
-        service.execute("RESUME CHANGEFEED f")
-        service.sync("f")
+        self.service.execute("RESUME CHANGEFEED f")
+
+    def last(self) -> dict[str, int]:
+        """The last message of each key."""
+        rows = (m for m in self.hook.messages(["t"]) if m.is_row and m.key and m.after)
+        return {str(m.key): m.after["b"] for m in rows if m.after}
+
+    def speculated(self) -> int:
+        """How many speculative tasks were launched."""
+        logs = (log.read_text() for log in self.events.iterdir())
+        started = (
+            "SparkListenerTaskStart" in line and '"Speculative":true' in line
+            for text in logs
+            for line in text.splitlines()
+        )
+        return sum(started)
+
+
+@pytest.fixture
+def busy(tmp_path: Path, postgres: Database, spark_cluster: SparkCluster) -> Iterator[BusyKey]:
+    tmp_path.chmod(0o755)
+    service = Service(tmp_path / "state")
+    (events := tmp_path / "events").mkdir()
+    eager = {**_EAGER, "spark.eventLog.dir": events.as_uri()}
+    settings = [flag for pair in eager.items() for flag in ("--conf", "=".join(pair))]
+    service.start(spark=[*spark_cluster.flags, *settings])
+    hook = WebhookServer(judge=_slowly)
+    made = BusyKey(service, postgres, spark_cluster, hook, events)
+    try:
+        made.begin()
+        yield made
     finally:
         hook.stop()
         service.close()
-    assert any('"Speculative":true' in log.read_text() for log in events.iterdir())
-    values = [m.after["b"] for m in hook.messages(["t"]) if m.is_row and m.key == "[1]" and m.after]
+
+
+def test_a_speculative_copy_of_a_lane_does_not_deliver_beside_it(busy: BusyKey) -> None:
+    busy.fall_behind(1, 1999)
+    busy.service.sync("f")
+    values = [m.after["b"] for m in busy.hook.messages(["t"]) if m.key == "[1]" and m.after]
+    assert busy.speculated()
     assert values[-1] == 2000
     assert values == sorted(values), "two attempts delivered beside each other"
+
+
+@pytest.mark.nemesis
+@pytest.mark.timeout(300 + 180 * ROUNDS)
+def test_lanes_of_executors_that_die_or_freeze_leave_the_last_value(
+    busy: BusyKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each round one executor is killed or frozen, with its Python workers, while the lane of
+    the busy key delivers and is speculated. A frozen one wakes when the feed has all delivered."""
+    chance = random.Random(27)
+    for number in range(ROUNDS):
+        began, value = time.monotonic(), 1000 * (number + 1)
+        before, speculated = len(busy.hook.taken), busy.speculated()
+        busy.fall_behind(value, 400)
+        until(lambda: len(busy.hook.taken) > before + 20, "the lanes deliver")  # noqa: B023
+        executor = chance.choice(busy.cluster.executors())
+        frozen = [executor, *executor.children(recursive=True)] if number % 2 else []
+        for process in frozen:
+            process.suspend()
+        if not frozen:
+            executor.kill()
+        busy.service.sync("f")
+        for process in frozen:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+        # What a zombie still wrote would come now.
+        time.sleep(3 if frozen else 0)
+        source = {f"[{a}]": b for a, b in rows(busy.database)}
+        wrong = {key: (b, source[key]) for key, b in busy.last().items() if b != source[key]}
+        with capsys.disabled():
+            print(
+                f"round {number + 1}: {'frozen' if frozen else 'killed'}, "
+                f"{busy.speculated() - speculated} speculative tasks, "
+                f"{time.monotonic() - began:.0f} s, {len(wrong)} keys differ"
+            )
+        assert wrong == {} and len(busy.last()) == 4000
 
 
 def _slowly(body: bytes) -> int:
