@@ -228,7 +228,7 @@ def test_a_second_reader_with_the_same_server_id_is_named(watched: Watched) -> N
     assert [c.op for c in other.changes(1)] == ["c"]
     until(lambda: bool(errors))
     thread.join(30)
-    assert errors[0].code == "CF2003"
+    assert errors[0].code == "CF2109"
     assert "server_id=" in str(errors[0].hint)
 
 

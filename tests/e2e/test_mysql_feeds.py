@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,30 @@ def test_scan_then_every_change(bench: Bench) -> None:
     changes = [m for m in bench.messages("f") if m.key == "[1]"]
     assert [m.after and m.after["b"] for m in changes] == ["row 1", "new"]
     assert changes[1].before == {"a": 1, "b": "row 1"}
+
+
+def test_of_two_nodes_on_copies_of_a_state_one_stops(bench: Bench, tmp_path: Path) -> None:
+    """The server lets only one reader have the id that a state gives; the other feed goes on."""
+    bench.create("f", f"TABLE shop.{bench.database}.t")
+    bench.feeds.sync("f")
+    bench.feeds.close()
+    shutil.copytree(bench.feeds.state, tmp_path / "copy")
+    bench.feeds.open()
+    with running(tmp_path / "copy") as copy:
+        both = [bench.feeds, copy]
+
+        def stopped() -> list[Feeds]:
+            return [f for f in both if f.catalog.job("f").status is Status.FAILED]
+
+        until(stopped, "one of them finds out")
+        [lost] = stopped()
+        job = lost.catalog.job("f")
+        assert (job.error_code, "copies of one state" in str(job.hint)) == ("CF2109", True)
+        [other] = [f for f in both if f is not lost]
+        bench.run("UPDATE t SET b = 'new'")
+        other.sync("f")
+        assert bench.table("f") == bench.truth()
+        assert stopped() == [lost]
 
 
 def test_the_rights_that_validate_asks_for_are_enough(bench: Bench) -> None:

@@ -244,11 +244,14 @@ def refusal(number: int, text: str) -> ChangefeedError:
     lower = text.lower()
     if "same server_uuid/server_id" in lower or "same server_id" in lower:
         return ChangefeedError(
-            Code.SOURCE_NOT_SET_UP,
-            "another reader of the binlog has the same server id",
+            Code.SOURCE_READ_BY_RIVAL,
+            "another reader of the binlog came with the server id of this one, which is made from "
+            "the state: the server ended this one",
             detail=text,
-            hint="if two nodes run copies of one state, stop one of them and RESUME the feeds of "
-            "the other; else give each reader of the server its own: server_id= in the URI.",
+            hint="two nodes run copies of one state: it was copied, or restored from a backup, "
+            "while its first node still runs. Stop one of them, and RESUME the feeds of the other, "
+            "which goes on where it was. To run both, create the feeds in a new state. If it is "
+            "another program, choose another id: server_id= in the URI.",
         )
     if number == 1236:
         for phrases, code, message in _FATAL:
