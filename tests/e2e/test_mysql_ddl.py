@@ -427,3 +427,37 @@ def _equal(feeds: Feeds, copies: Copies, kind: str) -> None:
         until(equal, "the copies are equal", 90)
     except AssertionError as error:
         raise AssertionError(f"{copies.different(kind)}\n{_problems(feeds)}") from error
+
+
+def test_a_new_reader_knows_the_columns_that_were_dropped(
+    binlog_server: BinlogServer, tmp_path: Path
+) -> None:
+    """Targets keep them with their values, which are not those of a new column of that name."""
+    with binlog_server.database() as database:
+        file = tmp_path / "copy.duckdb"
+
+        def run(*statements: str) -> None:
+            binlog_server.run(*statements, database=database)
+
+        def copied() -> list[tuple[object, ...]]:
+            with opened(file) as connection:
+                return connection.execute("SELECT id, b FROM t ORDER BY id").fetchall()
+
+        run("CREATE TABLE t (id INT PRIMARY KEY, b INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+        with running(tmp_path / "state") as feeds:
+            feeds.connect(shop=binlog_server.uri(database))
+            feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{file}'")
+            feeds.sync("f")
+            run("ALTER TABLE t DROP COLUMN b", "INSERT INTO t VALUES (3)")
+            feeds.sync("f")
+            until(feeds.kill_capture())
+            run("ALTER TABLE t ADD COLUMN b INT")
+            feeds.sync("f")
+            until(lambda: copied() == [(1, None), (2, None), (3, None)], "the copy is equal")
+            run("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, b INT)")
+            feeds.sync("f")
+            until(lambda: copied() == [], "the other table is read")
+            events = feeds.catalog.events(feeds.catalog.job("f").id, kinds=("schema",))
+            texts = " ".join(event.text for event in events)
+            assert "ADD b, the name of a column that was dropped" in texts
+            assert "CREATE TABLE: another table has the name" in texts

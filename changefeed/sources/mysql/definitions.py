@@ -52,9 +52,10 @@ class Definitions:
         if found.kind == "DROP":
             self._dropped.update(tables)
         elif found.kind == "CREATE":
-            opened.changes += self._replaced([n for n in tables if made or n in self._dropped])
+            made_now = [n for n in tables if made or n in self._dropped]
+            opened.changes += self._replaced(made_now, found.kind)
         else:
-            opened.changes += self._replaced(dict.fromkeys(new for _, new in found.moves))
+            opened.changes += self._replaced(dict.fromkeys(new for _, new in found.moves), "RENAME")
             opened.changes += self._altered(found, query)
 
     def tables_of(self, found: DefinedTables) -> list[Named]:
@@ -78,13 +79,13 @@ class Definitions:
     def _has(self, named: Named) -> bool:
         return named in self._watched
 
-    def _replaced(self, names: Iterable[Named]) -> Iterator[ShapeChange]:
+    def _replaced(self, names: Iterable[Named], kind: str) -> Iterator[ShapeChange]:
         """Another table has the name of a watched one now, or the same one after a time under
         another name, of which nobody read the changes: its rows have to be read again."""
         for named in names:
             self._dropped.discard(named)
             if self._has(named):
-                yield from self._shapes.replaced(self._shapes.name(*named))
+                yield from self._shapes.replaced(self._shapes.name(*named), kind)
 
     def _altered(self, found: DefinedTables, query: QueryEvent) -> Iterator[ShapeChange]:
         """What the clauses of an ALTER did to the rows of the watched tables among its own."""

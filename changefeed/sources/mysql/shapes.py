@@ -8,15 +8,21 @@ than the catalog, the schema is made of the table map alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.sources.base import as_sent
 from changefeed.sources.mysql.clauses import ColumnDefinition, Effect
+from changefeed.sources.mysql.kept import read_kept, write_kept
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
 from changefeed.sources.mysql.types import ColumnInfo, canonical, column_of
+
+#: In the folder of the change log.
+_FILE = "dropped_columns.json"
 
 Describe = Callable[[TableName], TableSchema | None]
 Problem = Callable[[TableName], ChangefeedError | None]
@@ -58,6 +64,10 @@ class _StatementNotes:
         self.moved |= done.moved
 
 
+def _lost_of(kept: Iterable[Any]) -> list[tuple[str, str, list[str]]]:
+    return [(database, table, list(names)) for database, table, names in kept]
+
+
 def no_problem(table: TableName) -> ChangefeedError | None:
     """Every table can be watched."""
     return None
@@ -95,8 +105,38 @@ class Shapes:
         self._latest = latest
         self._known: dict[TableName, TableSchema] = {}
         self._noted: dict[TableName, _StatementNotes] = {}
-        #: By table, names of columns that it had and lost, in lower case.
+        #: By table, names of columns that it had and lost, in lower case. Kept beside the change
+        #: log: a stream that begins behind the statement knows them, too.
         self._lost: dict[TableName, set[str]] = {}
+        self._path: Path | None = None
+        self._kept = 0
+
+    def keep_in(self, folder: Path) -> None:
+        """Know the columns that earlier streams of this change log saw dropped.
+
+        Raises:
+            ChangefeedError: CF3001 the file cannot be read.
+        """
+        self._path = folder / _FILE
+        for database, table, names in read_kept(self._path, "dropped columns", _lost_of):
+            self._lost.setdefault(self.name(database, table), set()).update(names)
+        self._kept = self._count_lost()
+
+    def save(self) -> None:
+        """Make it durable, before a flush that relies on it is out.
+
+        Raises:
+            ChangefeedError: CF3004 the file cannot be written.
+        """
+        count = self._count_lost()
+        if self._path is None or count == self._kept:
+            return
+        kept = [[t.schema, t.name, sorted(names)] for t, names in self._lost.items() if names]
+        write_kept(self._path, kept)
+        self._kept = count
+
+    def _count_lost(self) -> int:
+        return sum(map(len, self._lost.values()))
 
     def name(self, database: str, table: str) -> TableName:
         """The full name of a table of the source."""
@@ -127,12 +167,13 @@ class Shapes:
         """Take note of what a statement did, for the next row under the name."""
         self._noted.setdefault(name, _StatementNotes()).add(done)
 
-    def replaced(self, name: TableName) -> Iterator[ShapeChange]:
-        """Another table has the name: what readers are told."""
+    def replaced(self, name: TableName, kind: str) -> Iterator[ShapeChange]:
+        """A statement of this kind gave the name to another table: what readers are told."""
         known = self.seen(name)
         self._noted[name] = _StatementNotes(told=known is not None)
         if known is not None:
-            yield ShapeChange(known, known, rewritten=True)
+            why = f"{kind} TABLE: another table has the name, or rows of it were not read"
+            yield ShapeChange(known, known, rewritten=True, why=why)
 
     def _after(self, known: TableSchema, done: Effect) -> TableSchema:
         """The shape of a table as far as a statement says itself what became of its columns: a

@@ -123,6 +123,7 @@ class Assembler:
         self._spool = spool
         self._prepared = PreparedTransactions(folder / "xa")
         self._renames = Renames(folder, start.position)
+        shapes.keep_in(folder)
         self._out = FlushBuilder(start, read_upto, shapes, self._renames, end)
         self._batch_bytes = batch_bytes
         self._small = small
@@ -188,6 +189,7 @@ class Assembler:
         """
         self._renames.save()
         self._defaults.save()
+        self._shapes.save()
 
     def acknowledged(self, position: str) -> None:
         """Everything up to there is durable: decided XA transactions are not needed again."""
