@@ -170,7 +170,7 @@ def test_the_log_names_the_transactions_that_a_scan_waits_for(
 
         scanning = threading.Thread(target=scan)
         scanning.start()
-        until(lambda: "transactions have ended" in caplog.text, "the log names them")
+        until(lambda: "waits for the transactions" in caplog.text, "the log names them")
         assert f"pid {open_one.info.backend_pid} of postgres, open for" in caplog.text
         assert 'prepared "nightly" of postgres, for' in caplog.text and not opened
         open_one.rollback()
