@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.api import ClientRow, FeedPlan, Interpreter
+from changefeed.api import ClientRow, FeedPlan, Interpreter, Result
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
@@ -162,6 +162,13 @@ class Application:
         if node is not None:
             node.stop()
         self.catalog.close()
+
+    def verify_files(self) -> Result:
+        """Compare the stored files of the state's change logs with their checksums; see
+        :func:`changefeed.stored_files.verify_files`."""
+        from changefeed.stored_files import verify_files
+
+        return verify_files(self.catalog)
 
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,8 +25,8 @@ _ORDER = "shell.cli.order"
 
 _EPILOG = (
     "Exit status: 0 ok, 1 a statement failed, 2 wrong flags, 3 state, source or sink not "
-    "reachable, 4 timed out, 5 source and target differ, 130 interrupted, 141 reader of the output "
-    "gone, 143 terminated. "
+    "reachable, 4 timed out, 5 something differs (VERIFY, log verify), 130 interrupted, "
+    "141 reader of the output gone, 143 terminated. "
     "\\h at the prompt lists the statements."
 )
 
@@ -398,6 +398,37 @@ def dataset(
     end_cleanly()
     spark = SparkSettings(master, heap, conf).over(context.obj.spark)
     context.exit(compare_dataset(config, extract, date, spark))
+
+
+@cli.group()
+def log() -> None:
+    """Look after the change logs of a state."""
+
+
+@log.command()
+@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@click.pass_context
+def verify(context: click.Context, state: str | None) -> None:
+    """Compare every stored file with its checksums, also while a node runs.
+
+    A row for each kind of file, and one for each file that differs from what was written: how, the
+    feeds that need it, and the remedy. Exit status 5 if there is one.
+    """
+    with loading():
+        from changefeed.app import Application
+        from shell.diagnostics import Diagnostics
+        from shell.render.results import render
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    chosen = context.find_root().params.get("form")
+    form = OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))
+    with Application(replace(context.obj, state=state or context.obj.state).directory) as opened:
+        result = opened.verify_files()
+    render(result, form, sys.stdout)
+    if result.failure is not None:
+        Diagnostics(as_json=form.structured).error(result.failure)
+        context.exit(Exit.DIFFERENCE)
 
 
 @cli.command()

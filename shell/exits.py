@@ -20,7 +20,7 @@ class Exit(IntEnum):
     TIMEOUT = 4
     """A wait ran out of time (SYNC)."""
     DIFFERENCE = 5
-    """Source and target differ (VERIFY)."""
+    """Source and target differ (VERIFY), or a file and its checksums (``log verify``)."""
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE = 141

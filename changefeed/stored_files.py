@@ -1,0 +1,257 @@
+"""Every stored file of a state's change logs, read and compared with its checksums, while a node
+may run. A file that vanishes because nobody needs it any more is no damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from changefeed.api import Result
+from changefeed.catalog import Catalog
+from changefeed.core.clock import Timestamp
+from changefeed.core.durable import UNFINISHED, read_durable
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, stretches
+from changefeed.core.state import StateLayout
+from changefeed.images.runs import ImageRun
+from changefeed.images.states import MANIFEST, StoreState, read_manifest
+from changefeed.log.frame import frame_extents
+from changefeed.log.journal import FIRST_FRAME, JournalFile, damaged, journal_name
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Ledger, read_head, read_ledger
+from changefeed.log.rows import check
+
+_COLUMNS: Final = ("source", "what", "files", "bytes", "file", "damage", "feeds", "remedy")
+
+#: How often HEAD is read again while a writer overwrites it.
+_HEAD_ATTEMPTS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that was read.
+
+    Attributes:
+        what: the kind of file, in the plural.
+        size: bytes that were read.
+        damage: how it differs from what was written; None: it does not.
+        upto: feeds that have delivered everything up to here do not need it; None: unknown.
+    """
+
+    source: str
+    what: str
+    name: str
+    size: int
+    damage: ChangefeedError | None = None
+    upto: Timestamp | None = None
+
+    def needed_by(self, catalog: Catalog) -> list[str]:
+        """The names of the feeds that read it."""
+        return [
+            job.name
+            for job in catalog.source_jobs(self.source)
+            if self.upto is None or job.high_water is None or job.high_water < self.upto
+        ]
+
+
+def verify_files(catalog: Catalog) -> Result:
+    """Read all files: a row for each kind, and one for each file that is damaged; then the result
+    has a ``failure``.
+
+    Raises:
+        ChangefeedError: the state cannot be read.
+    """
+    read: dict[tuple[str, str], list[StoredFile]] = {}
+    for file in _stored_files(catalog):
+        read.setdefault((file.source, file.what), []).append(file)
+    result = Result(columns=_COLUMNS)
+    for (source, what), files in read.items():
+        size = sum(file.size for file in files)
+        result.rows.append((source, what, len(files), size, None, None, None, None))
+        for file in files:
+            if file.damage is not None:
+                feeds = ", ".join(file.needed_by(catalog))
+                found = (file.name, _sentence(file.damage), feeds, file.damage.hint)
+                result.rows.append((source, what, None, file.size, *found))
+    damaged_files = sum(file.damage is not None for files in read.values() for file in files)
+    if damaged_files:
+        count = "1 file is" if damaged_files == 1 else f"{damaged_files} files are"
+        failure = ChangefeedError(Code.LOG_DAMAGED, f"{count} damaged")
+        return replace(result, failure=failure)
+    return result
+
+
+def _sentence(damage: ChangefeedError) -> str:
+    facts = f" ({damage.detail})" if damage.detail else ""
+    return f"{damage.code.number}: {damage.message}{facts}"
+
+
+def _stored_files(catalog: Catalog) -> Iterator[StoredFile]:
+    """Read everything that proves itself: the change logs, the row images, and the notes of
+    sources. Transactions in progress (``spool``) are not read: only the process that writes them
+    knows how far they are complete."""
+    layout = StateLayout(Path(catalog.directory))
+    for source in (state.name for state in catalog.source_states()):
+        yield from _log(source, layout.log(source))
+        yield from _images(source, layout.images(source))
+        yield from _notes(source, layout.beside_log(source))
+
+
+# ---------------------------------------------------------------------------------- change log
+
+
+def _log(source: str, root: Path) -> Iterator[StoredFile]:
+    try:
+        ledger = read_ledger(root)
+    except ChangefeedError as error:
+        yield StoredFile(source, "indexes", LEDGER_NAME, 0, error)
+        return
+    if ledger is None:
+        return
+    yield StoredFile(source, "indexes", LEDGER_NAME, (root / LEDGER_NAME).stat().st_size)
+    if not any(read_head(root) is not None for _ in range(_HEAD_ATTEMPTS)):
+        gone = damaged(HEAD_NAME, "it cannot be read")
+        yield StoredFile(source, "indexes", HEAD_NAME, 0, gone)
+    known: set[int] = set()
+    # Journals that were merged meanwhile are read in their new form.
+    while left := [one for one in _journals(root, ledger) if one[0] not in known]:
+        number, length, upto = left[0]
+        known.add(number)
+        yield from _journal(source, root, number, length, upto)
+        ledger = read_ledger(root) or ledger
+
+
+def _journals(root: Path, ledger: Ledger) -> list[tuple[int, int, Timestamp | None]]:
+    """Number, length and last timestamp of the journals; the live one as far as HEAD says."""
+    found: list[tuple[int, int, Timestamp | None]] = [
+        (sealed.number, sealed.length, sealed.frontier.at) for sealed in ledger.sealed
+    ]
+    head = read_head(root)
+    if head is not None and head.live == ledger.live:
+        found.append((ledger.live, head.length, None))
+    return found
+
+
+def _journal(
+    source: str, root: Path, number: int, length: int, upto: Timestamp | None
+) -> Iterator[StoredFile]:
+    """A journal, and the segments that its frames name."""
+    name, damage = journal_name(number), None
+    segments: list[list[Any]] = []
+    try:
+        journal = JournalFile(root, number)
+        for frame in journal.frames(FIRST_FRAME, length):
+            segments += [entry for entry in frame.header.get("e", ()) if entry[0] == "p"]
+            for extent in frame_extents(frame, number):
+                try:
+                    check(extent, journal.read(extent.offset, extent.length), name)
+                except ChangefeedError as error:
+                    damage = damage or error
+    except FileNotFoundError:
+        if not _needs(root, number):
+            return
+        damage = damaged(name, "file is gone")
+    except ChangefeedError as error:
+        damage = error
+    yield StoredFile(source, "journals", name, length, damage, upto)
+    for entry in segments:
+        try:
+            size = _read_segment(root, entry)
+        except FileNotFoundError:
+            if not _needs(root, number):
+                continue
+            yield StoredFile(
+                source, "segments", entry[2], 0, damaged(entry[2], "file is gone"), upto
+            )
+        except ChangefeedError as error:
+            yield StoredFile(source, "segments", entry[2], entry[3], error, upto)
+        else:
+            yield StoredFile(source, "segments", entry[2], size, None, upto)
+
+
+def _needs(root: Path, number: int) -> bool:
+    """Whether the log still consists of this journal and its segments."""
+    ledger = read_ledger(root)
+    return ledger is not None and (
+        number == ledger.live or any(number == sealed.number for sealed in ledger.sealed)
+    )
+
+
+def _read_segment(root: Path, entry: list[Any]) -> int:
+    """Compare the file of a frame's entry (:mod:`changefeed.log.frame`); returns its size.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        ChangefeedError: CF3001, it differs from what was written.
+    """
+    name, size, groups, marks = entry[2], entry[3], entry[6], entry[8]
+    fd = os.open(root / name, os.O_RDONLY)
+    try:
+        if os.fstat(fd).st_size != size:
+            raise damaged(name, f"it has {os.fstat(fd).st_size} bytes, and had {size}")
+        for number, stretch in enumerate(stretches(marks)):
+            try:
+                stretch.verify(fd)
+            except (AlteredBytes, OSError) as error:
+                group = number // 2
+                where = f"row group {group}" if group < len(groups) else "the footer"
+                raise damaged(name, f"{where} cannot be read", reason=error) from error
+    finally:
+        os.close(fd)
+    return int(size)
+
+
+# ------------------------------------------------------------------------- images and notes
+
+
+def _images(source: str, root: Path) -> Iterator[StoredFile]:
+    for folder in _listed(root):
+        name = f"{folder.name}/{MANIFEST}"
+        try:
+            memo = read_manifest(folder)
+        except ChangefeedError as error:
+            yield StoredFile(source, "row images", name, 0, error)
+            continue
+        if memo is None or memo["state"] == StoreState.BROKEN:
+            continue  # an empty store, or one that was given up and is made again
+        yield StoredFile(source, "row images", name, len(str(memo)))
+        for run in memo.get("runs", ()):
+            name, damage = f"{folder.name}/{run['file']}", None
+            try:
+                for _ in ImageRun.from_memo(folder, run).batches():
+                    pass
+            except ChangefeedError as error:
+                now = read_manifest(folder)
+                if now is None or run["file"] not in [r["file"] for r in now.get("runs", ())]:
+                    continue
+                damage = error
+            yield StoredFile(source, "row images", name, run["bytes"], damage)
+
+
+def _notes(source: str, root: Path) -> Iterator[StoredFile]:
+    for path in _listed(root):
+        if not path.is_file() or path.suffix == UNFINISHED:
+            continue
+        try:
+            size, damage = len(read_durable(path)), None
+        except FileNotFoundError:
+            continue
+        except (OSError, AlteredBytes) as error:
+            size, damage = (
+                0,
+                ChangefeedError(
+                    Code.LOG_DAMAGED,
+                    "a note of the source cannot be read",
+                    detail=f"file {path}: {error}",
+                ),
+            )
+        yield StoredFile(source, "notes", path.name, size, damage)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
