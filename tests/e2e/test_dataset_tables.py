@@ -6,6 +6,7 @@ Spark's catalog is chosen when its session starts, and the session of the other 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset import read_config
 from changefeed.dataset.run import run_dataset
@@ -28,6 +30,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What :mod:`tests.helpers.hive_child` saw."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.helpers.hive_child", str(tmp_path_factory.mktemp("hive"))],
+        env={**os.environ, "PYTHONPATH": import_path()},
         capture_output=True,
         text=True,
         timeout=600,
