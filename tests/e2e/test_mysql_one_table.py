@@ -158,8 +158,7 @@ def test_a_zero_date_in_a_key_names_its_column(tmp_path: Path, binlog_server: Bi
 
         until(failure)
         said = failure()
-        assert "days: column day is in the key, and has no value in a row (a date" in said, said
-        assert "source type date, 1 of 2 rows" in said
+        assert "days cannot be scanned: column 'day' of the key has a value that is no date" in said
         run("SET SESSION sql_mode = ''", "UPDATE days SET day = '2024-03-01' WHERE n = 2")
         feeds.execute("ALTER CHANGEFEED f RESCAN days")
         if feeds.catalog.job("f").status is Status.FAILED:
