@@ -57,8 +57,9 @@ def unusable_key(table: TableSchema, values: Sequence[pa.Array]) -> str:
     A column of a key is never NULL at the server; it is here if its date is none.
     """
     for place in () if table.keyless else table.key:
-        if values[place].null_count:
-            name = table.columns[place].name
+        column = table.columns[place]
+        if column.logical in ("date", "timestamp", "timestamptz") and values[place].null_count:
+            name = column.name
             return (
                 f"column {name!r} of the key has a value that is no date (0000-00-00, 2024-00-10): "
                 "it would be NULL, and rows with such keys would become one. Give these rows "
