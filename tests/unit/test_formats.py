@@ -361,8 +361,12 @@ def test_certificates_of_the_address_are_used(tmp_path: Path) -> None:
     ("query", "options", "message"),
     [
         ("", {"format": "avro"}, "format=avro to Kafka requires confluent_schema_registry"),
-        ("?confluent_schema_registry=http://h", {}, "is only usable with format=avro"),
-        ("?avro_schema_prefix=x", {}, "is only usable with format=avro"),
+        (
+            "?confluent_schema_registry=http://h",
+            {"format": "json"},
+            "is only usable with format=avro",
+        ),
+        ("?avro_schema_prefix=x", {"format": "json"}, "is only usable with format=avro"),
         (
             "?confluent_schema_registry=http://h",
             {"format": "avro", "confluent_schema_registry": "http://h"},

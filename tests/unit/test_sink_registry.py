@@ -21,7 +21,7 @@ from changefeed.options import masking
 from changefeed_testing.sinks.conformance import CASES
 from changefeed_testing.sinks.feed import FeedDouble, at, put
 from sinks import registry
-from sinks.base import DECLARED
+from sinks.base import DECLARED, Feature
 from sinks.null.sink import NullSink
 
 
@@ -132,6 +132,8 @@ def test_what_is_no_sink_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("declared", DECLARED)
 def test_a_sink_declares_what_it_has_methods_for(declared: str) -> None:
     flag: dict[str, Any] = {declared: True}
+    if declared == "compares":
+        flag = {"features": NullSink.capabilities.features | {Feature.COMPARISON}}
     able = replace(NullSink.capabilities, **flag)
     with pytest.raises(TypeError, match=f"declares {declared} and has no"):
         type("Boaster", (NullSink,), {"capabilities": able})
