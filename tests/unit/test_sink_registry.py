@@ -17,11 +17,11 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import SinkURL, sink_location
-from changefeed.options import masking
+from changefeed.options import Feature, masking
 from changefeed_testing.sinks.conformance import CASES
 from changefeed_testing.sinks.feed import FeedDouble, at, put
 from sinks import registry
-from sinks.base import DECLARED, Feature
+from sinks.base import DECLARED
 from sinks.null.sink import NullSink
 
 
