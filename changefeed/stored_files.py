@@ -235,19 +235,15 @@ def _notes(source: str, root: Path) -> Iterator[StoredFile]:
         if not path.is_file() or path.suffix == UNFINISHED:
             continue
         try:
-            size, damage = len(read_durable(path)), None
+            size = len(read_durable(path))
         except FileNotFoundError:
             continue
         except (OSError, AlteredBytes) as error:
-            size, damage = (
-                0,
-                ChangefeedError(
-                    Code.LOG_DAMAGED,
-                    "a note of the source cannot be read",
-                    detail=f"file {path}: {error}",
-                ),
-            )
-        yield StoredFile(source, "notes", path.name, size, damage)
+            said = "a note of the source cannot be read"
+            damage = ChangefeedError(Code.LOG_DAMAGED, said, detail=f"file {path}: {error}")
+            yield StoredFile(source, "notes", path.name, 0, damage)
+        else:
+            yield StoredFile(source, "notes", path.name, size)
 
 
 def _listed(folder: Path) -> list[Path]:

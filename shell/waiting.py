@@ -9,7 +9,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -57,13 +57,13 @@ class WaitIndicator:
         self._done = threading.Event()
         self._drawn = False
         self._thread: threading.Thread | None = None
-        self._quiet = quiet_keys()
+        self._quiet = ExitStack()
         if shown and stream.isatty():
             self._thread = threading.Thread(target=self._turn, name="shell-waiting", daemon=True)
 
     def __enter__(self) -> Self:
         if self._thread is not None:
-            self._quiet.__enter__()
+            self._quiet.enter_context(quiet_keys())
             self._thread.start()
         return self
 
@@ -78,8 +78,7 @@ class WaitIndicator:
             self._thread.join()
         if self._drawn:
             self._write("")
-        if self._thread is not None:
-            self._quiet.__exit__(None, None, None)
+        self._quiet.close()
 
     def _turn(self) -> None:
         begun = time.monotonic()

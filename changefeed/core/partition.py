@@ -17,12 +17,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from changefeed.core.schema import Column
+from changefeed.core.schema import DATES, INTEGERS, Column
 
-#: Logical types by how their values of the log are compared.
-INTEGERS = frozenset({"int16", "int32", "int64"})
+#: Logical types whose values of the log are compared as they are.
 AS_THEY_ARE = frozenset({"bool", "text", "uuid", "time"})
-DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 
 def is_decimal(column: Column) -> bool:

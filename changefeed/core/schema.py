@@ -63,6 +63,10 @@ class TableName:
         return f"{self.source}.{self.schema}.{self.name}"
 
 
+#: Logical types of whole numbers, and of dates and instants.
+INTEGERS = frozenset({"int16", "int32", "int64"})
+DATES = frozenset({"date", "timestamp", "timestamptz"})
+
 #: The key of a row: a value for each key column, as the change log has it.
 RowKey = tuple[str | int | bool, ...]
 

@@ -11,14 +11,12 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import (
     AS_THEY_ARE,
-    DATES,
-    INTEGERS,
     Members,
     PartitionCondition,
     Prefixes,
     is_decimal,
 )
-from changefeed.core.schema import Column
+from changefeed.core.schema import DATES, INTEGERS, Column
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan
 

@@ -25,7 +25,7 @@ from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.formats import TRAITS, Format
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import INTEGERS, Column, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
@@ -49,8 +49,6 @@ LIMIT = 1_000
 PASSES = 5
 #: More bytes than any table has.
 _WHOLE = 1 << 62
-#: Types of a first key column that every target orders as the source does.
-PART_KEYS = frozenset({"int16", "int32", "int64"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class TableVerifier:
         if (
             not registry.capabilities(registry.scheme_of(self._uri)).compares_parts
             or schema.keyless
-            or schema.key_columns[0].logical not in PART_KEYS
+            or schema.key_columns[0].logical not in INTEGERS
         ):
             return None
         return KeyPart(low, self._source.key_after(schema, low, rows))
@@ -305,11 +303,10 @@ class TableVerifier:
         self, table: TableProgress, rows: SourceRows, part: KeyPart | None
     ) -> Iterator[pa.Table]:
         """The rows of the source; when they have ended, the target has what they showed."""
-        keys, size = (
-            KeyRange(table.values_from or None, table.values_to or None),
-            DEFAULT_PART_BYTES,
-        )
-        if part is not None:
+        if part is None:
+            size = DEFAULT_PART_BYTES
+            keys = KeyRange(table.values_from or None, table.values_to or None)
+        else:
             size = _WHOLE  # the index of the key finds it
             keys = KeyRange(*(None if at is None else (str(at),) for at in (part.low, part.high)))
         with self._source.snapshot([rows.schema]) as snapshot:

@@ -110,8 +110,11 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
     partition = parameters.choice("partition_format")
     manifests = parameters.attempt(lambda: url.take_choice("manifest"), None)
     size = parameters.attempt(lambda: _size(parameters.text("file_size")), DEFAULT_FILE_SIZE)
+    resolved = options.get("resolved")
+    # Changes are files by the time a resolved timestamp is due, which waits for them.
+    every = float(resolved) if isinstance(resolved, int | float) else 0.0
     usual = FLUSH_INTERVAL
-    if options.get("resolved") == 0:
+    if resolved == 0:
         usual = DISK_INTERVAL if place.kind == LOCAL else STORE_INTERVAL
     interval = parameters.attempt(
         lambda: _interval(parameters.text("flush_interval"), usual), usual
@@ -128,9 +131,6 @@ def parse(uri: str, options: Mapping[str, object]) -> FilesSettings:
             ChangefeedError(Code.OPTION_DOES_NOT_FIT_SINK, problem, hint=f"they take {able}.")
         )
     buckets = PARTITION_FORMATS[partition]
-    # Changes are files by the time a resolved timestamp is due, which waits for them.
-    resolved = options.get("resolved")
-    every = float(resolved) if isinstance(resolved, int | float) else 0.0
     if manifests == "yes":
         found += _against_manifests(place, partition, options)
     raise_all(found)

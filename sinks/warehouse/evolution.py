@@ -27,7 +27,7 @@ from itertools import count
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import INTEGERS, Column, TableSchema
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.tables import TargetTable
 
@@ -41,7 +41,6 @@ WIDER: Mapping[str, frozenset[str]] = {
     "float32": frozenset({"float64"}),
     "date": frozenset({"timestamp"}),
 }
-WHOLE = frozenset({"int16", "int32", "int64"})
 _DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
 
 
@@ -174,7 +173,7 @@ def _retype(table: TargetTable, was: Column, column: Column, key: bool) -> list[
 
 def _as_text(d: Dialect, was: Column, column: Column) -> bool:
     """A number without a point becomes a text, and the target writes it as the source does."""
-    return d.widens_to_text and was.logical in WHOLE and column.logical == "text"
+    return d.widens_to_text and was.logical in INTEGERS and column.logical == "text"
 
 
 def widens(old: str, new: str) -> bool:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import DATES, Column, TableSchema
 from sinks.merged import policy
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
 from sinks.merged.rows import key_value, versions_of
@@ -199,7 +199,7 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
         rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
         missing = _missing_keys(shape, staged, i)
         if missing:
-            zero = column.logical in ("date", "timestamp", "timestamptz")
+            zero = column.logical in DATES
             raise refused_value(
                 shape,
                 column,

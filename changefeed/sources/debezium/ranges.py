@@ -7,10 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import INTEGERS, Column, TableSchema
 from changefeed.sources.base import KeyRange
 
-_WHOLE = ("int16", "int32", "int64")
 _SORTED_TEXT = ("text", "uuid", "date")
 
 
@@ -20,7 +19,7 @@ def range_problem(table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
         for column, value in zip(table.key_columns, bound or (), strict=False):
             if column.logical in _SORTED_TEXT:
                 continue
-            if column.logical not in _WHOLE:
+            if column.logical not in INTEGERS:
                 return ChangefeedError(
                     Code.NOT_SUPPORTED,
                     f"a range of keys cannot be of column {column.name}, a {column.logical}",
@@ -46,7 +45,7 @@ def _values(table: TableSchema, bound: tuple[str, ...]) -> list[int | str]:
 
 
 def _value(column: Column, text: str) -> int | str:
-    return int(text) if column.logical in _WHOLE else text
+    return int(text) if column.logical in INTEGERS else text
 
 
 def in_range(table: TableSchema, keys: KeyRange, batch: pa.RecordBatch) -> pa.RecordBatch:

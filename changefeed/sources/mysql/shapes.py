@@ -168,7 +168,7 @@ class Shapes:
         self._noted.setdefault(name, _StatementNotes()).add(done)
 
     def replaced(self, name: TableName, kind: str) -> Iterator[ShapeChange]:
-        """A statement of this kind gave the name to another table: what readers are told."""
+        """Changes for readers: a statement of this kind gave the name to another table."""
         known = self.seen(name)
         self._noted[name] = _StatementNotes(told=known is not None)
         if known is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import DATES, Column, TableSchema
 from changefeed.sources.mysql.result import Values
 from changefeed.sources.mysql.session import quoted
 
@@ -51,14 +51,14 @@ def hex_text(values: pa.Array) -> pa.Array:
 
 
 def unusable_key(table: TableSchema, values: Sequence[pa.Array]) -> str:
-    """Why rows with these values of all columns cannot be told apart by the table's key; empty:
-    they can.
+    """Why the table's key cannot distinguish rows with these values of all columns; empty: it
+    can.
 
     A column of a key is never NULL at the server; it is here if its date is none.
     """
     for place in () if table.keyless else table.key:
         column = table.columns[place]
-        if column.logical in ("date", "timestamp", "timestamptz") and values[place].null_count:
+        if column.logical in DATES and values[place].null_count:
             name = column.name
             return (
                 f"column {name!r} of the key has a value that is no date (0000-00-00, 2024-00-10): "
@@ -84,7 +84,7 @@ def log_column(column: Column, values: Values) -> pa.Array:
     texts = values.gather(pa.string())
     if column.physical != "string":
         return texts.cast(column.arrow)
-    if logical in ("date", "timestamp", "timestamptz"):
+    if logical in DATES:
         return moment_text(texts, logical)
     if logical == "float32":
         # Read as a double, which it is exactly: the server prints a FLOAT with too few digits.

@@ -176,7 +176,7 @@ def keep_through_failover(
     connection: PsycopgConnection, uri: str, slot: str, *, failover: bool = True
 ) -> None:
     """Make a failover slot of one that is none (a copy of another slot, or one that an upgrade of
-    the server brought along), or the reverse. Left as it is while somebody reads from it.
+    the server brought along), or the reverse. A slot that is being read stays as it is.
 
     Raises:
         ChangefeedError: no replication connection can be had.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import psycopg
 from psycopg import errors, sql
@@ -66,8 +66,6 @@ TOLD_AFTER_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 #: A table is never cut into more parts than this.
 MOST_PARTS = 10_000
 
@@ -109,7 +107,7 @@ class PostgresSnapshot:
         replication = connect_replication(uri)
         try:
             with Prompter(primary) if primary else nullcontext():
-                with _telling(told_after_seconds, primary or uri, on_wait):
+                with _reporting_waits(told_after_seconds, primary or uri, on_wait):
                     lsn, exported = _export(primary or uri, replication, consistent_seconds)
             self._holder = connect(uri)
             try:
@@ -254,7 +252,7 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
     """
     slot = f"changefeed_scan_{os.getpid()}_{secrets.token_hex(4)}"
     try:
-        with _after(seconds, _cancel, replication):
+        with _cancelled_after(seconds, replication):
             row = replication.execute(
                 f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
             ).fetchone()
@@ -278,9 +276,9 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
 
 
 @contextmanager
-def _after(seconds: float, action: Callable[[T], None], about: T) -> Iterator[None]:
-    """``action`` is done in another thread if the block takes longer."""
-    timer = threading.Timer(seconds, action, args=(about,))
+def _cancelled_after(seconds: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """The connection's statement is cancelled if the block takes longer."""
+    timer = threading.Timer(seconds, _cancel, args=(connection,))
     timer.daemon = True
     timer.start()
     try:
@@ -290,14 +288,14 @@ def _after(seconds: float, action: Callable[[T], None], about: T) -> Iterator[No
 
 
 @contextmanager
-def _telling(
+def _reporting_waits(
     seconds: float, uri: str, on_wait: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[None]:
-    """Another thread says who is waited for while the block runs, every ``seconds``."""
+    """Another thread reports every ``seconds`` which transactions the block waits for."""
     over = threading.Event()
 
-    def tell() -> None:
-        told = False
+    def report() -> None:
+        logged = False
         while not clock.wait(over, seconds):
             try:
                 who = _open_transactions(uri)
@@ -305,20 +303,20 @@ def _telling(
                 who = f"transactions that cannot be seen: {error.message}"
             if not over.is_set():
                 on_wait(who)
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 _logger.warning(
                     "the initial scan waits for the transactions that were open before it: %s",
                     who or "none is open at the moment",
                 )
 
-    teller = threading.Thread(target=tell, name="pg-waits", daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report, name="pg-waits", daemon=True)
+    reporter.start()
     try:
         yield
     finally:
         over.set()
-        teller.join()
+        reporter.join()
         on_wait("")
 
 

@@ -16,7 +16,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import INTEGERS, Column, TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import Feature, History
 from sinks.base import (
@@ -331,7 +331,7 @@ class SpannerSink(DatabaseSink):
 
 def _written(column: Column) -> str:
     """What values of a column are written like: whole numbers of any size alike, and decimals."""
-    if column.logical in ("int16", "int32", "int64"):
+    if column.logical in INTEGERS:
         return "int"
     return column.logical.partition("(")[0]
 

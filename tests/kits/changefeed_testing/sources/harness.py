@@ -13,7 +13,7 @@ from changefeed.sources.base import Source
 
 
 class UserSession(Protocol):
-    """A connection of somebody who uses the database; begins a transaction when first used."""
+    """A connection of a user of the database; begins a transaction when first used."""
 
     def execute(self, sql: str) -> object:
         """Run one statement."""
