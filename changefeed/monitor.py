@@ -53,8 +53,6 @@ class StateCollector(Collector):
         yield up
 
     def _of_feeds(self) -> Iterator[Metric]:
-        now = self._interpreter.clock.now().wall
-
         def gauge(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"changefeed_{name}", text, labels=_LABELS)
 
@@ -77,15 +75,13 @@ class StateCollector(Collector):
             in_trouble.add_metric(labels, float(shown.troubled))
             rows.add_metric(labels, float(job.emitted_rows))
             size.add_metric(labels, float(job.emitted_bytes))
-            rate.add_metric(labels, job.rows_per_second)
+            if shown.moves:
+                rate.add_metric(labels, job.rows_per_second)
             tables = troubled.get(job.id, ())
             failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
             if shown.lag is not None:
                 behind.add_metric(labels, float(shown.lag))
-            if shown.lag is not None and job.high_water is not None:
-                # Only what the tables at work have not taken yet lets the feed fail.
-                late = max(0.0, (now - job.high_water.wall) / 1e9)
-                used.add_metric(labels, late / Options.from_dict(job.options)[GC_TTL])
+                used.add_metric(labels, shown.lag / Options.from_dict(job.options)[GC_TTL])
         yield from (status, in_trouble, behind, used, rate, failed, rows, size)
 
     def _of_proofs(self) -> Iterator[Metric]:

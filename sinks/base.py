@@ -489,6 +489,12 @@ class Sink(ABC):
         object was made. The object is then closed; if the feed goes on, it opens a new one.
         """
 
+    def unanswered(self) -> str:
+        """Why requests of this object fail or are tried again, from the first failure until one
+        succeeds: one clause without secrets and row values, empty while there is none. Called from
+        another thread, at any time after the object was made; returns at once."""
+        return ""
+
     def topic(self, name: str) -> str:
         """The name of the target of a table (or topic alias). Does not connect."""
         return name

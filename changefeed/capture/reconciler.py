@@ -241,8 +241,8 @@ class SourceReconciler:
             if self._catalog.source_state(self.name).renewal and error.code in LOG_LOST:
                 continue
             # A busy source is not an error: the feed waits for its turn.
-            busy = error.code is Code.SOURCE_BUSY and job.status is Status.PENDING
-            status = Status.PENDING if busy else usual
+            busy = error.code is Code.SOURCE_BUSY and job.status is Status.STARTING
+            status = Status.STARTING if busy else usual
             if (job.status, job.error) != (status, error.message):
                 reason = f"source: {error.message}"
                 self._catalog.transition(job.id, status, reason=reason, error=error)

@@ -64,7 +64,7 @@ class Jobs(CatalogPart):
     kept_dropped: int = 200
 
     def create_job(self, spec: JobSpec) -> Job:
-        """Store a feed, ``pending`` and wanted ``running``, with its tables.
+        """Store a feed, ``starting`` and wanted ``running``, with its tables.
 
         Raises:
             ChangefeedError: CF1102 the name is taken; CF1303 its log cannot begin where it asks.
@@ -86,7 +86,7 @@ class Jobs(CatalogPart):
                         targets=list_text(spec.targets),
                         options=json.dumps(dict(spec.options)),
                         statement=spec.statement,
-                        status=Status.PENDING.value,
+                        status=Status.STARTING.value,
                         wanted=DesiredStatus.RUNNING.value,
                         reason="waits for a node",
                         created=now,

@@ -2,13 +2,14 @@
 
 ::
 
-    pending -> scanning -> running <-> paused
+    starting -> scanning -> running <-> paused
                  |            |
                  +-> retrying / stalled <-+      (back to scanning or running)
-                 +-> failed --RESUME--> pending
+                 +-> failed --RESUME--> starting
                  +-> succeeded
     any -> dropped
 
+A feed is ``starting`` until its first round is delivered, after each start of a node.
 ``status`` is where a job is, and only the node that holds its lease moves it (except for a
 job no node runs). ``wanted`` is where a person wants it, and only statements set it.
 This module owns no storage; :mod:`changefeed.catalog` keeps the rows.
@@ -38,7 +39,7 @@ _QUERY = "SELECT "
 class Status(StrEnum):
     """Where a job is."""
 
-    PENDING = "pending"
+    STARTING = "starting"
     SCANNING = "scanning"
     RUNNING = "running"
     RETRYING = "retrying"
@@ -60,7 +61,7 @@ class Status(StrEnum):
 
 
 _ACTIVE = frozenset(
-    {Status.PENDING, Status.SCANNING, Status.RUNNING, Status.RETRYING, Status.STALLED}
+    {Status.STARTING, Status.SCANNING, Status.RUNNING, Status.RETRYING, Status.STALLED}
 )
 
 
@@ -77,13 +78,13 @@ _WORK = _ACTIVE | {Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPE
 #: Status -> the statuses it may become. Staying is always allowed (a new reason).
 #: A paused feed may fail: the log's retention can pass it.
 MOVES: Mapping[Status, frozenset[Status]] = {
-    Status.PENDING: _WORK,
+    Status.STARTING: _WORK,
     Status.SCANNING: _WORK,
     Status.RUNNING: _WORK,
     Status.RETRYING: _WORK,
     Status.STALLED: _WORK,
     Status.PAUSED: _ACTIVE | {Status.FAILED, Status.DROPPED},
-    Status.FAILED: frozenset({Status.PENDING, Status.DROPPED}),
+    Status.FAILED: frozenset({Status.STARTING, Status.DROPPED}),
     Status.SUCCEEDED: frozenset({Status.DROPPED}),
     Status.DROPPED: frozenset(),
 }

@@ -72,6 +72,10 @@ class Timestamp:
             microsecond=self.wall // 1_000 % 1_000_000
         )
 
+    def time_of_day(self) -> str:
+        """``21:24:52 UTC``."""
+        return f"{self.datetime():%H:%M:%S} UTC"
+
     def file_stamp(self) -> str:
         """``YYYYMMDDHHMMSSNNNNNNNNNLLLLLLLLLL``: sorts as text in time order."""
         moment = self.datetime()

@@ -39,6 +39,7 @@ class Timings:
         save_idle: progress of a feed that only watches time pass is saved this often.
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
+        unanswered: a call of a sink that takes longer shows as what the feed waits for.
         resume: a feed that was resumed shows within this time, or the statement says so.
         answer: how long a statement waits for the node to carry it out.
     """
@@ -67,5 +68,6 @@ class Timings:
     save_idle: float = 2.0
     retry_first: float = 0.5
     retry_longest: float = 30.0
+    unanswered: float = 10.0
     resume: float = 10.0
     answer: float = 30.0

@@ -22,10 +22,17 @@ def started(job: Job) -> None:
 
 
 def moved(
-    name: str, before: Status | None, after: Status, reason: str, error: ChangefeedError | None
+    name: str,
+    before: Status | None,
+    after: Status,
+    reason: str,
+    error: ChangefeedError | None,
+    failed: int = 0,
 ) -> None:
-    """Log a new status of the feed, or a new reason for a retry."""
+    """Log a new status of the feed, or a new reason for a retry; ``failed`` tables have failed."""
     level, said = _said(before, after, reason)
+    if failed and after is Status.RUNNING:
+        said += f", but {failed} of its tables {'has' if failed == 1 else 'have'} failed"
     log.log(level, "feed %s: %s%s", name, f"{error.code.number} " if error else "", said)
 
 

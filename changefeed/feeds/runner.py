@@ -115,7 +115,13 @@ class FeedRunner:
         self._called = threading.Event()
         self._feed = Feed(self.catalog, job, lease, services.queries)
         self.sink_session = SinkSession(
-            self.catalog, self._feed, services.node_id, services.spark, sink
+            self.catalog,
+            self._feed,
+            services.node_id,
+            services.spark,
+            sink,
+            services.clock,
+            services.timings.unanswered,
         )
         self._delivery = Delivery(
             job.name, self.source_runtime.log, services.messages, self.sink_session, services.sizes
@@ -214,6 +220,21 @@ class FeedRunner:
             self._checkpoint.want(frontier.at if frontier else None)
         self.request_checkpoint()
 
+    def pulse(self) -> None:
+        """Show what the feed's thread waits for now, also that its Spark has ended.
+
+        Raises:
+            LeaseLost: another node has the job now.
+        """
+        waits, lost = self.sink_session.waits(), None
+        if self.needs_spark or self.sink_session.needs_spark:
+            spark = self._services.spark
+            lost = spark.lost
+            if lost is not None:
+                spark.start()
+                waits = spark.step
+        self._status.pulse(self._feed, waits, lost)
+
     def wake(self) -> None:
         """Wake the feed's thread."""
         self.source_runtime.log.wake()
@@ -247,6 +268,7 @@ class FeedRunner:
     def _run(self) -> None:
         try:
             self.catalog.take_generation(self.job_id, self.generation, self._lease)
+            self._status.begin(self._feed)
             self.source_runtime.begin_feed(self.job_id)
             while not self._stopping.is_set():
                 if not self._guarded():
@@ -389,7 +411,8 @@ class FeedRunner:
             return True  # it stops now, and the stop may have caused the error
         if error.action is Action.RETRY and self._retry.allows(self._feed.options[RETRY_FOR]):
             pause = self._retry.next_pause()
-            again = f"attempt {self._retry.attempt}, again in {pause:.1f}s"
+            at = Timestamp(self._services.clock.now().wall + int(pause * 1e9)).time_of_day()
+            again = f"attempt {self._retry.attempt}, next try at {at}"
             self._status.retrying(self._feed, error, again)
             self._services.clock.wait(self._called, pause)
             return True

@@ -63,6 +63,11 @@ class ScanCoordinator:
         return bool(_owed(feed))
 
     @property
+    def reads(self) -> bool:
+        """Whether the running scan has its snapshot: it does not wait for Spark or the source."""
+        return self._scan is not None and self._scan.at is not None
+
+    @property
     def delivers(self) -> bool:
         """Whether rows of the running scan are durable in the sink."""
         return self._scan is not None and self._scan.delivered

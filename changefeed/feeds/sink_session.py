@@ -7,13 +7,15 @@ concerns one table only becomes a :class:`TableError` here, so that the other ta
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from changefeed.catalog import Catalog
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.faults import Point, fault_point
@@ -48,8 +50,17 @@ class SinkSession:
         node_id: str,
         spark: NodeSpark,
         given: Sink | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        patience: float = math.inf,
     ) -> None:
-        """``given``: the one sink object of a sinkless feed, else sinks are made from the URI."""
+        """``given``: the one sink object of a sinkless feed, else sinks are made from the URI.
+
+        A call that takes longer than ``patience`` seconds shows in :meth:`waits`.
+        """
+        self._clock = clock
+        self._patience = patience
+        #: The call of the sink that is under way, and when it began; of the feed's own thread.
+        self._call: tuple[str, Timestamp, Sink | None] | None = None
         self._catalog = catalog
         self._feed = feed
         self._node_id = node_id
@@ -58,6 +69,7 @@ class SinkSession:
         self._layout = StateLayout(Path(catalog.directory))
         self._sink: Sink | None = None
         self._scan_sink: Sink | None = None
+        self._spark_packs: tuple[str, ...] = ()
         #: The sink object that is being opened, which may wait for its server.
         self._opening: Sink | None = None
         self._interrupted = False
@@ -70,6 +82,40 @@ class SinkSession:
         for sink in (self._opening, self._sink, self._scan_sink):
             if sink is not None:
                 sink.interrupt()
+
+    def waits(self) -> str:
+        """What the feed waits for at its sink, from the first request on that failed, or once a
+        call has taken long; empty if nothing. From any thread; returns at once.
+        """
+        call, scan = self._call, self._scan_sink
+        if scan is not None and (why := scan.unanswered()):
+            return why
+        if call is None:
+            return ""
+        doing, began, sink = call
+        if sink is not None and (why := sink.unanswered()):
+            return f"{why} ({doing} since {began.time_of_day()})"
+        if self._spark_step():
+            return self._spark_step()
+        long = (self._clock.now().wall - began.wall) / 1e9 > self._patience
+        return f"{doing} since {began.time_of_day()}" if long else ""
+
+    def _spark_step(self) -> str:
+        """What Spark does before the sink can be used; empty for a sink without Spark."""
+        return self._spark.step if self._spark_packs else ""
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether the sink delivers by Spark alone, as far as is known."""
+        return bool(self._spark_packs)
+
+    @contextmanager
+    def _calling(self, doing: str, sink: Sink | None) -> Iterator[None]:
+        before, self._call = self._call, (doing, self._clock.now(), sink)
+        try:
+            yield
+        finally:
+            self._call = before
 
     def new_sink(self) -> Sink:
         """Another sink object of the feed, not opened."""
@@ -101,7 +147,7 @@ class SinkSession:
         """A sink object with what its first ``open`` may rely on: Spark's packs, empty scratch."""
         sink = self.new_sink()
         if self._given is None:
-            packs = sink.capabilities.spark_packs
+            packs = self._spark_packs = sink.capabilities.spark_packs
             if packs:
                 self._spark.require(*packs)
             _empty(self._scratch(scan))
@@ -112,14 +158,17 @@ class SinkSession:
         if feed is not None:
             self._feed = feed
         if self._sink is None:
-            sink = self._opening = self._prepared(scan=False)
+            with self._calling("opening the sink", None):
+                sink = self._opening = self._prepared(scan=False)
             if self._interrupted:
                 sink.interrupt()
-            sink.open(self.context())
-            if self.keeps(sink):
-                # What was committed before a crash, even if the feed did not learn of it. A scan
-                # that the sink must end is repeated, because its end may be missing.
-                self._feed.take_progress(sink.progress(), scans=not sink.capabilities.ends_scans)
+            with self._calling("opening the sink", sink):
+                sink.open(self.context())
+                if self.keeps(sink):
+                    # What was committed before a crash, even if the feed did not learn of it. A
+                    # scan that the sink must end is repeated, because its end may be missing.
+                    progress = sink.progress()
+                    self._feed.take_progress(progress, scans=not sink.capabilities.ends_scans)
             self._sink, self._opening = sink, None
         elif feed is not None:
             self._sink.open(self.context())
@@ -203,7 +252,9 @@ class SinkSession:
             ChangefeedError: the sink refuses them or failed; the caller knows whose rows they are.
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
-        return self.open().write(batch)
+        sink = self.open()
+        with self._calling("writing to the sink", sink):
+            return sink.write(batch)
 
     def commit(
         self,
@@ -224,11 +275,12 @@ class SinkSession:
             return
         sink = self.open()
         try:
-            if self.keeps(sink):
-                by_name = {str(self._feed.target(t).table): at for t, at in progress.items()}
-                delivery = sink.commit_with(epoch, receipts, by_name)
-            else:
-                delivery = sink.commit(epoch, receipts)
+            with self._calling("committing in the sink", sink):
+                if self.keeps(sink):
+                    by_name = {str(self._feed.target(t).table): at for t, at in progress.items()}
+                    delivery = sink.commit_with(epoch, receipts, by_name)
+                else:
+                    delivery = sink.commit(epoch, receipts)
         except ChangefeedError as error:
             table = self._blamed(error, tables)
             if table is not None:
@@ -282,7 +334,9 @@ class SinkSession:
         """Tell consumers that nothing at or below ``at`` follows."""
         topics = [target.topic for target in self._feed.targets()]
         event = Resolved(at, self._payloads("resolved", at, topics))
-        self.open().resolved(event, self._payload("resolved", at))
+        sink = self.open()
+        with self._calling("sending a resolved timestamp", sink):
+            sink.resolved(event, self._payload("resolved", at))
 
     def _payload(self, member: str, at: Timestamp, table: TableName | None = None) -> bytes:
         envelope = Envelope(self._feed.options[ENVELOPE].value)

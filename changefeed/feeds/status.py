@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.gaps import concerns
@@ -15,6 +17,9 @@ from changefeed.feeds import life
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.options import ON_ERROR, OnError
+
+#: What a feed does while nothing holds it up.
+_AT_WORK = (Status.STARTING, Status.SCANNING, Status.RUNNING)
 
 
 class FeedStatus:
@@ -36,10 +41,37 @@ class FeedStatus:
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._scanning = scanning
+        #: The feed's thread shows what it does; the node's pulse, what it waits for meanwhile.
+        self._lock = threading.RLock()
         self._shown: tuple[Status, str] | None = None
         self._shown_at = 0.0
         #: The feed retries after an error, and nothing shows yet that this attempt succeeds.
         self._trying = False
+        #: Something was delivered since the feed was taken up, or there was nothing to deliver.
+        self._begun = False
+        #: What the feed waits for, and why Spark, without which it delivers nothing, has ended: as
+        #: of the last pulse.
+        self._waits = ""
+        self._lost: ChangefeedError | None = None
+
+    def begin(self, feed: Feed) -> None:
+        """Write that a node has taken the feed up."""
+        self._show_work(feed)
+
+    def pulse(self, feed: Feed, waits: str, lost: ChangefeedError | None) -> None:
+        """Write what the feed's thread waits for, of which it cannot write itself.
+
+        Args:
+            feed: the feed.
+            waits: see :meth:`changefeed.feeds.sink_session.SinkSession.waits`.
+            lost: why the feed has no Spark; None if it has, or needs none.
+        """
+        with self._lock:
+            back = self._lost is not None and lost is None and not self._trying
+            self._waits, self._lost = waits, lost
+            shown = self._shown[0] if self._shown is not None else None
+            if back or shown in _AT_WORK:
+                self._show_work(feed)
 
     def forget(self) -> None:
         """Write the next status even if it has not changed."""
@@ -65,10 +97,23 @@ class FeedStatus:
             return  # what was written when it failed is still true
         elif over := self._source_runtime.over_limit(feed.job.id):
             self.show(feed, Status.STALLED, over.why)
-        elif self._scanning.owes(feed):
-            self.show(feed, Status.SCANNING, self._scanning.text())
         else:
-            self.show(feed, Status.RUNNING, "running")
+            self._show_work(feed)
+
+    def _show_work(self, feed: Feed) -> None:
+        """Write what a feed does that no error and no limit holds up."""
+        with self._lock:
+            scans = self._scanning.owes(feed)
+            if self._lost is not None:
+                self.show(feed, Status.RETRYING, f"{self._lost.message}; {self._waits}", self._lost)
+            elif scans and (self._begun or self._scanning.reads):
+                self.show(feed, Status.SCANNING, self._scanning.text())
+            elif not self._begun:
+                what = self._waits or (self._scanning.text() if scans else "the first round")
+                self.show(feed, Status.STARTING, f"starting: {what}")
+            else:
+                waits = f": {self._waits}" * bool(self._waits)
+                self.show(feed, Status.RUNNING, f"running{waits}")
 
     def check_limits(self, feed: Feed) -> None:
         """Raise CF3006 if the feed has been above a limit of disk space for too long."""
@@ -90,6 +135,10 @@ class FeedStatus:
         self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None = None
     ) -> None:
         """Write a status with its reason."""
+        with self._lock:
+            self._show(feed, status, reason, error)
+
+    def _show(self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None) -> None:
         if self._shown == (status, reason):
             return
         now = self._clock.monotonic()
@@ -99,9 +148,10 @@ class FeedStatus:
         if not moved and status is Status.SCANNING and early:
             return
         self._shown_at = now
-        if moved or status is Status.RETRYING:
+        if status is not Status.STARTING and (moved or status is Status.RETRYING):
             before = self._shown[0] if self._shown else None
-            life.moved(feed.job.name, before, status, reason, error)
+            failed = len(feed.in_state(TableState.FAILED))
+            life.moved(feed.job.name, before, status, reason, error, failed)
         self._write(feed, status, reason, error)
         self._shown = (status, reason)
 
@@ -123,9 +173,12 @@ class FeedStatus:
         Raises:
             TableError, ChangefeedError: as :meth:`turn`.
         """
+        first, self._begun = not self._begun, True
         if self._trying:
             self._trying = False
             self.turn(feed)
+        elif first and self._shown is not None and self._shown[0] is Status.STARTING:
+            self._show_work(feed)
 
     def failed_table(self, feed: Feed, failed: TableError) -> None:
         """Mark a table of the feed as failed, with the reason."""

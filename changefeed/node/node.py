@@ -245,6 +245,7 @@ class Node:
                 self.catalog.heartbeat(self.id)
                 self.feeds.renew_leases()
                 self.sources.save_frontiers()
+                self.feeds.show_waits()
             except ChangefeedError as error:
                 log.error("node: %s", error.message)
             except Exception as failure:

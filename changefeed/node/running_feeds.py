@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from changefeed.catalog import LeaseLost
 from changefeed.catalog.model import DesiredStatus, Job, Status
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
@@ -113,7 +114,7 @@ class RunningFeeds:
             if job.status is Status.PAUSED and job.wanted is DesiredStatus.RUNNING:
                 # A RESUME that came while the job was being paused.
                 job = self._catalog.transition(
-                    job.id, Status.PENDING, reason="resumed, waits for a node"
+                    job.id, Status.STARTING, reason="resumed, waits for a node"
                 )
             if _runnable(job) and job.id not in self._runners and not job.sinkless:
                 self._start(job)
@@ -121,6 +122,10 @@ class RunningFeeds:
     def _start(self, job: Job) -> None:
         services = self._services
         if not self._sources.covered(job):
+            # What the job says is of the node before this one.
+            stale = job.status in (Status.RUNNING, Status.SCANNING)
+            if stale and self._catalog.lease_holder(job.id) is None:
+                self._catalog.transition(job.id, Status.STARTING, reason="waits for a node")
             return
         lease = self._catalog.acquire_lease(job.id, services.node_id, services.timings.lease)
         if lease is None:
@@ -168,6 +173,14 @@ class RunningFeeds:
         for job_id in self._catalog.renew_leases(leases, self._services.timings.lease):
             log.warning("feed %s: the lease was lost, stopping", runners[job_id].name)
             runners[job_id].request_stop()
+
+    def show_waits(self) -> None:
+        """Make every feed show what it waits for."""
+        for runner in list(self._runners.values()):
+            try:
+                runner.pulse()
+            except LeaseLost:
+                runner.request_stop()
 
     def request_checkpoints(self) -> None:
         """Make every feed save its progress soon."""

@@ -28,7 +28,7 @@ from changefeed.core.table_errors import TableError, about_table
 from changefeed.scan.barrier import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
-from changefeed.sources.base import KeyRange, KeySet, Snapshot
+from changefeed.sources.base import KeyRange, KeySet, ScanPart, Snapshot
 
 
 @dataclass
@@ -77,7 +77,8 @@ class SnapshotScan(threading.Thread):
         self._stopping = threading.Event()
         self._group = f"scan-{host.job_id}-{id(self)}"
         self._began = 0.0
-        self._opening = False
+        #: What the scan waits for before it reads.
+        self._waits = ""
         self._work: ScanWork | None = None
 
     @property
@@ -107,9 +108,10 @@ class SnapshotScan(threading.Thread):
         name = "rescan" if all(t.progress.rescan_owed for t in tables) else "initial scan"
         if all(t.repair is not None for t in tables):
             name = "repair of rows"
-        if self._opening:
+        if self._waits:
+            # The source knows the transaction for which its snapshot waits, if it waits for one.
             what = self._host.source_runtime.source.waits_for
-            return f"{name}: waits for the source's snapshot" + (f", for {what}" if what else "")
+            return f"{name}: waits for {self._waits}" + (f", for {what}" if what else "")
         text = f"{name}: {done} of {len(tables)} tables, {rows}"
         text += f" of about {total} rows" if total else " rows"
         if share > 0.01 and self._began:
@@ -133,19 +135,20 @@ class SnapshotScan(threading.Thread):
         if self._host.needs_spark or self._host.asked_engine is EngineOption.SPARK:
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
+            self._waits = "Spark"
             self._host.spark.session()
         # The image must be younger than the capture, or changes between them would be lost.
+        self._waits = "the capture of its tables"
         source_runtime.wait_captured(self.tables, self._stopping)
         described = self._describe()
         if self._host.promised is not None:
             # An idle source's image has the instant of the last frontier, which consumers may
             # have been told is complete.
             source_runtime.log.wait_above(self._host.promised, self._stopping)
-        self._opening = True
+        self._waits = "the source's snapshot"
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
-            self._opening = False
             self.at = source_runtime.log.wait_position(snapshot.position, self._stopping)
-            self._began = self._clock.monotonic()
+            self._began, self._waits = self._clock.monotonic(), ""
             self._host.wake()
             fault_point(Point.SCAN_AFTER_SNAPSHOT)
             self.timestamp_saved.wait()
@@ -163,10 +166,12 @@ class SnapshotScan(threading.Thread):
             reading = self._work = ScanWork(
                 self._host, self.at, self.barrier, self._group, self._stopping.is_set, unfinished
             )
+            # Of all tables before the first row, so that a share is one of the whole.
+            parts = {table.name: self._parts(snapshot, table, reading) for table in described}
             for table in described:
                 if self._stopping.is_set():
                     return
-                self._scan_table(snapshot, table, reading)
+                self._scan_table(table, reading, parts.pop(table.name))
                 self._host.wake()
 
     def _describe(self) -> list[TableScan]:
@@ -191,27 +196,40 @@ class SnapshotScan(threading.Thread):
                 table.error = error
         return found
 
-    def _scan_table(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> None:
+    def _parts(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> Sequence[ScanPart]:
+        """The parts of a table's rows, which give its total; none of one that fails."""
+        progress, schema = table.progress, table.schema
+        if schema is None or self._stopping.is_set():
+            return ()
+        keys: KeyRange | KeySet = KeyRange(progress.values_from or None, progress.values_to or None)
+        try:
+            with about_table(table.name):
+                if table.repair is not None and reading.why_rescan(progress, schema):
+                    table.repair = None  # an ALTER since the statement that asked for it
+                if table.repair is not None:
+                    keys = KeySet(table.repair.keys)
+                parts = snapshot.parts(schema, keys=keys, partition=progress.partition)
+        except TableError as failed:
+            table.error = failed.error
+            return ()
+        table.total = sum(p.rows_estimate for p in parts)
+        return parts
+
+    def _scan_table(self, table: TableScan, reading: ScanWork, parts: Sequence[ScanPart]) -> None:
+        if table.error is not None:
+            return
         if table.backfill:
             table.caught_up.wait()
         if table.schema is None or self._stopping.is_set() or table.dismissed:
             return
-        progress = table.progress
 
         def told(rows: int, size: int) -> None:
             table.rows, table.bytes = rows, size
             self._host.wake()
 
-        keys: KeyRange | KeySet = KeyRange(progress.values_from or None, progress.values_to or None)
         try:
             with about_table(table.name):
                 try:
-                    if table.repair is not None and reading.why_rescan(progress, table.schema):
-                        table.repair = None  # an ALTER since the statement that asked for it
-                    if table.repair is not None:
-                        keys = KeySet(table.repair.keys)
-                    parts = snapshot.parts(table.schema, keys=keys, partition=progress.partition)
-                    table.total = sum(p.rows_estimate for p in parts)
                     if table.repair is None:
                         reading.read(table.schema, parts, table.total, told)
                     else:

@@ -129,6 +129,12 @@ class Jvm:
         """Wait up to ``timeout`` seconds for its end; true when it has ended."""
         return self._ended.wait(timeout)
 
+    def wait_for_end(self) -> str:
+        """Wait for its end; how it ended."""
+        self._ended.wait()
+        code = self.exit_code
+        return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
     def stop(self, grace: float = 10.0) -> None:
         """Let it end by itself (shutdown hooks run), kill it after ``grace`` seconds."""
         self.close_stdin()

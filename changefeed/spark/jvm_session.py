@@ -11,14 +11,15 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.child_path import import_path
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Jvm, Launch, launch_jvm, spark_jars
@@ -78,7 +79,14 @@ class SessionSpec:
 class JvmSession:
     """One JVM and its session, from start to end."""
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(
+        self, spec: SessionSpec, lost: Callable[[ChangefeedError], None] = lambda error: None
+    ) -> None:
+        """``lost`` is called when its JVM ends and nobody has ended it."""
+        self._lost = lost
+        self._ending = False
+        #: What is done before the session is there.
+        self.step = "Spark starts: its JVM before this one ends"
         self.session: Future[SparkSession] = Future()
         self.jvm: Jvm | None = None
         self.packs = spec.packs | cached()
@@ -127,8 +135,17 @@ class JvmSession:
             self._abandon(translate(failure, jvm_died=died, master=self._spec.master))
         else:
             self.session.set_result(session)
+            threading.Thread(target=self._watch, name="spark-watch", daemon=True).start()
         finally:
             self._started.set()
+
+    def _watch(self) -> None:
+        assert self.jvm is not None
+        how = self.jvm.wait_for_end()
+        if not self._ending:
+            error = ChangefeedError(Code.SPARK_FAILED, f"Spark's JVM ended ({how})")
+            log.error("%s %s", error.code.number, error.message)
+            self._lost(error)
 
     def _abandon(self, error: ChangefeedError) -> None:
         if self.jvm is not None:
@@ -148,7 +165,9 @@ class JvmSession:
 
         quiet_py4j()
         person = dict(spec.properties)
+        self.step = "Spark fetches its jars"
         jars = paths(sorted(self.packs))
+        self.step = "Spark starts its JVM"
         if java is not None:
             self.jvm, gateway = launch_jvm(
                 Launch(
@@ -178,6 +197,7 @@ class JvmSession:
             person.pop("spark.jars", None)
         settings = choose_properties(settings, site, person)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        self.step = "Spark starts its session"
         context = SparkContext(conf=conf, gateway=client)
         # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
         context.pythonExec = os.environ.get(
@@ -212,6 +232,7 @@ class JvmSession:
             return self._extended
 
     def end(self) -> None:
+        self._ending = True
         while not self._started.wait(0.05):
             if self.jvm is not None:
                 self.jvm.stop(grace=0)  # nobody waits for a start that is not wanted any more

@@ -97,6 +97,9 @@ class NodeSpark:
         self._lock = threading.Lock()
         self._life: JvmSession | None = None
         self._starts = 0
+        self._lost: ChangefeedError | None = None
+        #: Jar packs that are being fetched before a session can have them.
+        self._fetched: tuple[str, ...] = ()
         self._closed = False
 
     @classmethod
@@ -136,6 +139,22 @@ class NodeSpark:
         """A session is there: :meth:`session` would not wait."""
         life = self._life
         return life is not None and life.usable
+
+    @property
+    def lost(self) -> ChangefeedError | None:
+        """Why the last session ended that nobody wanted to end; None once another one is there."""
+        return None if self.ready else self._lost
+
+    @property
+    def step(self) -> str:
+        """What Spark does before it can be used; empty while it can, or is not wanted."""
+        life, packs = self._life, self._fetched
+        if packs:
+            return f"Spark fetches the jars of {', '.join(packs)}"
+        return "" if life is None or life.session.done() else life.step
+
+    def _lose(self, error: ChangefeedError) -> None:
+        self._lost = error
 
     @property
     def local(self) -> bool:
@@ -244,7 +263,11 @@ class NodeSpark:
             ChangefeedError: CF4003 when a pack does not exist or cannot be downloaded; what
                 :meth:`session` raises.
         """
-        paths(packs)
+        self._fetched = packs
+        try:
+            paths(packs)
+        finally:
+            self._fetched = ()
         with self._lock:
             self._packs |= frozenset(packs)
         self._with_packs().session.result()
@@ -338,7 +361,7 @@ class NodeSpark:
                 raise ChangefeedError(Code.SPARK_FAILED, "Spark was stopped")
             if self._life is not None and good(self._life):
                 return self._life
-            old, self._life = self._life, JvmSession(self._spec())
+            old, self._life = self._life, JvmSession(self._spec(), self._lose)
             self._starts += 1
             life = self._life
         life.begin(after=old)

@@ -116,7 +116,7 @@ def _others_of_the_log(job: Job, context: Context) -> list[str]:
 def _go_on(job: Job, context: Context) -> list[str]:
     """Let a feed that failed go on; say where one that stands still does not."""
     if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
-        context.catalog.transition(job.id, Status.PENDING, reason="is to be rescanned")
+        context.catalog.transition(job.id, Status.STARTING, reason="is to be rescanned")
     elif job.status is Status.PAUSED or job.wanted is DesiredStatus.PAUSED:
         return [f'changefeed "{job.name}" is paused: the rescan begins with RESUME']
     return no_node(context)

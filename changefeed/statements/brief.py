@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.core.schema import TableName
 from changefeed.sources.base import TableInfo
-from changefeed.statements.health import DEGRADED, TROUBLE, Health
+from changefeed.statements.health import DEGRADED, TROUBLE, Health, waits_of
 from changefeed.statements.times import ago, readable
 from changefeed.statements.values import Cell, Estimate, Names, Rate, ShownText, Size
 from grammar.printer import name as name_sql
@@ -54,12 +54,11 @@ def feeds(looks: Iterable[FeedSnapshot], now: int) -> Brief:
 
 def _feed(look: FeedSnapshot, now: int) -> tuple[Cell, ...]:
     job = look.job
-    moves = job.status in (Status.RUNNING, Status.SCANNING)
     return (
         job.name,
         status(look, now),
         look.health.lag,
-        Rate(round(job.rows_per_second, 1)) if moves else None,
+        Rate(round(job.rows_per_second, 1)) if look.health.moves else None,
         tables(look.tables),
         sink(job),
         why(look, now),
@@ -107,7 +106,7 @@ def why(look: FeedSnapshot, now: int) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
-        return None
+        return waits_of(job) or None
     reason = readable(shown.reason, now).words
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {with_names(job.hint, job)}"

@@ -80,7 +80,8 @@ def _can_resume(job: Job, context: Context) -> bool:
 
 
 def _taken_up(job: Job, context: Context) -> bool:
-    return context.catalog.job(job.id).status is not Status.PENDING
+    starting = context.catalog.job(job.id).status is Status.STARTING
+    return not starting or context.catalog.lease_holder(job.id) is not None
 
 
 def _resume_one(job: Job, context: Context) -> None:
@@ -89,7 +90,7 @@ def _resume_one(job: Job, context: Context) -> None:
     # First what is wanted: a node that saw the job pending would pause it again.
     catalog.request(job.id, DesiredStatus.RUNNING)
     if job.status in (Status.PAUSED, Status.FAILED):
-        catalog.transition(job.id, Status.PENDING, reason="resumed, waits for a node")
+        catalog.transition(job.id, Status.STARTING, reason="resumed, waits for a node")
 
 
 def _span_of(job: Job, refs: tuple[nodes.FeedRef, ...]) -> nodes.Span | None:

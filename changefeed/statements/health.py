@@ -29,14 +29,16 @@ TROUBLE = frozenset(
     {str(Status.RETRYING), str(Status.STALLED), str(Status.FAILED), DEGRADED, STOPPED}
 )
 
+_MOVING = frozenset({str(Status.SCANNING), str(Status.RUNNING), DEGRADED})
+
 NO_NODE = "no node runs it: changefeed start"
 
 #: The job's row says so until a node has opened the feed's sink, or knows what else it waits for.
 WAITING = "waits for a node"
-STARTING = "starting: the node opens the source and the sink"
+STARTING = "starting: waits until the source sends its tables"
 
 #: While the job says one of these, a failed table is the worst there is to say.
-_AT_WORK = frozenset({Status.PENDING, Status.SCANNING, Status.RUNNING})
+_AT_WORK = frozenset({Status.STARTING, Status.SCANNING, Status.RUNNING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class Health:
     status: str
     reason: str
     lag: Seconds | None
+
+    @property
+    def moves(self) -> bool:
+        """The feed delivers, so it has a rate."""
+        return self.status in _MOVING
 
     @property
     def troubled(self) -> bool:
@@ -77,16 +84,23 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         return Health(DEGRADED, _failures(failed), behind)
     if job.status is Status.RUNNING and (differ := [t for t in tables if t.differing]):
         return Health(DEGRADED, _differences(job, differ), behind)
-    if job.status is Status.PENDING and job.reason.endswith(WAITING):
+    if job.status is Status.STARTING and job.reason.endswith(WAITING):
         return Health(str(job.status), STARTING, behind)
     if job.status is Status.RUNNING and job.high_water is not None:
         # CockroachDB's words.
+        waits = waits_of(job)
+        also = f"; {waits}" if waits else ""
         told = ShownText(
-            f"running: resolved={job.high_water}",
-            f"complete up to {clock_text(job.high_water, now)}",
+            f"running: resolved={job.high_water}{also}",
+            f"complete up to {clock_text(job.high_water, now)}{also}",
         )
         return Health(str(job.status), told, behind)
     return Health(str(job.status), job.reason, behind)
+
+
+def waits_of(job: Job) -> str:
+    """What a running feed waits for; empty where nothing is known to hold it up."""
+    return job.reason.removeprefix("running").removeprefix(": ")
 
 
 def _failures(failed: Sequence[TableProgress]) -> str:

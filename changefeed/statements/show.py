@@ -96,7 +96,8 @@ def scan_text(tables: Sequence[TableProgress]) -> str | None:
     done = f"{len(begun) - len(scanning)} of {len(begun)} tables"
     if not any(t.scan_total for t in begun):
         return f"{done}, {rows:,} rows"
-    return f"{100 * rows // total} % ({done}, {rows:,} of about {total:,} rows)"
+    share = min(99, 100 * rows // total)
+    return f"{share} % ({done}, {rows:,} of about {total:,} rows)"
 
 
 def _proved(job: Job, tables: Sequence[TableProgress], now: int) -> Names | None:

@@ -88,7 +88,7 @@ def _functions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
 
 #: Verb -> the statuses of the feeds that it does something for.
 _WORTH = {
-    "PAUSE": frozenset({"pending", "scanning", "running", "degraded", "retrying", "stalled"}),
+    "PAUSE": frozenset({"starting", "scanning", "running", "degraded", "retrying", "stalled"}),
     "RESUME": frozenset({"paused", "failed", "degraded", "stopped"}),
 }
 

@@ -19,7 +19,7 @@ EVERY = 0.25
 WINDOW = 10.0
 
 _BAR = 24
-_WAITS = ("pending", "retrying", "degraded")
+_WAITS = ("starting", "retrying", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ def bar(scan: ScanProgress, rate: RateMeter) -> str:
     """One line: name, bar, share, rows, time left."""
     if scan.status not in ("scanning", "degraded") or not scan.total:
         return f"{scan.name}: {scan.reason or 'preparing the initial scan'}"
-    share = min(1.0, scan.rows / scan.total)
+    share = min(0.99, scan.rows / scan.total)  # it is over when its status says so
     full = round(share * _BAR)
     left = rate.left(scan.total - scan.rows)
-    eta = "" if left is None else f"  ETA {_clock(left)}"
+    eta = "" if left is None or left < 1 else f"  ETA {_clock(left)}"
     drawn = "█" * full + "░" * (_BAR - full)
     return f"{scan.name} {drawn} {share:4.0%}  {scan.rows:,} of about {scan.total:,} rows{eta}"
 

@@ -79,6 +79,8 @@ class Bulk:
         self._rows = self._bytes = 0
         self._running: set[Future[None]] = set()
         self._stopped = threading.Event()
+        #: Why a request is sent again; empty once one was taken whole.
+        self.trouble = ""
         self.max_bytes = settings.bulk_bytes
         self.max_row_bytes = 0
         """What the server takes at most as one request; 0 when it does not say."""
@@ -159,15 +161,20 @@ class Bulk:
                     self._deliver(half)
                 return
             if answer.status in BUSY:
-                pauses.wait(answer, f"HTTP {answer.status}")
+                self._wait(pauses, answer, f"HTTP {answer.status}")
                 continue
             if not answer.ok:
                 raise self._cluster.refusal(answer, _what(parts), rows=True)
             if answer.body.startswith(ALL_DONE):
+                self.trouble = ""
                 return
             parts, why = self._again(parts, answer)
             if parts:
-                pauses.wait(answer, why)
+                self._wait(pauses, answer, why)
+
+    def _wait(self, pauses: _Pauses, answer: HttpAnswer, why: str) -> None:
+        self.trouble = f"Elasticsearch is busy: {why}"
+        pauses.wait(answer, why)
 
     def _send(self, parts: Sequence[BulkPart]) -> HttpAnswer:
         parameters = {"filter_path": FILTER}

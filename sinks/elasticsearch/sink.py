@@ -115,6 +115,10 @@ class ElasticsearchSink(Sink):
         self._indices.context = context
         return self._indices.strangers(context.targets)
 
+    def unanswered(self) -> str:
+        bulk = self._bulk
+        return "" if bulk is None else bulk.trouble
+
     def close(self) -> None:
         bulk, self._bulk = self._bulk, None
         if bulk is not None:

@@ -127,6 +127,14 @@ class Reasons:
             return self._latest
 
     @property
+    def text(self) -> str:
+        """Why messages are not acknowledged; empty if no error is known."""
+        latest = self.latest
+        if latest is None:
+            return ""
+        return f"the Kafka brokers do not acknowledge: {latest[1]}"
+
+    @property
     def refused(self) -> bool:
         """The brokers refused the login: waiting for an answer is in vain."""
         latest = self.latest

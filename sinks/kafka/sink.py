@@ -171,6 +171,9 @@ class KafkaSink(Sink):
     def interrupt(self) -> None:
         self._reasons.interrupted.set()
 
+    def unanswered(self) -> str:
+        return self._reasons.text
+
     def close(self) -> None:
         self._drop()
         self._topics = None

@@ -67,6 +67,8 @@ class WebhookClient:
         self._patience = patience
         self._clock = clock
         self._halt = halt
+        #: Why the last attempt of a request failed; empty once a request succeeds.
+        self.trouble = ""
         # At INFO it logs every URL, and a URL may hold a token.
         for name in ("httpx", "httpcore"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -105,8 +107,10 @@ class WebhookClient:
                 problem = _unreachable(self._settings.place, error)
             else:
                 if 200 <= status < 300:
+                    self.trouble = ""
                     return
                 problem = _judged(self._settings.place, status)
+            self.trouble = problem.message
             pause = max(wanted, min(LONGEST_PAUSE, retry.backoff * 2.0 ** min(attempt - 1, 30)))
             spent = retry.max is not None and attempt >= retry.max
             late = self._clock.monotonic() + pause > deadline

@@ -109,6 +109,10 @@ class WebhookSink(Sink):
             self._queues = queues
         return self._client, self._queues
 
+    def unanswered(self) -> str:
+        client = self._client
+        return "" if client is None else client.trouble
+
     def close(self) -> None:
         if self._queues is not None:
             self._queues.close()

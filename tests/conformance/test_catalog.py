@@ -429,7 +429,7 @@ def test_the_claim_of_a_feed_that_does_not_work_is_ended(catalog: Catalog) -> No
     told = [(event.kind, event.code) for event in catalog.events(job.id, limit=2)]
     assert told == [("error", "CF3006"), ("status", None)]
     assert catalog.claims("shop") == [] and catalog.oldest_needed("shop") is None
-    catalog.transition(job.id, Status.PENDING, reason="resumed")
+    catalog.transition(job.id, Status.STARTING, reason="resumed")
     assert catalog.claims("shop") == [claim]  # from where it is, if the log still has that
     catalog.delete_job(job.id)
     assert not catalog.end_claim(claim, "it is gone")
@@ -462,7 +462,7 @@ def test_a_new_job(catalog: Catalog, state: State) -> None:
     job = catalog.create_job(
         replace(spec("f", sink="kafka://u:s3cret@k"), cursor=Timestamp(1, 2), end_time=Timestamp(9))
     )
-    assert (job.status, job.wanted, job.generation) == (Status.PENDING, DesiredStatus.RUNNING, 1)
+    assert (job.status, job.wanted, job.generation) == (Status.STARTING, DesiredStatus.RUNNING, 1)
     assert job.created == job.modified == state.clock.wall
     assert job.options == {"updated": "", "resolved": "10s"}
     assert (job.cursor, job.end_time) == (Timestamp(1, 2), Timestamp(9))
@@ -517,7 +517,7 @@ def test_moves(catalog: Catalog, state: State) -> None:
     assert job.finished == state.clock.wall and job.error == trouble.message
     message = refused("CF1301", lambda: catalog.transition(job.id, Status.RUNNING, reason=""))
     assert message == f"job {job.id} is failed and cannot become running"
-    job = catalog.transition(job.id, Status.PENDING, reason="resumed")
+    job = catalog.transition(job.id, Status.STARTING, reason="resumed")
     assert job.finished is None and job.error == trouble.message
     kinds = [event.kind for event in catalog.events(job.id)]
     assert kinds == [
@@ -532,7 +532,7 @@ def test_the_same_status_with_another_reason_is_no_move(catalog: Catalog, state:
     state.clock.advance(5)
     again = catalog.transition(job.id, Status.RUNNING, reason="b")
     assert again.reason == "b" and again.modified == job.modified
-    assert [event.text for event in catalog.events(job.id)] == ["pending -> running: a", "created"]
+    assert [event.text for event in catalog.events(job.id)] == ["starting -> running: a", "created"]
 
 
 def test_what_the_source_did_is_noted_once(catalog: Catalog, state: State) -> None:
@@ -969,7 +969,7 @@ def test_one_cause_is_one_event_however_long_it_lasts(catalog: Catalog, state: S
     assert found.pop(("status", "retrying -> running"))[0] == 5
     assert found.pop(("status", "running -> retrying"))[0] == 5
     assert found.keys() == {
-        ("status", "pending -> retrying"),
+        ("status", "starting -> retrying"),
         ("altered", "diff set (by ann)"),
         ("status", "created"),
     }

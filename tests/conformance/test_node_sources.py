@@ -402,7 +402,7 @@ def test_create_answers_beside_an_open_transaction(bench: Bench) -> None:
         pid = f"pid {writer.info.backend_pid}"
         assert any(pid in notice for notice in result.notices), result.notices
         job = bench.feeds.catalog.job("f")
-        assert job.status is Status.PENDING and pid in job.reason, job
+        assert job.status is Status.STARTING and pid in job.reason, job
         with pytest.raises(ChangefeedError, match=pid):
             bench.feeds.execute("CREATE CHANGEFEED g FOR a INTO 'null://' WITH initial_scan = 'no'")
         assert bench.feeds.catalog.find_job("g") is None

@@ -322,11 +322,11 @@ class FakeNode:
                 self.catalog.delete_job(job.id)
             elif job.wanted is DesiredStatus.PAUSED and job.status.active:
                 self.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
-            elif job.status is Status.PENDING and self.refuses is not None:
+            elif job.status is Status.STARTING and self.refuses is not None:
                 self.catalog.transition(
                     job.id, Status.FAILED, reason="the source refused", error=self.refuses
                 )
-            elif job.status is Status.PENDING:
+            elif job.status is Status.STARTING:
                 self.run(job.id)
             elif job.id in self._leases and job.taken < job.generation:
                 self.catalog.take_generation(job.id, job.generation, self._leases[job.id])

@@ -39,18 +39,18 @@ def broken(world: World, **changes: object) -> list[TableProgress]:
     return [replace(failed, **changes), orders]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("status", [Status.PENDING, Status.SCANNING, Status.RUNNING])
+@pytest.mark.parametrize("status", [Status.STARTING, Status.SCANNING, Status.RUNNING])
 def test_a_failed_table_degrades_a_feed_at_work(world: World, status: Status) -> None:
     shown = look(world, broken(world), status=status)
     assert (shown.status, shown.troubled) == (DEGRADED, True)
     assert shown.reason == "1 table failed: public.items: dropped at the source"
 
 
-def test_a_feed_that_is_pending_waits_for_no_node_that_is_there(world: World) -> None:
-    shown = look(world, status=Status.PENDING, reason="resumed, waits for a node")
-    assert (shown.status, shown.reason, shown.troubled) == ("pending", STARTING, False)
-    assert look(world, status=Status.PENDING, reason="waits for process 7").reason.endswith("7")
-    assert look(world, status=Status.PENDING, reason="waits for a node").reason == STARTING
+def test_a_feed_that_starts_waits_for_no_node_that_is_there(world: World) -> None:
+    shown = look(world, status=Status.STARTING, reason="resumed, waits for a node")
+    assert (shown.status, shown.reason, shown.troubled) == ("starting", STARTING, False)
+    assert look(world, status=Status.STARTING, reason="waits for process 7").reason.endswith("7")
+    assert look(world, status=Status.STARTING, reason="waits for a node").reason == STARTING
 
 
 @pytest.mark.parametrize("status", [Status.RETRYING, Status.STALLED, Status.FAILED])
@@ -93,3 +93,11 @@ def test_the_summary_counts_them(world: World) -> None:
     world.node.up = False
     summary = world.interpreter.summary()
     assert (summary.running, summary.troubled, summary.stopped, summary.active) == (0, 2, 2, 2)
+
+
+def test_what_a_running_feed_waits_for_is_said(world: World) -> None:
+    world.node.deliver("f", NOW)
+    held = look(world, status=Status.RUNNING, reason="running: no broker answers")
+    assert str(held.reason).endswith("; no broker answers")
+    assert "; " not in str(look(world, status=Status.RUNNING, reason="running").reason)
+    assert held.moves and not look(world, status=Status.RETRYING).moves

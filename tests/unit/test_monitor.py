@@ -7,12 +7,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from changefeed.catalog.model import TableProof
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.monitor import Monitor, MonitorServer
 from tests.golden.world import NOW, SECRETS, World
@@ -100,6 +102,17 @@ def test_the_figures_of_a_feed(bench: Bench) -> None:
     assert found["changefeed_failed_tables", "f"] == 1
     assert found["changefeed_source_up", "shop"] == 1
     assert not [name for name, _ in found if "proved" in name or "differing" in name]
+    assert found["changefeed_rows_per_second", "f"] > 0
+    world.node.up = False
+    stopped = bench.figures()
+    assert ("changefeed_rows_per_second", "f") not in stopped, "a feed that stands has no rate"
+    world.node.up = True
+    failed = next(table for table in world.catalog.tables(1) if table.error)
+    behind = replace(failed, done_upto=Timestamp(NOW - 900 * 10**9))
+    world.catalog.save_progress(1, {behind.table: behind}, lease=world.node._leases[1])
+    found = bench.figures()
+    assert found["changefeed_lag_seconds", "f"] == 900, "that of the failed table"
+    assert found["changefeed_retention_used_ratio", "f"] == 900 / (25 * 3600)
     world.catalog.save_source_state("shop", error="cannot connect")
     assert bench.figures()["changefeed_source_up", "shop"] == 0
 

@@ -86,7 +86,7 @@ def test_target_texts_round_trip(texts: tuple[str, ...]) -> None:
 
 
 def test_what_may_become_what() -> None:
-    check_move(1, Status.PENDING, Status.SCANNING)
+    check_move(1, Status.STARTING, Status.SCANNING)
     check_move(1, Status.PAUSED, Status.FAILED)
     check_move(1, Status.DROPPED, Status.DROPPED)
     for status in Status:

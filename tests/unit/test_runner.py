@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +71,7 @@ class Scanning:
 
     def __init__(self) -> None:
         self.advanced = self.delivers = self.waits = False
-        self.owed = True
+        self.owed = self.reads = True
         self.steps: list[Step] = []
         self.stopped = 0
         #: A turn waits here.
@@ -263,7 +264,7 @@ def test_a_feed_above_a_limit_is_stalled_until_its_time_is_up(bench: Bench) -> N
     bench.source.over = OverLimit(bench.runner.job_id, "it has 9 MB on disk", False)
     assert bench.goes_on(True)
     events = [event.text for event in bench.catalog.events(bench.job.id, kinds=["status"])]
-    assert "pending -> stalled: it has 9 MB on disk" in events
+    assert "starting -> stalled: it has 9 MB on disk" in events
     assert bench.job.status is Status.RETRYING, "the sink is away"
     assert bench.job.reason.endswith("; it has 9 MB on disk")
     bench.source.over = OverLimit(bench.runner.job_id, "it had 9 MB for long", True)
@@ -271,7 +272,7 @@ def test_a_feed_above_a_limit_is_stalled_until_its_time_is_up(bench: Bench) -> N
     job = bench.job
     assert (job.status, job.error_code) == (Status.FAILED, Code.CLAIM_ENDED.number)
     assert job.error == "it had 9 MB for long" and "RESCAN" in str(job.hint)
-    bench.catalog.transition(job.id, Status.PENDING, reason="resumed")
+    bench.catalog.transition(job.id, Status.STARTING, reason="resumed")
     bench.runner.request_stop()
     bench.runner._run()
     assert bench.source.over is None, "a feed that is resumed does not end for what was"
@@ -370,7 +371,7 @@ def test_a_feed_that_is_to_stop_does_not_fail_with_what_that_broke(bench: Bench)
     bench.clock.advance(3 * LONG)
     away = ChangefeedError(Code.SINK_UNREACHABLE, "interrupted")
     assert bench.runner._after_error(away)
-    assert bench.job.status is Status.PENDING
+    assert bench.job.status is Status.STARTING
     assert not bench.goes_on(False), "it ends"
 
 
@@ -418,7 +419,7 @@ def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
     bench.runner.start()
     bench.runner.join(20)
     assert not bench.runner.is_alive() and bench.ended == 1
-    assert bench.job.status is Status.PENDING, "whoever has it says how it is"
+    assert bench.job.status is Status.STARTING, "whoever has it says how it is"
 
 
 def test_a_feed_that_ends_by_itself_leaves_no_staged_file(tmp_path: Path) -> None:
@@ -667,15 +668,16 @@ def test_after_an_alter_the_status_is_written_again(bench: Bench) -> None:
     bench.done(7)
     parts, seen = cast(Any, bench.runner), list[Status]()
     parts._status.turn(bench.runner._feed)
+    parts._status.works(bench.runner._feed)
     seen.append(bench.job.status)
     lease = bench.runner.lease
-    bench.catalog.transition(bench.job.id, Status.PENDING, reason="altered", lease=lease)
+    bench.catalog.transition(bench.job.id, Status.STARTING, reason="altered", lease=lease)
     parts._status.turn(bench.runner._feed)
     seen.append(bench.job.status)  # what has not changed is not written
     bench.runner._take_new_row()
     parts._status.turn(bench.runner._feed)
     seen.append(bench.job.status)
-    assert seen == [Status.RUNNING, Status.PENDING, Status.RUNNING]
+    assert seen == [Status.RUNNING, Status.STARTING, Status.RUNNING]
 
 
 def test_a_rename_that_the_feed_made_itself_is_no_alter(bench: Bench) -> None:
@@ -687,3 +689,64 @@ def test_a_rename_that_the_feed_made_itself_is_no_alter(bench: Bench) -> None:
     assert bench.runner.generation == bench.job.taken == 2
     bench.runner._took_rename(1)
     assert bench.runner.generation == bench.job.taken == 2
+
+
+def test_a_feed_is_starting_until_its_first_round_is_delivered(bench: Bench) -> None:
+    """Whatever a node before this one wrote; the pulse says what the feed's thread waits for."""
+    bench.done(7)
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    bench.catalog.transition(bench.job.id, Status.RUNNING, reason="running")
+    status.begin(feed)
+    assert (bench.job.status, bench.job.reason) == (Status.STARTING, "starting: the first round")
+    status.pulse(feed, "Spark starts its JVM", None)
+    status.turn(feed)
+    assert (bench.job.status, bench.job.reason[10:]) == (Status.STARTING, "Spark starts its JVM")
+    status.pulse(feed, "", None)
+    status.works(feed)
+    assert (bench.job.status, bench.job.reason) == (Status.RUNNING, "running")
+    status.pulse(feed, "the brokers do not acknowledge", None)
+    assert bench.job.reason == "running: the brokers do not acknowledge"
+    status.turn(feed)
+    assert bench.job.reason == "running: the brokers do not acknowledge"
+    status.pulse(feed, "", None)
+    assert (bench.job.status, bench.job.reason) == (Status.RUNNING, "running")
+
+
+def test_a_scan_that_has_no_snapshot_yet_is_starting(bench: Bench) -> None:
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    bench.scanning.reads = False
+    status.turn(feed)
+    assert (bench.job.status, bench.job.reason) == (Status.STARTING, "starting: initial scan")
+    bench.scanning.reads = True
+    status.turn(feed)
+    assert bench.job.status is Status.SCANNING
+
+
+def test_a_feed_without_its_spark_never_runs(bench: Bench) -> None:
+    bench.done(7)
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    status.begin(feed)
+    status.works(feed)
+    assert bench.job.status is Status.RUNNING
+    lost = ChangefeedError(Code.SPARK_FAILED, "Spark's JVM ended (killed by signal 9)")
+    for _ in range(2):
+        status.pulse(feed, "Spark starts its JVM", lost)
+        status.turn(feed)
+    assert (bench.job.status, bench.job.error_code) == (Status.RETRYING, "CF4002")
+    assert bench.job.reason == "Spark's JVM ended (killed by signal 9); Spark starts its JVM"
+    status.pulse(feed, "", None)
+    assert (bench.job.status, bench.job.error) == (Status.RUNNING, None)
+
+
+def test_what_a_sink_does_not_answer_shows_while_it_is_asked(bench: Bench) -> None:
+    """A request that failed at once; a call that lasts, after a while."""
+    session = bench.runner.sink_session
+    sink = session.open()
+    assert session.waits() == ""
+    with session._calling("committing in the sink", sink):
+        assert session.waits() == ""
+        bench.clock.advance(11)
+        assert re.fullmatch(r"committing in the sink since \d\d:\d\d:\d\d UTC", session.waits())
+        cast(Any, sink).unanswered = lambda: "no broker answers"
+        assert session.waits().startswith("no broker answers (committing in the sink since ")
+    assert session.waits() == ""

@@ -421,14 +421,18 @@ def test_a_scan_as_a_bar_with_the_time_left() -> None:
     drawn = bar(ScanProgress("f", "scanning", "", True, 600, 1200), rate)
     assert drawn.startswith("f ████████████░░░░░░░░░░░░  50%  600 of about 1,200 rows  ETA ")
     assert drawn.endswith("ETA 6s")
+    # While it goes on it is not done, whatever was estimated.
+    ends = bar(ScanProgress("f", "scanning", "", True, 1195, 1200), rate)
+    assert "  99%  1,195 of" in ends and "ETA" not in ends
+    assert "  99%  1,300 of" in bar(ScanProgress("f", "scanning", "", True, 1300, 1300), rate)
 
 
 def test_a_scan_that_has_not_begun() -> None:
-    waiting = ScanProgress("f", "pending", "waits for Spark", True)
+    waiting = ScanProgress("f", "starting", "waits for Spark", True)
     assert going_on(waiting)
     assert bar(waiting, RateMeter()) == "f: waits for Spark"
     assert not going_on(ScanProgress("f", "running", "", False))
-    assert not going_on(ScanProgress("f", "pending", "", False))
+    assert not going_on(ScanProgress("f", "starting", "", False))
 
 
 def test_how_a_scan_ended() -> None:

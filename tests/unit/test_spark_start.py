@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark import session as spark_session
+from changefeed.spark.jvm import Jvm
+from changefeed.spark.jvm_session import JvmSession, SessionSpec
 from changefeed.spark.pyspark_globals import quiet_py4j
 from changefeed.spark.reach import check_master
 from changefeed.spark.session import NodeSpark
@@ -23,7 +26,7 @@ class Life:
     fails = False
     made: list[Life]
 
-    def __init__(self, spec: object) -> None:
+    def __init__(self, spec: object, lost: object = None) -> None:
         self.session: Future[Any] = Future()
         self.packs: frozenset[str] = frozenset()
         self.begun = threading.Event()
@@ -90,3 +93,25 @@ def test_pyspark_prints_no_failure_of_a_query(capfd: pytest.CaptureFixture[str])
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).error("The value 'abc' cannot be cast")
     assert "abc" not in capfd.readouterr().err
+
+
+def test_a_jvm_that_ends_by_itself_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was ended is not."""
+    found: list[ChangefeedError] = []
+    spec = SessionSpec("local[1]", 1, None, {}, {}, (), frozenset(), None, None)
+    for ended in (True, False):
+        life = JvmSession(spec, found.append)
+        process = subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE)
+        life.jvm = Jvm(process)
+        life._ending = ended
+        process.kill()
+        life._watch()
+        life.jvm.close_stdin()
+    assert [error.message for error in found] == ["Spark's JVM ended (killed by signal 9)"]
+    assert [record.message for record in caplog.records] == [
+        "CF4002 Spark's JVM ended (killed by signal 9)"
+    ]
+    spark = NodeSpark()
+    spark._lose(found[0])
+    assert spark.lost is found[0] and not spark.ready
+    spark.close()
