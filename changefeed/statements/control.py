@@ -80,8 +80,7 @@ def _can_resume(job: Job, context: Context) -> bool:
 
 
 def _taken_up(job: Job, context: Context) -> bool:
-    starting = context.catalog.job(job.id).status is Status.STARTING
-    return not starting or context.catalog.lease_holder(job.id) is not None
+    return context.catalog.job(job.id).status is not Status.STARTING
 
 
 def _resume_one(job: Job, context: Context) -> None:
