@@ -29,7 +29,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
-from changefeed.plan.names import scheme_of, source_connections
+from changefeed.plan.names import scheme_of
 from changefeed.plan.own_options import CONNECTION_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
@@ -268,10 +268,12 @@ class Interpreter:
         return known
 
     def use_source(self, session: Session, source: str) -> None:
-        """What ``--source`` names: a connection, or a URI that becomes one.
+        """What ``--source`` names: a connection, or a URI that becomes one as by CREATE EXTERNAL
+        CONNECTION.
 
         Raises:
-            ChangefeedError: CF1101, no such connection; CF1201, no source has this scheme.
+            ChangefeedError: CF1101, no such connection; CF1201, no source has this scheme; the
+                errors of the statement.
         """
         if "://" not in source:
             self.execute(nodes.Use(source), session)
@@ -288,7 +290,13 @@ class Interpreter:
                 session.source = name
                 return
         name = new_connection_name(source, taken)
-        self.catalog.create_connection(name, source)
+        try:
+            self.execute(nodes.CreateConnection(name, nodes.Literal(source)), session)
+        except ChangefeedError as error:
+            error.hint = error.hint.replace(
+                "WITH check", "CREATE EXTERNAL CONNECTION .. WITH check"
+            )
+            raise
         session.source = name
 
     # -- for prompts: names to complete, figures to show ----------------------------------
@@ -325,11 +333,8 @@ class Interpreter:
         ]
 
     def source_name(self, session: Session) -> str | None:
-        """The source of unqualified table names: the one of USE, or the only source."""
-        if session.source is not None:
-            return session.source
-        known = source_connections(self.catalog)
-        return known[0].name if len(known) == 1 else None
+        """The source of unqualified table names: see :meth:`.context.Session.source_in`."""
+        return session.source_in(self.catalog)
 
     def tables(self, session: Session) -> list[TableInfo]:
         """The tables of the session's source, read from the source now; none without a source.

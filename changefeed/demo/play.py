@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import queue
 import random
 import threading
@@ -200,7 +201,11 @@ def _lake(folder: Path) -> str:
     rows = sum(len(file.read_bytes().splitlines()) for file in data)
     marks = sorted(folder.rglob("*.RESOLVED"))
     said = f"meanwhile in the folder lake: {rows} rows in {len(data)} files"
-    return f"{said}, complete up to {marks[-1].stem}" if marks else said
+    if not marks:
+        return said
+    # Its name begins with the second in UTC (docs/sink-files.md).
+    at = dt.datetime.strptime(marks[-1].stem[:14], "%Y%m%d%H%M%S")
+    return f"{said}, complete up to {at:%H:%M:%S} UTC"
 
 
 class _Pump:

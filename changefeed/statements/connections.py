@@ -23,6 +23,7 @@ from changefeed.statements.release import forget_source
 from changefeed.statements.times import date
 from changefeed.statements.values import Estimate, Names, Size
 from grammar import foreign, nodes
+from grammar.printer import name as name_sql
 from grammar.spelling import did_you_mean
 from sinks.registry import capabilities, topic_namer
 from sinks.registry import check as check_sink_uri
@@ -43,8 +44,14 @@ def create_connection(statement: nodes.CreateConnection, context: Context) -> Re
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.name_span)
         raise
-    skipped = f'external connection "{statement.name}" already exists, skipping'
-    notices = overlooked if made else [skipped]
+    notices = overlooked
+    if not made:
+        notices = [f'external connection "{statement.name}" already exists, skipping']
+    elif is_source and context.session.source is not None:
+        notices.append(
+            f"table names without a source are still those of {context.session.source}: "
+            f"USE {name_sql(statement.name)} changes that"
+        )
     return Result("done", notices=notices, tag="CREATE EXTERNAL CONNECTION")
 
 
@@ -152,12 +159,10 @@ def _before(info: TableInfo, stores: Path) -> str:
 
 
 def _source_name(statement: nodes.ShowTables, context: Context) -> str:
-    name = statement.source or context.session.source
+    name = statement.source or context.session.source_in(context.catalog)
     if name is not None:
         return find_source(context.catalog, name, statement.source_span).name
     known = source_connections(context.catalog)
-    if len(known) == 1:
-        return known[0].name
     names = ", ".join(c.name for c in known)
     hint = (
         f"SHOW TABLES FROM {known[0].name}, or USE one of: {names}."

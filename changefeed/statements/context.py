@@ -18,8 +18,10 @@ from changefeed.core.events import ClientRow, Frontier, Position
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
+from changefeed.dataset.definition import is_definition
 from changefeed.options import to_span
 from changefeed.plan.context import LogHas, LogOldest, OpenSource, PlanContext
+from changefeed.plan.names import source_connections
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.model import CompiledQuery
@@ -201,7 +203,7 @@ class Session:
     """What lasts from statement to statement of one client.
 
     Attributes:
-        source: what USE set.
+        source: the source of unqualified names, where USE chose it or one of them was read.
         client: what kind of client it is.
         gone: whether nobody waits for the answer any more; a long statement then stops.
         user: who it is to the operating system; empty where that is not known.
@@ -213,6 +215,15 @@ class Session:
     gone: Callable[[], bool] = lambda: False
     user: str = field(default_factory=os_user)
     heard: set[str] = field(default_factory=set)
+
+    def source_in(self, catalog: Catalog) -> str | None:
+        """The source of unqualified names: that of USE, or the only one there is, which the session
+        keeps when others are created later. A dataset of FOR DATASET is no other source."""
+        if self.source is None:
+            every = source_connections(catalog)
+            known = [c for c in every if not is_definition(c.uri)] or every
+            self.source = known[0].name if len(known) == 1 else None
+        return self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +280,7 @@ class Context:
             self.catalog,
             self.clock,
             self.text,
-            self.session.source,
+            self.session.source_in(self.catalog),
             self.open_source,
             log_oldest_of(self.catalog),
             log_has_of(self.catalog),

@@ -169,7 +169,7 @@ def _read_from(statement: nodes.CreateChangefeed, context: Context) -> str:
             statement.targets,
             statement.source,
             statement.source_span,
-            context.session.source,
+            context.session.source_in(context.catalog),
         ).name
     except ChangefeedError:
         return ""

@@ -22,7 +22,7 @@ from changefeed.sources.mysql.position import FilePosition
 from changefeed.sources.mysql.session import connect
 from changefeed.sources.mysql.stream import BinlogStream, SqlSession
 from tests.helpers.waiting import until
-from tests.services.mysql import BinlogServer
+from tests.services.mysql import READER_PASSWORD, BinlogServer
 
 BOTH = pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
 
@@ -230,6 +230,27 @@ def test_a_second_reader_with_the_same_server_id_is_named(watched: Watched) -> N
     thread.join(30)
     assert errors[0].code == "CF2109"
     assert "server_id=" in str(errors[0].hint)
+
+
+@BOTH
+def test_a_user_without_the_right_to_the_log_reads_which_rights_are_granted(
+    watched: Watched,
+) -> None:
+    """Each server's own names for them."""
+    server = watched.server
+    server.run(f"CREATE USER poor IDENTIFIED BY '{READER_PASSWORD}'")
+    server.run(f"GRANT SELECT ON `{watched.database}`.* TO poor")
+    poor = MySQLSource("shop", server.uri(watched.database, "poor", READER_PASSWORD))
+    try:
+        stream = watched.stream(sessions=lambda: connect(poor.address))
+        with pytest.raises(ChangefeedError) as error:
+            watched.changes(1, stream)
+    finally:
+        poor.close()
+        server.run("DROP USER poor")
+    end = "BINLOG MONITOR" if server.flavor == "mariadb" else "REPLICATION CLIENT"
+    assert error.value.code == "CF2004"
+    assert error.value.hint == f"GRANT REPLICATION SLAVE, {end} ON *.* TO the user of the source."
 
 
 @BOTH

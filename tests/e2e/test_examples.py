@@ -232,7 +232,7 @@ def test_elasticsearch(
 _VARYING = (
     (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "<port>"),
     (re.compile(r"\d{19}\.\d{10}"), "<ts>"),
-    (re.compile(r"\d{33}"), "<ts>"),
+    (re.compile(r"complete up to \d\d:\d\d:\d\d UTC"), "complete up to <time> UTC"),
     (re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?"), "<time>"),
     (re.compile(r" +(?:[\d,]+ ms|< \d+ s) "), " <ms> "),
     (re.compile(r"downloading MariaDB \(150 MB, only once\)"), "unpacking MariaDB"),

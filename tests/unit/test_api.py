@@ -602,6 +602,42 @@ def test_a_script_stops_where_it_fails(world: World) -> None:
     assert world.interpreter.connections() == ["shop"]
 
 
+def test_a_session_keeps_the_source_that_it_has_read(world: World) -> None:
+    """Whatever connections others make meanwhile."""
+    used, new = Session(), Session()
+    world.interpreter.execute("SHOW TABLES", used)
+    other = "CREATE EXTERNAL CONNECTION other AS 'postgresql://app@db2/other'"
+    made = world.interpreter.execute(other, Session())
+    assert made.notices == []
+    world.interpreter.execute("CREATE CHANGEFEED f FOR orders INTO 'null://'", used)
+    assert world.catalog.job("f").source == "shop"
+    assert world.interpreter.source_name(used) == "shop"
+    with pytest.raises(ChangefeedError, match="no source is selected"):
+        world.interpreter.execute("SHOW TABLES", new)
+
+    third = world.interpreter.execute(other.replace("other", "Third"), used)
+    assert third.notices == [
+        "table names without a source are still those of shop: USE third changes that"
+    ]
+    world.interpreter.execute("USE third", used)
+    world.interpreter.execute("DROP EXTERNAL CONNECTION third", used)
+    assert world.interpreter.source_name(used) is None
+    world.interpreter.execute("DROP EXTERNAL CONNECTION other", used)
+    assert world.interpreter.source_name(used) == "shop"
+
+
+def test_a_source_uri_is_read_and_tried_before_it_is_kept(world: World) -> None:
+    world.open_source("away", "").down = ChangefeedError("CF2001", "no answer")
+    for uri, code in (
+        ("postgresql://app@db2/shop?nonsense=1", "CF1202"),
+        ("postgresql://app@db2/away", "CF2001"),
+    ):
+        with pytest.raises(ChangefeedError) as caught:
+            world.interpreter.use_source(Session(), uri)
+        assert caught.value.code == code, uri
+    assert world.interpreter.connections() == ["shop"]
+
+
 def test_a_source_uri_becomes_a_connection_once(world: World) -> None:
     session = Session()
     uri = "postgresql://app:s3cret@db2/Shop-2?sslmode=require"

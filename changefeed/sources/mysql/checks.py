@@ -13,7 +13,7 @@ from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import describe, providers
 from changefeed.sources.mysql.address import Address
-from changefeed.sources.mysql.coordinates import end_query, file_end
+from changefeed.sources.mysql.coordinates import end_query, end_right, file_end
 from changefeed.sources.mysql.describe import ServerTable
 from changefeed.sources.mysql.session import MySQLSession, connect
 
@@ -117,7 +117,7 @@ def check_user(session: MySQLSession) -> Iterator[ChangefeedError]:
         file_end(session)
     except ChangefeedError as error:
         if error.code is Code.SOURCE_PERMISSION_MISSING:
-            missing.append(_end_right(session))
+            missing.append(end_right(session.flavor, session.version))
     if missing:
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
@@ -125,12 +125,6 @@ def check_user(session: MySQLSession) -> Iterator[ChangefeedError]:
             f"{'are' if len(missing) > 1 else 'is'} missing",
             hint=f"GRANT {', '.join(missing)} ON *.* TO {session.account()};",
         )
-
-
-def _end_right(session: MySQLSession) -> str:
-    """The right to ask where the binlog ends, by the server's own name for it."""
-    renamed = session.is_mariadb and session.version >= (10, 5, 2)
-    return "BINLOG MONITOR" if renamed else "REPLICATION CLIENT"
 
 
 def _may_replicate(session: MySQLSession) -> bool:

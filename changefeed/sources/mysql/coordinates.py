@@ -78,6 +78,12 @@ def end_query(version: tuple[int, ...]) -> str:
     return "SHOW BINARY LOG STATUS" if renamed else "SHOW MASTER STATUS"
 
 
+def end_right(flavor: str, version: tuple[int, ...]) -> str:
+    """The right to ask where the binlog ends, by the server's own name for it."""
+    renamed = flavor == "mariadb" and version >= (10, 5, 2)
+    return "BINLOG MONITOR" if renamed else "REPLICATION CLIENT"
+
+
 def has(session: MySQLSession, history: str) -> bool:
     """Whether the server's log holds the transactions of a history in the mode ``gtid``."""
     if not session.is_mariadb:

@@ -20,7 +20,7 @@ from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
-from changefeed.sources.mysql.coordinates import end_query
+from changefeed.sources.mysql.coordinates import end_query, end_right
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
@@ -128,6 +128,7 @@ class BinlogStream:
         self._acknowledged = ""
         self._hasty = False
         self._continuity: Continuity | None = None
+        self._version: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[Flush]:
         return self.run()
@@ -167,7 +168,10 @@ class BinlogStream:
                 # The witness may be gone from a log that has all that was not read.
                 continuity.give_up()
                 yield from self._run()
-        except ChangefeedError:
+        except ChangefeedError as error:
+            if error.code is Code.SOURCE_PERMISSION_MISSING and not error.hint:
+                rights = f"REPLICATION SLAVE, {end_right(self._flavor, self._version)}"
+                error.hint = f"GRANT {rights} ON *.* TO the user of the source."
             if not self._closed:
                 raise
         finally:
@@ -178,6 +182,7 @@ class BinlogStream:
 
     def _run(self) -> Iterator[Flush]:
         session = self._connect()
+        self._version = session.version
         try:
             read_upto = self._begin_position()
             self._check(session, read_upto)

@@ -262,7 +262,6 @@ def refusal(number: int, text: str) -> ChangefeedError:
             Code.SOURCE_PERMISSION_MISSING,
             "the user may not read the binlog",
             detail=text,
-            hint="GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO the user of the source.",
         )
     return ChangefeedError(
         Code.STREAM_BROKE, "the MySQL server ended the binlog", detail=f"error {number}: {text}"
