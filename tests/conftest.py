@@ -137,12 +137,19 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str | None:
+    """Which share of the second half runs."""
+    share = selection.share()
+    return share and f"extended tests: share {share[0]} of {share[1]}"
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say which half of the tests each belongs to; on a worker, begin with the long ones."""
     items[:], rest = selection.split(items)
-    config.hook.pytest_deselected(items=rest)
     selection.select(items)
+    items[:], elsewhere = selection.in_share(items)
+    config.hook.pytest_deselected(items=[*rest, *elsewhere])
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: workers.rank(item.nodeid))
 

@@ -8,11 +8,15 @@ because it takes long bears the marker itself.
 
 A test with the marker ``everything`` is in neither half: it takes long, and others prove the same
 code. It runs with ``CHANGEFEED_TESTS=all`` in the environment.
+
+``CHANGEFEED_SHARE=2/3`` runs the second of three shares of the second half, and all of the first
+half. CI takes the shares in turn, so that three runs of it are one of ``make test-all``.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -46,6 +50,36 @@ def split(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
     for item in items:
         waits = item.get_closest_marker("everything") is not None and not everything
         (rest if waits else run).append(item)
+    return run, rest
+
+
+def share() -> tuple[int, int] | None:
+    """``(2, 3)`` of ``CHANGEFEED_SHARE=2/3``; ``None`` where all of the second half runs.
+
+    Raises:
+        pytest.UsageError: there is no such share.
+    """
+    text = os.environ.get("CHANGEFEED_SHARE", "")
+    if not text:
+        return None
+    one, _, of = text.partition("/")
+    if not (one.isdecimal() and of.isdecimal() and 1 <= int(one) <= int(of)):
+        raise pytest.UsageError(f"CHANGEFEED_SHARE={text!r}: a share is written as 2/3")
+    return int(one), int(of)
+
+
+def in_share(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The tests that run, and those of other shares; which share has a test depends on its name.
+
+    Call it after :func:`select`.
+    """
+    run: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
+    wanted = share()
+    for item in items:
+        name = zlib.crc32(item.nodeid.encode())
+        left = wanted and item.get_closest_marker("extended") and name % wanted[1] + 1 != wanted[0]
+        (rest if left else run).append(item)
     return run, rest
 
 

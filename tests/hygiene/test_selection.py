@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import workers
+from tests import selection, workers
 
 pytest_plugins = ["pytester"]
 
@@ -29,6 +29,7 @@ def gcs():
 def pytest_collection_modifyitems(items):
     items[:], _ = selection.split(items)
     selection.select(items)
+    items[:], _ = selection.in_share(items)
 
 def pytest_configure(config):
     for name in ("everything", "extended", "nemesis", "bigquery"):
@@ -85,6 +86,7 @@ def write_tests(pytester: pytest.Pytester) -> None:
 @pytest.fixture(autouse=True)
 def usual_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHANGEFEED_TESTS", raising=False)
+    monkeypatch.delenv("CHANGEFEED_SHARE", raising=False)
 
 
 def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> None:
@@ -122,6 +124,27 @@ def test_what_others_prove_runs_when_everything_is_wanted(
     monkeypatch.setenv("CHANGEFEED_TESTS", "all")
     assert collected(pytester, "extended or not extended") - usual == {"test_repeated[s3]"}
     assert "test_repeated[s3]" in collected(pytester, "extended")
+
+
+def test_shares_are_the_second_half_and_leave_the_first_whole(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tests(pytester)
+    first, second = collected(pytester, "not extended"), collected(pytester, "extended")
+    shares = []
+    for share in ("1/3", "2/3", "3/3"):
+        monkeypatch.setenv("CHANGEFEED_SHARE", share)
+        assert collected(pytester, "not extended") == first
+        shares.append(collected(pytester, "extended"))
+    assert sorted(itertools.chain(*shares)) == sorted(second), "each test is in one share"
+    assert all(share < second for share in shares)
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "2", "x/3", "2/"])
+def test_a_share_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHANGEFEED_SHARE", text)
+    with pytest.raises(pytest.UsageError, match="a share is written as 2/3"):
+        selection.share()
 
 
 def test_files_that_use_one_server_share_a_worker() -> None:
