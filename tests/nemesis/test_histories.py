@@ -64,11 +64,13 @@ def test_copies_of_postgresql_follow_any_history(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_copies_of_mariadb_follow_any_history(
+@pytest.mark.parametrize("kind", ["mariadb", "mysql8"])
+def test_copies_of_mysql_follow_any_history(
+    kind: str,
     seed: int,
     binlog_servers: Callable[..., BinlogServer],
     service: Service,
     tmp_path: Path,
 ) -> None:
-    server = MySQLServer(binlog_servers("mariadb"), f"history{seed}")
+    server = MySQLServer(binlog_servers(kind), f"history{seed}")
     prove(server, service, tmp_path, seed)
