@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from changefeed.core.events import SchemaChange, Truncate
+from changefeed.core.clock import Timestamp
+from changefeed.core.events import Frontier, SchemaChange, Truncate
+from changefeed.sources.base import StreamRequest
+from changefeed.sources.postgres import PostgresSource
 from changefeed.sources.postgres.storage_changes import FILE_NAME
 from tests.conformance.conftest import ALL
 from tests.helpers.postgres_tail import Catalog, Tail, prepare, tailing
@@ -201,14 +205,20 @@ def of_version(db: Database) -> list[History]:
     return [*first, *(h for h in HISTORIES if h not in first), LAST]
 
 
+def published(db: Database) -> list[History]:
+    """Make all tables, publish them, and give them their rows."""
+    histories = of_version(db)
+    for history in histories:
+        make(db, history)
+    prepare(db, ", ".join(h.name for h in histories), "publish_via_partition_root = true")
+    for history in histories:
+        fill(db, history)
+    return histories
+
+
 @ALL
 def test_what_is_said_of_each_statement(postgres: Database, tmp_path: Path) -> None:
-    histories = of_version(postgres)
-    for history in histories:
-        make(postgres, history)
-    prepare(postgres, ", ".join(h.name for h in histories), "publish_via_partition_root = true")
-    for history in histories:
-        fill(postgres, history)
+    histories = published(postgres)
     with tailing(postgres, tmp_path) as tail:
         until((tmp_path / FILE_NAME).exists, "the tables were looked at")
         for history in histories:
@@ -222,12 +232,7 @@ def test_what_is_said_of_each_statement(postgres: Database, tmp_path: Path) -> N
 
 @ALL
 def test_the_same_while_nobody_reads(postgres: Database, tmp_path: Path) -> None:
-    histories = of_version(postgres)
-    for history in histories:
-        make(postgres, history)
-    prepare(postgres, ", ".join(h.name for h in histories), "publish_via_partition_root = true")
-    for history in histories:
-        fill(postgres, history)
+    histories = published(postgres)
     catalog = Catalog()
     with tailing(postgres, tmp_path, catalog=catalog) as tail:
         until((tmp_path / FILE_NAME).exists, "the tables were looked at")
@@ -237,3 +242,53 @@ def test_the_same_while_nobody_reads(postgres: Database, tmp_path: Path) -> None
         run(postgres, history)
     with tailing(postgres, tmp_path, catalog=catalog, start=start) as tail:
         check(tail, histories)
+
+
+def test_what_happens_between_joining_and_the_first_look(
+    postgres: Database, tmp_path: Path
+) -> None:
+    """The rows may have been read in between, by whoever made the source send the tables."""
+    parted = History("parted", (), None)
+    plain, calm = quiet("plain", parted=False), quiet("calm", parted=False)
+    for history in (parted, plain, calm):
+        make(postgres, history)
+        fill(postgres, history)
+    catalog = Catalog()
+    with closing(PostgresSource("src", postgres.uri)) as source:
+        held = source.attach(postgres.name, None)
+        tables = [source.describe("public", history.name) for history in (parted, plain, calm)]
+        held.capture([table.table for table in tables], resume=False)
+        for table in tables:
+            catalog.intern(table)
+        postgres.execute("alter table parted detach partition parted_b")
+        postgres.execute("alter table plain alter v type int using v * 10")
+        postgres.execute("alter table calm alter v set not null, add w int")
+        held.capture([table.table for table in tables], resume=True)
+        position, _ = held.start()
+        stream = held.stream(
+            StreamRequest(
+                start=Frontier(Timestamp.ZERO, position),
+                identity=source.identity(),
+                memo=lambda: held.memo,
+                intern=catalog.intern,
+                latest=catalog.latest,
+                names=lambda oid: (),
+                spool=tmp_path / "spool",
+                folder=tmp_path,
+            )
+        )
+        found: list[tuple[str, str, bool]] = []
+        for flush in stream:
+            found += [
+                (event.new.table.name, event.why, event.moved)
+                for event in flush.events
+                if isinstance(event, SchemaChange) and event.rewritten
+            ]
+            if (tmp_path / FILE_NAME).exists():
+                break
+        stream.close()
+        held.release()
+    assert sorted(found) == [
+        ("parted", "its partitions changed when it was read for the first time", True),
+        ("plain", "its stored rows or types changed when it was read for the first time", False),
+    ]

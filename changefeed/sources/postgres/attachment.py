@@ -30,6 +30,7 @@ from changefeed.sources.postgres.handover import Predecessor, take_over
 from changefeed.sources.postgres.logical_messages import is_messages
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.slots import SlotState
+from changefeed.sources.postgres.storage import Fingerprints, read_fingerprints
 from changefeed.sources.postgres.stream import ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
 
@@ -48,6 +49,11 @@ def object_name(owner: str, source: str) -> str:
         return name
     digest = sha256(source.encode()).hexdigest()[:8]
     return f"{name[: _NAME_MAX - 9]}_{digest}"
+
+
+def stored_of(memo: Memo) -> dict[int, Fingerprints]:
+    """How the tables were stored when they joined, by oid."""
+    return {int(oid): (heaps, rest) for oid, (heaps, rest) in memo.get("stored", {}).items()}
 
 
 @dataclass
@@ -120,7 +126,8 @@ class PostgresAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``,
     the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted,
     ``ddl`` where event triggers of ours are there, ``given`` where the publication is an
-    administrator's (:class:`.given.GivenPublication`).
+    administrator's (:class:`.given.GivenPublication`), ``stored`` with the storage of each table
+    when it joined (:meth:`.storage.Storage.fingerprints`).
     """
 
     def __init__(self, source: Server, owner: str, memo: Memo | None) -> None:
@@ -133,6 +140,7 @@ class PostgresAttachment(Attachment):
         self._predecessor = Predecessor.of(known)
         self._messages = bool(known.get("messages"))
         self._ddl = bool(known.get("ddl"))
+        self._stored = stored_of(known)
         #: What the connection names, for one that holds nothing yet.
         self._given: GivenPublication | None = None
         self.slot = self.publication = ""
@@ -157,8 +165,10 @@ class PostgresAttachment(Attachment):
         messages = {"messages": True} if self._messages else {}
         ddl = {"ddl": True} if self._ddl else {}
         theirs = {"given": self._given.memo()} if self._given else {}
+        fingerprints = {str(oid): list(both) for oid, both in self._stored.items()}
+        stored = {"stored": fingerprints} if fingerprints else {}
         names = {"slot": self.slot, "publication": self.publication}
-        return {**names, **before, **messages, **ddl, **theirs}
+        return {**names, **before, **messages, **ddl, **theirs, **stored}
 
     @property
     def holds(self) -> str:
@@ -241,11 +251,21 @@ class PostgresAttachment(Attachment):
             if self._source.address.apart:
                 with self._readers.session("wait for the standby") as reader:
                     standby.await_replay(connection, reader)
+            self._look_at_storage(connection, wanted)
             checks.name_role(problems.values(), connection.info.user)
         return CaptureResult(
             problems=problems,
             altered={names[oid]: why for oid, why in altered.items() if oid in names},
         )
+
+    def _look_at_storage(self, connection: PsycopgConnection, oids: Collection[int]) -> None:
+        """Before anybody reads the rows of a table: what the stream sees first may be younger."""
+        known = {oid: one for oid, one in self._stored.items() if oid in oids}
+        new = [oid for oid in oids if oid not in known]
+        publication = self.publication if self._given is not None else ""
+        with connection.transaction():
+            connection.execute("set transaction isolation level repeatable read, read only")
+            self._stored = known | read_fingerprints(connection, new, publication)
 
     def _follow_connection(self, *, resume: bool) -> None:
         """The connection may name another publication or slot than the one that is held.
@@ -470,6 +490,7 @@ class PostgresAttachment(Attachment):
             source=source.name,
             spool_dir=request.spool,
             folder=request.folder,
+            before=lambda: stored_of(request.memo()),
             latest=request.latest,
             names=request.names,
             logged=request.logged,

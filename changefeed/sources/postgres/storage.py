@@ -5,11 +5,13 @@ The catalog can be read by every role, and no table is locked for it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
-from changefeed.sources.postgres.details import Executor
+from changefeed.sources.postgres.details import Executor, VersionedExecutor, read_details
 from changefeed.sources.postgres.types import FIRST_USER_OID, TableDetails
 
 # A partition that is being detached concurrently belongs to its table no more for new statements.
@@ -94,6 +96,10 @@ class TypeParts:
     parts: Mapping[str, str]
 
 
+#: Of what holds a table's rows, and of the types of the user that they are made of.
+Fingerprints = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """What holds the rows of a table at one moment.
@@ -124,6 +130,12 @@ class Storage:
             "horizon": self.horizon,
         }
 
+    def fingerprints(self) -> Fingerprints:
+        """What decides whether rows changed since, in short."""
+        heaps = sorted((oid, h.file, h.link) for oid, h in self.heaps.items())
+        types = sorted((oid, sorted(t.parts.items())) for oid, t in self.types.items())
+        return _digest(heaps), _digest(types)
+
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Storage:
         """The reverse of :meth:`to_json`."""
@@ -134,6 +146,10 @@ class Storage:
             {oid: TypeParts(name, parts) for oid, name, parts in found["types"]},
             found["horizon"],
         )
+
+
+def _digest(what: object) -> str:
+    return sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
 def columns_of(details: TableDetails) -> dict[int, tuple[str, int]]:
@@ -180,3 +196,12 @@ def _read_types(connection: Executor, oids: Collection[int]) -> dict[int, dict[i
         root: {oid: TypeParts(*parts) for oid, parts in below.items()}
         for root, below in found.items()
     }
+
+
+def read_fingerprints(
+    connection: VersionedExecutor, oids: Collection[int], publication: str = ""
+) -> dict[int, Fingerprints]:
+    """Of these tables; dropped ones are left out. ``publication``: whose lists of columns count.
+    In one snapshot, if the connection is in a transaction that has one."""
+    storage = read_storage(connection, read_details(connection, oids, publication))
+    return {oid: one.fingerprints() for oid, one in storage.items()}

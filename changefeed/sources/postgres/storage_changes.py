@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +30,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.proofs import AlteredBytes
 from changefeed.sources.postgres.connect import LateSession, PsycopgConnection
-from changefeed.sources.postgres.storage import Heap, Storage, columns_of
+from changefeed.sources.postgres.storage import Fingerprints, Heap, Storage, columns_of
 from changefeed.sources.postgres.types import TableDetails
 
 #: The file beside the change log with what was seen last.
@@ -233,8 +233,18 @@ class StorageWatch:
     """What was seen last of the tables' storage. Kept in a file, so that a change while nobody
     read the stream is found later. One thread."""
 
-    def __init__(self, folder: Path | None, clock: Clock = SYSTEM_CLOCK) -> None:
-        """``folder`` is kept as long as the change log; None: nothing is kept."""
+    def __init__(
+        self,
+        folder: Path | None,
+        clock: Clock = SYSTEM_CLOCK,
+        before: Callable[[], Mapping[int, Fingerprints]] = lambda: {},
+    ) -> None:
+        """
+        Args:
+            folder: is kept as long as the change log; None: nothing is kept.
+            before: how tables were, by oid, before anybody read their rows.
+        """
+        self._before = before
         self._path = None if folder is None else folder / FILE_NAME
         self._clock = clock
         self._seen: dict[int, Storage] = {}
@@ -264,9 +274,20 @@ class StorageWatch:
                 change = compare(old, self._found[oid], self._known.get(oid, ()), rows)
             elif self._damaged:
                 change = StoredChange("what was known of its stored rows is lost", moved=True)
+            else:
+                change = self._since_it_joined(oid)
             if change is not None:
                 changes[oid] = change
         return changes
+
+    def _since_it_joined(self, oid: int) -> StoredChange | None:
+        """Of a table that is looked at for the first time, whose rows may have been read."""
+        before, now = self._before().get(oid), self._found[oid].fingerprints()
+        if before is None or before == now:
+            return None
+        moved = before[0] != now[0] and oid not in self._found[oid].heaps
+        what = "partitions" if moved else "stored rows or types"
+        return StoredChange(f"its {what} changed when it was read for the first time", moved)
 
     def told(self) -> None:
         """The changes are durable in the change log."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
 from changefeed.sources.postgres.relations import Describe, Intern, Latest, Names, Relations
 from changefeed.sources.postgres.server import current_position
 from changefeed.sources.postgres.spool import Spool
+from changefeed.sources.postgres.storage import Fingerprints
 from changefeed.sources.postgres.storage_changes import StorageWatch
 from changefeed.sources.postgres.visibility import Unseen, Visibility
 from changefeed.sources.postgres.wire import (
@@ -106,6 +107,7 @@ class ReplicationStream:
         source: the name that table names begin with.
         spool_dir: folder of our own for large transactions; emptied at the start.
         folder: what was seen of the tables' storage is kept there; None: nowhere.
+        before: how the tables were stored, by oid, before anybody read their rows.
         logged: the shape in which rows of a table go into the log.
         latest: the last shape that all feeds of a table know, to see what changed since.
         names: the names by which feeds may know a table, by its oid.
@@ -141,6 +143,7 @@ class ReplicationStream:
         source: str,
         spool_dir: Path,
         folder: Path | None = None,
+        before: Callable[[], Mapping[int, Fingerprints]] = lambda: {},
         latest: Latest | None = None,
         names: Names = lambda oid: (),
         logged: Intern = as_sent,
@@ -171,7 +174,7 @@ class ReplicationStream:
         self._start = start
         self._upto = upto
         self._visibility = Visibility(unseen, patience, clock) if unseen is not None else None
-        self._storage = StorageWatch(folder, clock)
+        self._storage = StorageWatch(folder, clock, before)
         self._relations = Relations(
             source,
             describe,
