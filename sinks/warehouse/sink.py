@@ -170,6 +170,8 @@ class WarehouseSink(DatabaseSink):
         """The change of shape, and that it is applied."""
         table, warehouse = known.table, self._tables.warehouse
         present = warehouse.columns(warehouse.dialect.fit(self._tables.strategy.place(table.topic)))
+        if not present:  # its first scan has not begun
+            self._tables.prepare(known, TargetShape(event.new, table.topic), scan=False)
         steps = self._tables.strategy.begin(table, self._opened.node)
         steps += self._tables.strategy.evolve(table, event, present) if present else []
         steps.append(table.applied.advance(event.at.version, event.seq))

@@ -235,6 +235,8 @@ class SpannerSink(DatabaseSink):
             if event.old.keyless:
                 self._keeps_digests(table, event)
             self._change(table, changes, present)
+        else:  # its first scan has not begun
+            self._tables.prepare(known, TargetShape(event.new, table.topic), scan=False)
 
         def work(transaction: SpannerTransaction) -> None:
             if not self._tables.progress(transaction, table).covers(place):

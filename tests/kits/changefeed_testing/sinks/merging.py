@@ -528,6 +528,21 @@ def evolves(harness: MergeHarness) -> None:
     again.close()
 
 
+def evolves_before_any_row(harness: MergeHarness) -> None:
+    """A change of columns may be the first thing that a target hears of: before its scan begins."""
+    source = SourceDouble(keyed())
+    old = source.schemas["t"]
+    feed = feed_of(harness, source)
+    sink = feed.open(harness.sink())
+    source.alter("t", replace(old, columns=(*old.columns, column_of("c", "int32", 3))))
+    source.commit(insert("t", a=1, b="x", c=5))
+    feed.deliver(sink)
+    check(harness, source)
+    feed.scan(sink, "t")
+    check(harness, source)
+    sink.close()
+
+
 def keeps_dropped_columns(harness: MergeHarness) -> None:
     """A dropped column stays, and is NULL in new rows; a column of its name may be added again."""
     schema = table_of("t", key=("a",), a="int32", b="text", c="text")
@@ -666,6 +681,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         keeps_unsent_values,
         forgets_values_of_reused_keys,
         evolves,
+        evolves_before_any_row,
         keeps_dropped_columns,
         refuses_other_shapes,
         leaves_dropped_tables,
