@@ -204,9 +204,9 @@ class FeedRunner:
         self._renamed.set()
         self.wake()
 
-    def request_checkpoint(self) -> None:
-        """Save progress at the next turn (SYNC waits for it)."""
-        self._checkpoint.want()
+    def request_checkpoint(self, upto: Timestamp | None = None) -> None:
+        """Save progress at the next turn, and as soon as ``upto`` is delivered."""
+        self._checkpoint.want(upto)
         self.wake()
 
     def request_delivery(self) -> None:
@@ -214,11 +214,12 @@ class FeedRunner:
         sink's pace (SYNC waits).
         """
         self._rounds.hurry()
+        upto = None
         # A log that is damaged the feed itself reports.
         with contextlib.suppress(ChangefeedError):
             frontier = self.source_runtime.log.frontier
-            self._checkpoint.want(frontier.at if frontier else None)
-        self.request_checkpoint()
+            upto = frontier.at if frontier else None
+        self.request_checkpoint(upto)
 
     def pulse(self) -> None:
         """Show what the feed's thread waits for now, also that its Spark has ended.

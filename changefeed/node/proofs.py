@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Protocol
 
 from changefeed.catalog import Job, TableProgress, TableState
@@ -25,15 +26,13 @@ from changefeed.options import VERIFY, VERIFY_MAX_RATE, VERIFY_REPAIR, Options
 from changefeed.query.evaluate import QuerySessions
 from changefeed.sources.base import Source
 from changefeed.sources.registry import open_source
-from changefeed.statements.context import log_lookup_of
+from changefeed.statements.context import DeliveryWait, log_lookup_of, wait_until
 from changefeed.statements.verify import after, ask_for_repair, found_rows, repaired
 from changefeed.verify.table import TableOutcome, TableVerifier
 from sinks.base import KeyPart, SparkAccess
 
 #: How often a thread without work looks whether a table is due, seconds.
 LOOK_SECONDS = 1.0
-#: How often it looks whether the feed has delivered what was read, seconds.
-DELIVERED_SECONDS = 0.25
 #: A comparison that a sink or Spark is busy with is not waited for any longer at the end.
 STOP_SECONDS = 2.0
 #: Keys that an event names, and letters of each.
@@ -205,10 +204,16 @@ class ProofThread(threading.Thread):
         source = self._source(job)
 
         def delivered() -> None:
-            position = source.current_position()
-            while not self._delivered(job, table, self._lookup(job.source, position)):
-                self._go_on()
-                self._clock.wait(self._stopping, DELIVERED_SECONDS)
+            wait = DeliveryWait(
+                job.source,
+                source.current_position(),
+                self._lookup,
+                self._clock,
+                self._host.hasten,
+                self.runner.request_checkpoint,
+                lambda upto: self._delivered(job, table, upto),
+            )
+            wait_until(self._catalog, self._clock, wait.reached, inf, self._go_on)
 
         verifier = TableVerifier(
             self._catalog,
@@ -262,19 +267,14 @@ class ProofThread(threading.Thread):
         if self._stopping.is_set() or not self.runner.is_alive():
             raise ChangefeedError(Code.TIMED_OUT, "the feed has stopped")
 
-    def _delivered(self, job: Job, table: TableProgress, upto: Timestamp | None) -> bool:
-        """The feed has delivered the table up to a place of the log; None: the log is behind."""
-        if upto is None:
-            self._host.hasten(job.source)
-            return False
+    def _delivered(self, job: Job, table: TableProgress, upto: Timestamp) -> bool:
+        """The feed has delivered the table up to a place of the log."""
         found = self._present(job, table)
         if found.state is TableState.FAILED:
             raise ChangefeedError(Code.WRONG_JOB_STATE, f"the table has failed: {found.error}")
         done = found.done_upto
-        if done is not None and done >= upto and not found.scan_wanted:
-            return found.state is TableState.RUNNING
-        self.runner.request_checkpoint()
-        return False
+        reached = done is not None and done >= upto and not found.scan_wanted
+        return reached and found.state is TableState.RUNNING
 
 
 def _moved(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -356,21 +357,33 @@ class Context:
         return list(found.values())
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Wait until ``reached`` or ``seconds`` passed; whether it was reached.
+        """See :func:`wait_until`; CF1304 too if nobody waits for the answer."""
+        return wait_until(self.catalog, self.clock, reached, seconds, self.require_client)
 
-        Looks again at every change of the state and at least every 0.1 s.
-        """
-        deadline = self.clock.monotonic() + seconds
-        for turn in itertools.count():
-            seen = self.catalog.version()
-            if reached():
-                return True
-            left = deadline - self.clock.monotonic()
-            if left <= 0:
-                return False
-            self.require_client()
-            self.catalog.wait(seen, min(left, 0.02 if turn < 50 else 0.1))
-        raise AssertionError("the loop has no other end")
+
+def wait_until(
+    catalog: Catalog,
+    clock: Clock,
+    reached: Callable[[], bool],
+    seconds: float,
+    wanted: Callable[[], object],
+) -> bool:
+    """Wait until ``reached`` or ``seconds`` passed; whether it was reached.
+
+    Looks again at every change of the state and at least every 0.1 s. ``wanted`` raises an error if
+    nobody waits any more.
+    """
+    deadline = clock.monotonic() + seconds
+    for turn in itertools.count():
+        seen = catalog.version()
+        if reached():
+            return True
+        left = deadline - clock.monotonic()
+        if left <= 0:
+            return False
+        wanted()
+        catalog.wait(seen, min(left, 0.02 if turn < 50 else 0.1))
+    raise AssertionError("the loop has no other end")
 
 
 @contextmanager
@@ -429,3 +442,55 @@ def log_lookup_of(catalog: Catalog) -> LogLookup:
             return log[0].timestamp_at(position) or log[1].at
 
     return look_up
+
+
+#: How often capture is asked to look at the source at once, seconds.
+HASTEN_SECONDS = 0.5
+#: Until a feed is asked to deliver a second time, seconds; twice as long each time after.
+DELIVER_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class DeliveryWait:
+    """Whether a feed has delivered what its source had at a position; asked again and again.
+
+    Attributes:
+        source, position: which source, and where it was.
+        lookup: finds the position in the change log.
+        hasten: makes capture of the source catch up.
+        ask: makes the feed deliver up to a timestamp, or save its progress when it has.
+        done: whether the feed says that it has.
+        upto: the position's timestamp, once the log has it.
+    """
+
+    source: str
+    position: Position
+    lookup: LogLookup
+    clock: Clock
+    hasten: Callable[[str], object]
+    ask: Callable[[Timestamp], object]
+    done: Callable[[Timestamp], bool]
+    upto: Timestamp | None = None
+    _next: float = -inf
+    _pause: float = DELIVER_SECONDS
+
+    def reached(self) -> bool:
+        """Whether it has; if not, those it waits for are asked to go on."""
+        if self.upto is None:
+            self.upto = self.lookup(self.source, self.position)
+            if self.upto is not None:
+                self._next = -inf
+        if self.upto is not None and self.done(self.upto):
+            return True
+        now = self.clock.monotonic()
+        if now < self._next:
+            return False
+        if self.upto is None:
+            # An idle source gives its frontier about once a second; somebody waits for it.
+            self.hasten(self.source)
+            self._next = now + HASTEN_SECONDS
+        else:
+            # Less and less often: behind a backlog each time is a small round of the sink.
+            self.ask(self.upto)
+            self._next, self._pause = now + self._pause, min(2 * self._pause, 10.0)
+        return False

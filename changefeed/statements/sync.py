@@ -15,17 +15,13 @@ from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
 from changefeed.options.types import parse_duration
 from changefeed.plan.words import duration_text
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, DeliveryWait, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
 
-#: How often capture is asked to look at the source at once, seconds.
-HASTEN_SECONDS = 0.5
 #: How often the extracts of a dataset are looked at, seconds.
 LOOK_SECONDS = 0.25
-#: Until the feed is asked to deliver a second time, seconds; twice as long each time after.
-DELIVER_SECONDS = 0.1
 #: A feed in one of these will never get there by itself.
 _STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
 
@@ -43,47 +39,30 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     _refuse_failed_tables(job, context, statement)
     _await_extracts(job, context, waiting)
     shapes = _present_shapes(job, context)
-    position = context.source(job.source).current_position()
-    place: list[Timestamp] = []
 
-    hastened = -inf
-
-    def in_log() -> bool:
-        nonlocal hastened
-        found = context.log_lookup(job.source, position)
-        now = context.clock.monotonic()
-        if found is None and now >= hastened + HASTEN_SECONDS:
-            # An idle source gives its frontier about once a second; somebody waits for it.
-            context.host.hasten(job.source)
-            hastened = now
-        place.extend([found] if found is not None else [])
-        return found is not None
-
-    waiting.until(in_log)
-    upto = place[-1]
-
-    next_ask, pause = -inf, DELIVER_SECONDS
-
-    def durable() -> bool:
-        nonlocal next_ask, pause
+    def durable(upto: Timestamp) -> bool:
         high_water = context.catalog.job(job.id).high_water
         if high_water is None or high_water < upto:
-            now = context.clock.monotonic()
-            if now >= next_ask:
-                # Less and less often: behind a backlog each time is a small round of the sink.
-                context.host.deliver_now(job.id)
-                next_ask, pause = now + pause, min(2 * pause, 10.0)
             return False
         # One that was just added, or is tried again, the feed may not have taken up yet.
         tables = context.catalog.tables(job.id)
         return not any(t.state in (TableState.PENDING, TableState.SCANNING) for t in tables)
 
-    waiting.until(durable)
+    delivery = DeliveryWait(
+        job.source,
+        context.source(job.source).current_position(),
+        context.log_lookup,
+        context.clock,
+        context.host.hasten,
+        lambda _: context.host.deliver_now(job.id),
+        durable,
+    )
+    waiting.until(delivery.reached)
     _refuse_failed_tables(job, context, statement)
     spent = Seconds(round(context.clock.monotonic() - waiting.begun, 3))
     return Result(
         columns=("job_id", "name", "synced_to", "waited"),
-        rows=[(job.id, job.name, str(upto), spent)],
+        rows=[(job.id, job.name, str(delivery.upto), spent)],
         notices=_shapes_to_come(job, shapes, context),
         tag="SYNC CHANGEFEED",
     )

@@ -38,10 +38,11 @@ def shown(bench: Bench, columns: str) -> object:
     return row[bench.feeds.execute("SHOW CHANGEFEED f").columns.index(columns)]
 
 
+@pytest.mark.parametrize("bench", ["duckdb"], indirect=True)
 def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
     bench.source.execute("create table n (a int); insert into n values (1), (1), (2)")
     bench.source.execute("alter table n replica identity full")
-    bench.feeds.restart(Sizes(proof_rows=4))
+    bench.feeds.restart(Sizes(proof_rows=6))
     bench.create("t, n", ", verify = '1s'")
     bench.feeds.sync("f")
     proved(bench, "t", "n")
@@ -76,6 +77,7 @@ def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
     assert shown(bench, "proved") is None
 
 
+@pytest.mark.parametrize("bench", ["postgresql"], indirect=True)
 def test_rows_that_are_written_meanwhile_are_no_difference(bench: Bench) -> None:
     """Not while the feed is paused and resumed, either; the next node goes on with the round."""
     bench.source.execute("insert into t select i, 'up' from generate_series(20, 99) i")
@@ -86,7 +88,7 @@ def test_rows_that_are_written_meanwhile_are_no_difference(bench: Bench) -> None
 
     def write() -> None:
         number = 0
-        while not over.wait(0.01):
+        while not over.wait(0.03):
             number += 1
             bench.source.execute(
                 "update t set b = case b when 'up' then 'down' else 'up' end "
