@@ -56,6 +56,7 @@ class Application:
         max_disk: int | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
+        must_exist: bool = False,
     ) -> None:
         """Open the state.
 
@@ -67,12 +68,13 @@ class Application:
             max_disk: limit in bytes for the change log of each source.
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
+            must_exist: do not make a state where there is none.
 
         Raises:
             ChangefeedError: CF6001, CF6002.
         """
         self.state = state
-        self.catalog = Catalog.open(state)
+        self.catalog = Catalog.open(state, must_exist=must_exist)
         self.interpreter = Interpreter(self.catalog, host=self)
         self._layout = StateLayout(Path(self.catalog.directory))
         self._settings = settings or SparkSettings()
@@ -164,7 +166,7 @@ class Application:
         self.catalog.close()
 
     def verify_files(self) -> Result:
-        """Compare the stored files of the state's change logs with their checksums; see
+        """Compare the stored files of the state with their checksums; see
         :func:`changefeed.stored_files.verify_files`."""
         from changefeed.stored_files import verify_files
 

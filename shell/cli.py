@@ -402,7 +402,7 @@ def dataset(
 
 @cli.group()
 def log() -> None:
-    """Look after the change logs of a state."""
+    """Look after the stored files of a state."""
 
 
 @log.command()
@@ -412,7 +412,8 @@ def verify(context: click.Context, state: str | None) -> None:
     """Compare every stored file with its checksums, also while a node runs.
 
     A row for each kind of file, and one for each file that differs from what was written: how, the
-    feeds that need it, and the remedy. Exit status 5 if there is one.
+    feeds that need it, and the remedy. A line at the end counts what was read. Exit status 5 if a
+    file differs.
     """
     with loading():
         from changefeed.app import Application
@@ -423,11 +424,15 @@ def verify(context: click.Context, state: str | None) -> None:
     end_cleanly()
     chosen = context.find_root().params.get("form")
     form = OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))
-    with Application(replace(context.obj, state=state or context.obj.state).directory) as opened:
+    chosen_state = replace(context.obj, state=state or context.obj.state).directory
+    with Application(chosen_state, must_exist=True) as opened:
         result = opened.verify_files()
     render(result, form, sys.stdout)
+    said = Diagnostics(as_json=form.structured)
+    for notice in result.notices:
+        said.notice(notice)
     if result.failure is not None:
-        Diagnostics(as_json=form.structured).error(result.failure)
+        said.error(result.failure)
         context.exit(Exit.DIFFERENCE)
 
 

@@ -17,7 +17,7 @@ are the business of the feed that uses the sink. The order of calls is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,6 +28,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
+from changefeed.core.proofs import FileProof
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import Feature, OptionRow
 
@@ -341,12 +342,14 @@ class ScanFiles:
         at: the instant of the scan's snapshot.
         schema: shape of the table; the rows are in ``schema.log_schema()``.
         files: paths of Arrow IPC files; together they hold each row once.
+        proofs: of the files, in the same order.
         rows: number of rows in all files.
     """
 
     at: Timestamp
     schema: TableSchema
     files: tuple[str, ...]
+    proofs: tuple[FileProof, ...]
     rows: int
 
 
@@ -405,6 +408,11 @@ class LogConsumer(Protocol):
 
     def scanned(self) -> ScanFiles | None:
         """The table's last whole scan; None before the first one, and after it was consumed."""
+        ...
+
+    def verify(self) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+        """Compare everything that is stored with its checksums; nothing is changed, and both sides
+        may be at work: the path, the bytes and the damage of each file."""
         ...
 
 

@@ -93,7 +93,7 @@ class Catalog(
                 end by the clock that all nodes share: on PostgreSQL the server's.
             directory: where log and spool go. A local state is its own; for one on
                 PostgreSQL the user's data folder when not given.
-            must_exist: do not make a state in a directory that has none.
+            must_exist: do not make a state where there is none.
 
         Raises:
             ChangefeedError: CF6001 not reachable or not there, CF6002 of another version, CF1201 no
@@ -135,6 +135,10 @@ class Catalog(
         Changes made by this process wake at once, by others within 0.1 s.
         """
         return self._database.wait(seen, timeout)
+
+    def verify(self) -> int | None:
+        """See :meth:`.database.Database.verify`."""
+        return self._database.verify()
 
     def close(self) -> None:
         """Close the connections to the state."""

@@ -121,9 +121,15 @@ class Database:
     clock: Clock = SYSTEM_CLOCK
 
     def __init__(
-        self, engine: Engine, *, shown: str, directory: Path, home: Path | None = None
+        self,
+        engine: Engine,
+        *,
+        shown: str,
+        directory: Path,
+        home: Path | None = None,
+        must_exist: bool = False,
     ) -> None:
-        """``home``: the directory of a SQLite state."""
+        """``home``: the directory of a SQLite state; ``must_exist``: do not make a state."""
         self._engine = engine
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
@@ -139,7 +145,7 @@ class Database:
         self._path = str(StateLayout(home).database) if home is not None else None
         self._file = _identity(self._path) if self._path is not None else None
         try:
-            self.state_id = self._prepare()
+            self.state_id = self._prepare(must_exist=must_exist)
         except BaseException:
             engine.dispose()
             raise
@@ -164,7 +170,7 @@ class Database:
             state: the place.
             directory: where log and spool files go; a local state is its own.
             busy_seconds: how long a SQLite state is waited for that another process locks.
-            must_exist: do not make a state in a directory that has none.
+            must_exist: do not make a state where there is none.
 
         Raises:
             ChangefeedError: CF6001 not reachable or not there, CF6002 made by another version,
@@ -174,13 +180,15 @@ class Database:
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
             if must_exist and not StateLayout(home).database.exists():
-                raise ChangefeedError(
-                    Code.STATE_UNREACHABLE,
-                    f"there is no state in {home}",
-                    hint="name the directory that the node was started with (--state).",
-                )
+                raise _no_state(str(home))
             engine = _sqlite(home, busy_seconds)
-            return cls(engine, shown=str(home), directory=directory or home, home=home)
+            return cls(
+                engine,
+                shown=str(home),
+                directory=directory or home,
+                home=home,
+                must_exist=must_exist,
+            )
         if text_.partition("://")[0] not in ("postgresql", "postgres"):
             raise ChangefeedError(
                 Code.INVALID_URI,
@@ -188,7 +196,9 @@ class Database:
                 hint="--state takes a directory or a postgresql:// URL.",
             )
         engine = _postgres(text_)
-        database = cls(engine, shown=redact(text_), directory=directory or Path())
+        database = cls(
+            engine, shown=redact(text_), directory=directory or Path(), must_exist=must_exist
+        )
         if directory is None:
             database.directory = user_data_path("changefeed", appauthor=False) / database.state_id
         return database
@@ -266,15 +276,33 @@ class Database:
             counter.close()
         self._engine.dispose()
 
-    def _prepare(self) -> str:
+    def verify(self) -> int | None:
+        """Compare the pages of ``state.db`` with each other; returns its bytes, None for a state on
+        a server.
+
+        Raises:
+            ChangefeedError: CF6001, they do not fit together.
+        """
+        if self._path is None:
+            return None
+        with self.read() as connection:
+            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalars().all()
+        if found != ["ok"]:
+            raise self._damaged()
+        return os.stat(self._path).st_size
+
+    def _prepare(self, *, must_exist: bool) -> str:
         """Make the tables of a new state, check the format of an old one; give its id."""
         with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
-                    schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
-                    connection.execute(schema)
                 if not connection.dialect.has_table(connection, "meta", schema=_schema(connection)):
+                    if must_exist:
+                        raise _no_state(self.shown)
+                    if connection.dialect.name == "postgresql":
+                        schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
+                        connection.execute(schema)
                     if self._home is not None:
                         _refuse_orphans(self._home)
                     _create(connection)
@@ -327,6 +355,14 @@ class Database:
             raise ChangefeedError(
                 Code.STATE_UNREACHABLE, f"cannot use state {self.shown}: {type(error).__name__}"
             ) from error
+
+
+def _no_state(shown: str) -> ChangefeedError:
+    return ChangefeedError(
+        Code.STATE_UNREACHABLE,
+        f"there is no state in {shown}",
+        hint="name the state that the node was started with (--state).",
+    )
 
 
 def _is_damage(cause: BaseException | None) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from changefeed.core.proofs import sealed, unsealed
+from changefeed.core.proofs import FileProof, sealed, unsealed
 
 #: The end of the name of a file that is being written. A crash may leave one.
 UNFINISHED: Final = ".new"
+#: The end of the name of a note that proves the begin of a file which another program writes.
+PROOF: Final = ".proof"
 
 
 def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | None = None) -> None:
@@ -47,6 +50,32 @@ def read_durable(path: Path) -> str:
         OSError: there is no file, or it cannot be read.
     """
     return unsealed(path.read_bytes(), path.name)
+
+
+def prove(path: Path) -> None:
+    """Make a file durable that another program appends to, and note the checksum of what it has
+    now, for :func:`verify_proven`.
+
+    Raises:
+        OSError: as :func:`replace_durably`.
+    """
+    sync_path(path)
+    proof = FileProof.of(path)
+    replace_durably(path.with_name(path.name + PROOF), json.dumps([proof.size, proof.crc]))
+
+
+def verify_proven(path: Path) -> None:
+    """Compare a file with the note that :func:`prove` made last; without one nothing is known.
+
+    Raises:
+        AlteredBytes: the bytes differ from what was written.
+        OSError: it is gone or cannot be read.
+    """
+    try:
+        proof = FileProof(*json.loads(read_durable(path.with_name(path.name + PROOF))))
+    except FileNotFoundError:
+        return
+    proof.verify(path, grown=True)
 
 
 def sync_path(path: Path) -> None:

@@ -33,18 +33,18 @@ class Stretch:
     crc: int
 
     def read(self, fd: int, into: memoryview) -> None:
-        """Read the stretch into its place in ``into``, which has room for the whole file.
+        """Read the stretch into ``into``, which is as long.
 
         Raises:
             AlteredBytes: the bytes are others.
             OSError: the disk failed.
         """
-        view, at, crc = into[self.start : self.end], 0, 0
-        while at < len(view):
-            count = os.preadv(fd, [view[at : at + _BLOCK]], self.start + at)
+        at, crc = 0, 0
+        while at < len(into):
+            count = os.preadv(fd, [into[at : at + _BLOCK]], self.start + at)
             if not count:
                 raise AlteredBytes(f"the file ends at {self.start + at}")
-            crc = zlib.crc32(view[at : at + count], crc)
+            crc = zlib.crc32(into[at : at + count], crc)
             at += count
         self._check(crc)
 
@@ -99,8 +99,8 @@ def _crc(fd: int, start: int, end: int) -> int:
 class FileProof:
     """The size of a whole file, and the CRC-32 of its content."""
 
-    size: int
-    crc: int
+    size: int = 0
+    crc: int = 0
 
     @classmethod
     def of(cls, path: Path) -> FileProof:
@@ -112,6 +112,27 @@ class FileProof:
         size = path.stat().st_size
         [[_, crc]] = marks_of(path, [size])
         return cls(size, crc)
+
+    def and_then(self, content: memoryview) -> FileProof:
+        """The proof of the file with ``content`` appended."""
+        return FileProof(self.size + len(content), zlib.crc32(content, self.crc))
+
+    def verify(self, path: Path, *, grown: bool = False) -> None:
+        """Compare a file with what was written, in bounded memory.
+
+        Args:
+            grown: it may have become longer.
+
+        Raises:
+            AlteredBytes: it is another one.
+            OSError: it is gone or cannot be read.
+        """
+        size = path.stat().st_size
+        if size != self.size and not (grown and size > self.size):
+            raise AlteredBytes(f"it has {size} bytes, and had {self.size}")
+        [[_, crc]] = marks_of(path, [self.size])
+        if crc != self.crc:
+            raise AlteredBytes("its bytes have changed")
 
     def check(self, content: memoryview) -> None:
         """Compare the content of the file.

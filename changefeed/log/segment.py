@@ -140,5 +140,5 @@ def _verified(fd: int, group: RowGroup, *, stamps_only: bool) -> pa.NativeFile:
     # Memory that is not written to is not taken.
     content = np.empty(group.size, np.uint8)
     for stretch in (stamps, footer) if stamps_only else (stamps, others, footer):
-        stretch.read(fd, content.data)
+        stretch.read(fd, content.data[stretch.start : stretch.end])
     return pa.BufferReader(pa.py_buffer(content))

@@ -70,12 +70,11 @@ class RangeCopies:
 
     def _staged(self, part: Range, names: list[str]) -> Range:
         if part.files:
-            proofs = []
-            for file in part.files:
+            for path, _ in part.verified_files():
                 names.append(self._name())
-                proofs.append(self._put(names[-1], Path(file)))
+                self._put(names[-1], path)
             found = tuple(self._store.location(name) for name in names[-len(part.files) :])
-            return replace(part, files=(), staged=RowLocations(found, tuple(proofs)))
+            return replace(part, files=(), proofs=(), staged=RowLocations(found, part.proofs))
         versions: dict[TableSchema, int] = {}
         with tempfile.TemporaryDirectory(prefix="changefeed-range-") as folder:
             path = Path(folder) / "rows"
@@ -89,7 +88,8 @@ class RangeCopies:
                     else:
                         put_part(made, {"version": number}, event.load())
             names.append(self._name())
-            proof = self._put(names[-1], path)
+            proof = FileProof.of(path)
+            self._put(names[-1], path)
         location = self._store.location(names[-1])
         return replace(part, staged=RowLocations((location,), (proof,), tuple(versions)))
 
@@ -97,10 +97,9 @@ class RangeCopies:
         self._count += 1
         return f"{self._folder}/{self._count:08d}"
 
-    def _put(self, name: str, path: Path) -> FileProof:
+    def _put(self, name: str, path: Path) -> None:
         system = self._store.system
         try:
-            proof = FileProof.of(path)
             if isinstance(system, fs.LocalFileSystem):
                 os.makedirs(self._folder, exist_ok=True)
             with pa.memory_map(str(path)) as source, system.open_output_stream(name) as target:
@@ -112,7 +111,6 @@ class RangeCopies:
                 f"rows cannot be staged in {self._store.shown}: {type(failure).__name__}",
                 hint="check the address and the rights of the staging place.",
             ) from None
-        return proof
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove what was staged; what cannot be removed now is removed a day later."""

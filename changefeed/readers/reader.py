@@ -332,6 +332,7 @@ class Reader:
                 scan.at,
                 scan.at,
                 files=scan.files[i : i + SCAN_FILES],
+                proofs=scan.proofs[i : i + SCAN_FILES],
                 version=scan.schema,
                 rows=scan.rows,
             )

@@ -17,6 +17,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.partition import Partition
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
@@ -80,6 +81,7 @@ class Range:
         schema: the shape the changes get; None: each row has the shape of its version.
         after, upto: changes above ``after``, up to ``upto``.
         files: of a scan, the files to read in place of the log; their rows have ``version``.
+        proofs: of the files, in the same order.
         rows: how many rows of the log there are, about.
         on_truncate: what a TRUNCATE becomes.
         staged: where the rows are, if whoever reads does not see the log.
@@ -91,6 +93,7 @@ class Range:
     after: Timestamp
     upto: Timestamp
     files: tuple[str, ...] = ()
+    proofs: tuple[FileProof, ...] = ()
     version: TableSchema | None = None
     rows: int = 0
     on_truncate: OnTruncate = OnTruncate.ERROR
@@ -112,27 +115,43 @@ class Range:
         if self.version is None:
             raise AssertionError("a scan has a shape")
         change = ChangeRows(self.schema or self.version)
-        for content in self._files() if self.staged is None else self.staged.files():
+        for content in self._mapped() if self.staged is None else self.staged.files():
             reader = pa.ipc.open_file(content)
             for i in range(reader.num_record_batches):
                 rows = pa.Table.from_batches([reader.get_batch(i)])
                 yield change.of(rows, self.version)
 
-    def _files(self) -> Iterator[pa.NativeFile]:
-        for name in self.files:
+    def _mapped(self) -> Iterator[pa.NativeFile]:
+        for path, _ in self.verified_files():
+            with pa.memory_map(str(path)) as file:
+                yield file
+
+    def verified_files(self) -> Iterator[tuple[Path, FileProof]]:
+        """The files of a scan, each compared with its proof before it is given out.
+
+        Raises:
+            ChangefeedError: CF3001 one is not what was written, CF3002 one is gone.
+        """
+        for path, proof in zip(map(Path, self.files), self.proofs, strict=True):
             try:
-                file = pa.memory_map(name)
+                proof.verify(path)
             except FileNotFoundError as cause:
                 raise ChangefeedError(
                     Code.POSITION_TOO_OLD,
                     "the reader's initial scan no longer exists",
-                    detail=name,
+                    detail=str(path),
                     hint="make another reader, which begins with a scan of the table.",
                 ) from cause
             except PermissionError as cause:
                 raise _unseen("the reader's initial scan may not be read here") from cause
-            with file:
-                yield file
+            except (OSError, AlteredBytes) as cause:
+                raise ChangefeedError(
+                    Code.LOG_DAMAGED,
+                    "the reader's initial scan is damaged",
+                    detail=f"file {path}: {cause}",
+                    hint="make another reader, which begins with a scan of the table.",
+                ) from cause
+            yield path, proof
 
     def _logged(self) -> Iterator[pa.RecordBatch]:
         if self.staged is None:

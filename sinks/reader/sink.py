@@ -9,8 +9,9 @@ The directory holds what passes between the feed and its consumer (Spark's ``cha
     PLACE             how far the consumer is
     LOCK              held (flock) by the one consumer
 
-The feed writes OWNER, SCAN and the scans, the consumer PLACE. Each of these files is replaced by
-rename, so no reader sees half of one.
+The feed writes OWNER, SCAN and the scans, the consumer PLACE. OWNER, SCAN and PLACE begin with
+their checksums and are replaced by rename, so no reader sees half of one; SCAN has the checksums of
+the scan's files.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
+from changefeed.core.durable import read_durable, replace_durably, sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import SinkURL
 from changefeed.options import DELETES, Deletes
@@ -87,7 +91,7 @@ class ReaderSink(Sink):
                 hint="filter by _change_type where the rows are read.",
             )
         self.directory = Path("/" + url.path.strip("/"))
-        self._written: list[str] = []
+        self._written: list[_WrittenFile] = []
         self._lock: int | None = None
 
     # -- the feed's side --------------------------------------------------------------------
@@ -140,35 +144,36 @@ class ReaderSink(Sink):
             if not folder.exists():
                 self._remove_scans()
                 folder.mkdir(mode=0o700)
-            name = f"{folder.name}/{uuid.uuid4().hex}.arrow"
-            size = _write_file(self.directory / name, batch.rows)
-        return Receipt(batch.partition, batch.rows.num_rows, size, (name,))
+            path = folder / f"{uuid.uuid4().hex}.arrow"
+            _write_file(path, batch.rows)
+            written = _WrittenFile(f"{folder.name}/{path.name}", FileProof.of(path))
+        return Receipt(batch.partition, batch.rows.num_rows, written.proof.size, (written.text,))
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
-        self._written += [name for receipt in receipts for name in receipt.staged]
+        self._written += [_WrittenFile.parse(text) for r in receipts for text in r.staged]
         return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         with self._explained("write"):
             for receipt in receipts:
-                for name in receipt.staged:
-                    (self.directory / name).unlink(missing_ok=True)
+                for text in receipt.staged:
+                    (self.directory / _WrittenFile.parse(text).name).unlink(missing_ok=True)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """The scan is whole: its consumer may have it."""
         folder = self._folder(at)
-        files = [name for name in self._written if name.startswith(f"{folder.name}/")]
+        files = [file for file in self._written if file.name.startswith(f"{folder.name}/")]
         with self._explained("write"):
             if folder.exists():
-                _sync(folder)
+                sync_path(folder)
             self._replace(
                 SCAN,
                 {
                     "at": str(at),
                     "schema": schema.to_json(),
                     "version": schema.version,
-                    "files": files,
-                    "rows": sum(_rows_of(self.directory / name) for name in files),
+                    "files": [[file.name, file.proof.size, file.proof.crc] for file in files],
+                    "rows": sum(_rows_of(self.directory / file.name) for file in files),
                 },
             )
         self._written.clear()
@@ -259,9 +264,37 @@ class ReaderSink(Sink):
         return ScanFiles(
             at=Timestamp.parse(found["at"]),
             schema=TableSchema.from_json(found["schema"], found["version"]),
-            files=tuple(str(self.directory / name) for name in found["files"]),
+            files=tuple(str(self.directory / name) for name, *_ in found["files"]),
+            proofs=tuple(FileProof(*proof) for _, *proof in found["files"]),
             rows=found["rows"],
         )
+
+    def verify(self) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+        """See :class:`sinks.base.LogConsumer`."""
+        for name in (OWNER, PLACE, SCAN):
+            try:
+                with self._explained("read"):
+                    found = self._read(name)
+            except ChangefeedError as damage:
+                yield self.directory / name, 0, damage
+            else:
+                if found is not None:
+                    yield self.directory / name, len(json.dumps(found)), None
+                    if name == SCAN:
+                        yield from self._verify_scan(found)
+
+    def _verify_scan(
+        self, scan: Mapping[str, Any]
+    ) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+        for name, *proof in scan["files"]:
+            path = self.directory / name
+            try:
+                FileProof(*proof).verify(path)
+            except (OSError, AlteredBytes) as cause:
+                if self._read(SCAN) == scan:  # else it was consumed meanwhile
+                    yield path, 0, _damaged(path, cause)
+            else:
+                yield path, proof[0], None
 
     # -- files ------------------------------------------------------------------------------
 
@@ -279,25 +312,15 @@ class ReaderSink(Sink):
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            text = (self.directory / name).read_text()
+            found: dict[str, Any] = json.loads(read_durable(self.directory / name))
         except FileNotFoundError:
             return None
-        try:
-            found: dict[str, Any] = json.loads(text)
-        except ValueError as cause:
-            raise ChangefeedError(
-                Code.SINK_BUSY, f"the file {self.directory / name} is damaged"
-            ) from cause
+        except AlteredBytes as cause:
+            raise _damaged(self.directory / name, cause) from cause
         return found
 
     def _replace(self, name: str, content: Mapping[str, object]) -> None:
-        draft = self.directory / f".{name}.{uuid.uuid4().hex}"
-        with draft.open("w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.directory / name)
-        _sync(self.directory)
+        replace_durably(self.directory / name, json.dumps(content))
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
@@ -311,26 +334,43 @@ class ReaderSink(Sink):
             ) from cause
 
 
-def _write_file(path: Path, rows: pa.Table | pa.RecordBatch) -> int:
+def _damaged(path: Path, cause: Exception) -> ChangefeedError:
+    return ChangefeedError(
+        Code.LOG_DAMAGED,
+        f"a file of the reader is damaged: {path}",
+        detail=str(cause),
+        hint="put the directory back from a backup and RESUME; or make another reader in a new "
+        "directory, which begins with a scan of the table.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenFile:
+    """A file of a scan below the directory, and what proves it; a receipt has its text."""
+
+    name: str
+    proof: FileProof
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {self.proof.size} {self.proof.crc}"
+
+    @classmethod
+    def parse(cls, text: str) -> _WrittenFile:
+        name, size, crc = text.rsplit(" ", 2)
+        return cls(name, FileProof(int(size), int(crc)))
+
+
+def _write_file(path: Path, rows: pa.Table | pa.RecordBatch) -> None:
     with (
         path.open("wb") as file,
         pa.ipc.new_file(file, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as to,
     ):
         to.write(rows)
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
-        return os.fstat(written.fileno()).st_size
+    sync_path(path)
 
 
 def _rows_of(path: Path) -> int:
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

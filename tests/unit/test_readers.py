@@ -18,6 +18,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange, Truncate
+from changefeed.core.proofs import FileProof
 from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
@@ -331,13 +332,21 @@ def test_staged_ranges_have_what_the_log_has_and_need_none_of_its_files(
     assert list(place.iterdir()) == []
 
 
+def scan_range(folder: Path, *files: str) -> Range:
+    """A range of a scan."""
+    proofs = tuple(FileProof.of(Path(f)) if Path(f).exists() else FileProof() for f in files)
+    return Range(
+        folder, Selection(NAME), None, at(1), at(1), files=files, proofs=proofs, version=PLAIN
+    )
+
+
 def test_a_staged_scan_has_the_rows_of_its_files(tmp_path: Path) -> None:
     found = rows(PLAIN, row("r", at(1), (1, "a")), row("r", at(1), (2, "b")))
     for name in ("one.arrow", "two.arrow"):
         with pa.ipc.new_file(str(tmp_path / name), found.schema) as file:
             file.write_table(found)
     files = tuple(str(tmp_path / name) for name in ("one.arrow", "two.arrow"))
-    part = Range(tmp_path, Selection(NAME), None, at(1), at(1), files=files, version=PLAIN)
+    part = scan_range(tmp_path, *files)
     expected = read([part])
     assert len(expected) == 4
     staged, _ = RangeCopies(str(tmp_path / "place")).stage([part])
@@ -388,9 +397,9 @@ def test_files_that_may_not_be_read_are_an_error_that_names_the_way(
         raise PermissionError("HEAD")
 
     monkeypatch.setattr("changefeed.readers.table_log.LogReader", refused)
-    monkeypatch.setattr("pyarrow.memory_map", refused)
+    monkeypatch.setattr("changefeed.core.proofs.FileProof.verify", refused)
     logged = Range(tmp_path, Selection(NAME), None, at(1000), at(1001))
-    scanned = replace(logged, files=("one.arrow",), version=PLAIN)
+    scanned = scan_range(tmp_path, "one.arrow")
     for part in (logged, scanned):
         with pytest.raises(ChangefeedError, match="may not be read here") as error:
             read([part])
@@ -420,7 +429,7 @@ def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str) ->
 
 def test_a_scan_that_is_gone_is_an_error(tmp_path: Path) -> None:
     files = (str(tmp_path / "gone.arrow"),)
-    part = Range(tmp_path, Selection(NAME), None, at(1), at(1), files=files, version=PLAIN)
+    part = scan_range(tmp_path, *files)
     with pytest.raises(ChangefeedError, match="scan no longer exists") as error:
         read([part])
     assert error.value.code.number == "CF3002"

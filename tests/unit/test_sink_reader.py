@@ -164,8 +164,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     feed = sink(tmp_path)
     feed.open(context())
     (tmp_path / "r" / "PLACE").write_text("{")
-    with pytest.raises(ChangefeedError, match="PLACE is damaged"):
+    with pytest.raises(ChangefeedError, match=r"is damaged: .*/PLACE") as damage:
         feed.consumer()
+    assert damage.value.code.number == "CF3001" and "make another reader" in damage.value.hint
 
 
 def test_check_looks_without_making_anything(tmp_path: Path) -> None:

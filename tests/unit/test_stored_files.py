@@ -15,13 +15,23 @@ import pytest
 
 from changefeed import stored_files
 from changefeed.app import Application
+from changefeed.catalog.model import JobSpec
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.state import StateLayout
 from changefeed.log import LogSettings, LogWriter
 from changefeed.log.journal import JournalFile
 from changefeed.sources.mysql.kept import write_kept
 from tests.helpers.log_samples import clocks
-from tests.properties.test_damage import at, make_images, make_log
+from tests.properties.test_damage import (
+    at,
+    make_histories,
+    make_images,
+    make_log,
+    make_prepared,
+    make_reader,
+    make_witnesses,
+)
 
 ROOT = Path(__file__).parents[2]
 WORDS = [sys.executable, "-m", "shell", "--format", "jsonl"]
@@ -29,15 +39,24 @@ WORDS = [sys.executable, "-m", "shell", "--format", "jsonl"]
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[StateLayout]:
-    """A state whose source ``shop`` has a log, row images and notes."""
+    """A state whose source ``shop`` has a log, row images and notes, and a reader."""
     layout = StateLayout(tmp_path / "state")
     with Application(str(layout.root)) as application:
         application.catalog.save_source_state("shop", memo={"slot": "s"}, holds="slot s")
+        spec = JobSpec("shop", (), (), "copy", sink_uri=f"reader://{layout.root}/r")
+        application.catalog.create_job(spec)
     for folder in (layout.log("shop"), layout.images("shop") / "orders"):
         folder.mkdir(parents=True)
     make_log(layout.log("shop"))
     make_images(layout.images("shop") / "orders")
-    write_kept(layout.beside_log("shop") / "renames", [["a", "b"]])
+    beside = layout.beside_log("shop")
+    write_kept(beside / "renames", [["a", "b"]])
+    make_witnesses(beside)
+    make_histories(beside)
+    for name in ("schema-history", "schema-history.proof"):
+        (beside / "one" / name).rename(beside / name)
+    make_prepared(beside)
+    make_reader(layout.root)
     yield layout
 
 
@@ -58,7 +77,10 @@ def test_whole_files(state: StateLayout) -> None:
         "journals": len(list(log.glob("journal-*"))) - _replaced(log, "journal"),
         "segments": len(list(log.glob("segment-*"))) - _replaced(log, "segment"),
         "row images": 1 + len(list(state.images("shop").glob("orders/run-*"))),
-        "notes": 1,
+        "notes": 5,
+        "prepared transactions": 6,
+        "readers": 6,
+        "state": 1,
     }
 
 
@@ -78,6 +100,13 @@ def _replaced(log: Path, kind: str) -> int:
         ("images/shop/orders/run-*", "CF3005"),
         ("images/shop/orders/MANIFEST", "CF3005"),
         ("source/shop/renames", "CF3001"),
+        ("source/shop/witness-1", "CF3001"),
+        ("source/shop/schema-history", "CF3001"),
+        ("source/shop/xa/*/00000001.arrow", "CF3001"),
+        ("source/shop/xa/*/note", "CF3001"),
+        ("r/PLACE", "CF3001"),
+        ("r/SCAN", "CF3001"),
+        ("r/scan-*/*", "CF3001"),
     ],
 )
 def test_a_damaged_file_is_named(state: StateLayout, files: str, code: str) -> None:
@@ -86,8 +115,8 @@ def test_a_damaged_file_is_named(state: StateLayout, files: str, code: str) -> N
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
     [(source, _, _, _, name, damage, feeds, remedy)] = verified(state)
-    assert (source, feeds) == ("shop", "")
-    assert path.name in str(name) and code in str(damage) and remedy
+    assert (source, feeds) == ("shop", "copy")
+    assert path.name in f"{name} {damage}" and code in str(damage) and remedy
 
 
 def test_a_segment_says_which_row_group(state: StateLayout) -> None:
@@ -126,7 +155,13 @@ def test_status_and_ctrl_c(state: StateLayout) -> None:
     words = [*WORDS, "--state", str(state.root), "log", "verify"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     whole = subprocess.run(words, capture_output=True, env=environment, timeout=60, check=True)
-    assert next(json.loads(line)["what"] for line in whole.stdout.splitlines()) == "indexes"
+    assert [json.loads(line)["what"] for line in whole.stdout.splitlines()][:2] == [
+        "state",
+        "indexes",
+    ]
+    files = sum(json.loads(line)["files"] for line in whole.stdout.splitlines())
+    notice = json.loads(whole.stderr)["notice"]
+    assert notice.startswith(f"read {files} files, ") and "journals" in notice
     # It waits here for a writer.
     note = state.beside_log("shop") / "renames"
     ledger = state.log("shop") / "LEDGER"
@@ -149,4 +184,13 @@ def test_status_and_ctrl_c(state: StateLayout) -> None:
     ledger.unlink()
     hurt = subprocess.run(words, capture_output=True, env=environment, timeout=60, check=False)
     assert hurt.returncode == 5 and b"renames" in hurt.stdout
-    assert json.loads(hurt.stderr)["code"] == "CF3001"
+    assert json.loads(hurt.stderr.splitlines()[-1])["code"] == "CF3001"
+
+
+def test_no_state_is_made(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "none", tmp_path / "empty"):
+        with pytest.raises(ChangefeedError, match=f"there is no state in {folder}") as error:
+            Application(str(folder), must_exist=True)
+        assert error.value.code.number == "CF6001"
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]

@@ -23,6 +23,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet, range_of
 from changefeed.sources.debezium.carriers import fits, log_values
@@ -44,9 +45,11 @@ _FAILED = frozenset({"Initial Snapshot: ABORTED", "Initial Snapshot: SKIPPED"})
 
 @dataclass(slots=True)
 class _StoredBatch:
-    """A batch of rows in a file: the file, which batch of it, how many rows and bytes."""
+    """A batch of rows in a file: the file and its proof, which batch of it, how many rows and
+    bytes."""
 
     path: Path
+    proof: FileProof
     number: int
     rows: int
     bytes: int
@@ -127,7 +130,7 @@ class DoorSnapshot:
         return [
             DoorPart(
                 table,
-                tuple((piece.path, piece.number) for piece in group),
+                tuple((piece.path, piece.proof, piece.number) for piece in group),
                 tuple(chosen),
                 range_of(keys) or KeyRange(),
                 sum(piece.rows for piece in group),
@@ -246,11 +249,15 @@ class DoorSnapshot:
         rows = pa.RecordBatch.from_arrays(columns, names)
         pieces = self._pieces[name]
         path = self._folder / f"{len(self._pieces)}-{len(pieces)}.arrow"
+        parts = [rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS)]
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
-            for number, start in enumerate(range(0, rows.num_rows, BATCH_ROWS)):
-                piece = rows.slice(start, BATCH_ROWS)
-                writer.write_batch(piece)
-                pieces.append(_StoredBatch(path, number, piece.num_rows, piece.nbytes))
+            for part in parts:
+                writer.write_batch(part)
+        proof = FileProof.of(path)
+        pieces += [
+            _StoredBatch(path, proof, number, part.num_rows, part.nbytes)
+            for number, part in enumerate(parts)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +265,7 @@ class DoorPart:
     """Some batches of a table's files. See :class:`changefeed.sources.base.ScanPart`."""
 
     table: TableSchema
-    batches: tuple[tuple[Path, int], ...]
+    batches: tuple[tuple[Path, FileProof, int], ...]
     columns: tuple[int, ...]
     keys: KeyRange
     rows_estimate: int
@@ -266,14 +273,20 @@ class DoorPart:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`changefeed.sources.base.ScanPart.read`."""
-        for path, number in self.batches:
+        verified = None
+        for path, proof, number in self.batches:
             try:
+                if path != verified:
+                    proof.verify(path)
+                    verified = path
                 with pa.memory_map(str(path)) as source:
                     batch = pa.ipc.open_file(source).get_batch(number)
-            except OSError as error:
+            except (OSError, AlteredBytes, pa.ArrowException) as error:
                 raise ChangefeedError(
                     Code.SCAN_INTERRUPTED,
-                    "the snapshot of the initial scan is gone: its files were removed",
+                    "rows of the initial scan were removed or damaged on disk",
+                    detail=f"file {path}: {error}",
+                    hint="the scan starts again.",
                 ) from error
             batch = in_range(self.table, self.keys, batch)
             kept: list[Any] = [

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import PROOF, prove, verify_proven
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Position
+from changefeed.core.proofs import AlteredBytes
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.debezium.assemble import Assembler
@@ -140,7 +141,7 @@ class DoorStream:
                 raise
 
     def _start(self, door: Door) -> None:
-        begun = self._history.exists() and self._history.stat().st_size > 0
+        begun = has_history(self._history)
         by_offset = self._connector.resumes_by_offset
         history = self._request.start.history if by_offset else ""
         properties = {
@@ -206,9 +207,26 @@ class DoorStream:
         with contextlib.suppress(FileNotFoundError):
             size = self._history.stat().st_size
             if size != self._history_size:
-                sync_path(self._history)
+                prove(self._history)
                 self._history_size = size
 
     def _tables(self) -> frozenset[tuple[str, str]]:
         listed = self._request.memo().get("tables", ())
         return frozenset((str(schema), str(name)) for schema, name in listed)
+
+
+def has_history(path: Path) -> bool:
+    """Whether there is a history of schemas to go on with.
+
+    Raises:
+        ChangefeedError: CF3001, it is not what Debezium wrote.
+    """
+    try:
+        verify_proven(path)
+    except (OSError, AlteredBytes) as error:
+        raise ChangefeedError(
+            Code.LOG_DAMAGED,
+            "Debezium's history of schemas is damaged",
+            detail=f"file {path}, or {path.name}{PROOF} beside it: {error}",
+        ) from error
+    return path.exists() and path.stat().st_size > 0

@@ -4,14 +4,15 @@ A transaction that is decoded in chunks cannot be looked at as a whole, so its k
 of fixed size for each row, in a file, in the order of the rows. Records are compared by a hash
 of 128 bits under a secret of this process; one part of the hashes after the other is sorted in
 memory, and what is found goes into a second file of equally many records, which is read again in
-the order of the rows.
+the order of the rows. The checksums of both are in memory, one for each time that rows were added.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
-from collections import deque
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from changefeed.core.proofs import AlteredBytes, Stretch, marks_of, stretches
+from changefeed.sources.decoded.disk import altered
 from changefeed.sources.decoded.rows import CREATED, DELETED, Operations
 from changefeed.sources.decoded.spans import Mask, Places, spans_of
 
 #: Records sorted in memory at once, some 200 MB.
 AT_ONCE = 2_000_000
-#: Records read from the file in one go.
-_BLOCK = 1 << 18
 #: Bytes of text keys hashed in one go: their numbers take sixteen times as much.
 _TEXT = 1 << 20
 #: An odd number that spreads neighbouring values (the golden ratio: Knuth, The Art of Computer
@@ -77,10 +78,13 @@ class Repeats:
 
     def __init__(self, records: Path, found: Path, at_once: int = AT_ONCE) -> None:
         self._records = records.open("w+b")
-        self._found_path = found
+        self._records_path, self._found_path = records, found
         self._at_once = at_once
         self._count = self._taken = 0
-        self._sizes: deque[int] = deque()
+        #: ``[end, crc]`` of what was added together, see :func:`stretches`.
+        self._marks: list[list[int]] = []
+        self._stored: tuple[Stretch, ...] = ()
+        self._found: tuple[Stretch, ...] = ()
         self._hashes = KeyHashes()
 
     def close(self) -> None:
@@ -94,26 +98,31 @@ class Repeats:
         rows["place"], rows["op"] = place, op
         rows.tofile(self._records)
         self._count += len(op)
-        self._sizes.append(len(op))
+        self._marks.append([self._count * _RECORD.itemsize, zlib.crc32(rows.view(np.uint8).data)])
 
     def sort(self) -> None:
-        """Compare all that was added."""
-        self._records.flush()
+        """Compare all that was added.
+
+        Raises:
+            ChangefeedError: CF2101, the file with the records is not what was written.
+        """
+        self._stored = stretches(self._marks)
         np.zeros(0, _FOUND).tofile(self._found_path)
-        if not self._count:
-            return
-        found = np.memmap(self._found_path, _FOUND, "w+", shape=(self._count,))
-        parts = -(-self._count // self._at_once)
-        for part in range(parts):
-            rows, numbers = self._part(part, parts)
-            _compare(rows, numbers, found)
-        found.flush()
+        if self._count:
+            found = np.memmap(self._found_path, _FOUND, "w+", shape=(self._count,))
+            parts = -(-self._count // self._at_once)
+            for part in range(parts):
+                rows, numbers = self._part(part, parts)
+                _compare(rows, numbers, found)
+            found.flush()
+        ends = (end // _RECORD.itemsize * _FOUND.itemsize for end, _ in self._marks)
+        self._found = stretches(marks_of(self._found_path, ends))
 
     def _part(self, part: int, parts: int) -> tuple[npt.NDArray[np.void], Places]:
         """The records of one part of the hashes, with their numbers."""
-        self._records.seek(0)
         chosen, numbers, start = [], [], 0
-        while len(block := np.fromfile(self._records, _RECORD, _BLOCK)):
+        for stretch in stretches(self._marks):
+            block = _read(self._records_path, stretch, _RECORD)
             if parts > 1:
                 at = np.flatnonzero(_mixed(block["high"]) % np.uint64(parts) == part)
                 chosen.append(block[at])
@@ -125,13 +134,25 @@ class Repeats:
         return np.concatenate(chosen), np.concatenate(numbers)
 
     def take(self) -> AddedRows:
-        """What is known of the next rows that were added together."""
-        count = self._sizes.popleft()
-        start, self._taken = self._taken, self._taken + count
-        self._records.seek(start * _RECORD.itemsize)
-        place = np.fromfile(self._records, _RECORD, count)["place"].copy()
-        found = np.fromfile(self._found_path, _FOUND, count, offset=start * _FOUND.itemsize)
+        """What is known of the next rows that were added together; raises as :meth:`sort`."""
+        place = _read(self._records_path, self._stored[self._taken], _RECORD)["place"].copy()
+        found = _read(self._found_path, self._found[self._taken], _FOUND)
+        self._taken += 1
         return AddedRows(place, found["kind"].copy(), found["first"].copy())
+
+
+def _read(path: Path, stretch: Stretch, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    """Records as they were written."""
+    content = np.empty(stretch.end - stretch.start, np.uint8)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            stretch.read(fd, content.data)
+        finally:
+            os.close(fd)
+    except (OSError, AlteredBytes) as error:
+        raise altered(path, error) from error
+    return content.view(kind)
 
 
 def _mixed(hashes: Hashes) -> Hashes:

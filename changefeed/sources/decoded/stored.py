@@ -2,29 +2,33 @@
 
 The rows can be decoded as they come, where the source's log has a transaction only once it is
 complete; but which of several writes to one key is the last one is not known before the end.
-Decoded rows are kept in Arrow files, one for each table of each stretch. At the end the keys are
+Decoded rows are kept in Arrow files, one for each table of each stretch, whose checksums are in
+memory, and in a note of a transaction that is kept beyond this process. At the end the keys are
 compared (:mod:`changefeed.sources.decoded.repeats`), and the files are read again in order, mapped
 and not loaded.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import read_durable, replace_durably, sync_path
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.decoded.disk import no_room
+from changefeed.sources.decoded.disk import altered, no_room
 from changefeed.sources.decoded.repeats import EXISTED, NEW, ONCE, SUPERSEDED, AddedRows, Repeats
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows, Operations
 from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
@@ -32,6 +36,8 @@ from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 Numbers = npt.NDArray[np.int64]
 
 _SCHEMA, _VERSION = b"schema", b"version"
+#: Beside the files of a transaction that is kept: what it has, with the proofs of the files.
+NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,51 @@ class _File:
 class StoredTransaction:
     """A folder of rows in the order of the log."""
 
-    def __init__(self, folder: Path, *, fresh: bool = True) -> None:
-        """``fresh``: what is there already is rubbish."""
+    def __init__(self, folder: Path, kept: Sequence[FileProof] | None = None) -> None:
+        """``kept``: proofs of the files that are there; None: what is there is rubbish."""
         self.folder = folder
         self.rows = 0
-        self._files = 0
+        self._proofs = list(kept or ())
+        self._verified = False
+        #: Whether the source does not send the transaction again.
+        self._kept = kept is not None
         self._adopted: dict[TableName, TableSchema] = {}
-        if fresh:
+        if kept is None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
+
+    @classmethod
+    def open(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
+        """A transaction that was kept, and what :meth:`keep` noted.
+
+        Raises:
+            ChangefeedError: CF3001, the note is gone or not what was written.
+        """
+        try:
+            note = json.loads(read_durable(folder / NOTE))
+        except (OSError, AlteredBytes) as error:
+            raise lost_rows(folder / NOTE, error) from error
+        stored = cls(folder, [FileProof(*proof) for proof in note["files"]])
+        stored.rows = note["rows"]
+        return stored, note["note"]
+
+    def keep(self, folder: Path, note: Mapping[str, Any]) -> None:
+        """Move the rows to another folder, where they outlive this process and the machine's
+        crash; this object is used up.
+
+        Raises:
+            OSError: no room.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for number in range(len(self._proofs)):
+            sync_path(self._path(number))
+        self.folder.rename(folder)
+        sync_path(folder.parent)
+        files = [[proof.size, proof.crc] for proof in self._proofs]
+        replace_durably(
+            folder / NOTE, json.dumps({"rows": self.rows, "files": files, "note": dict(note)})
+        )
 
     def append(self, parts: Sequence[StoredRows], rows: int) -> None:
         """Keep the rows of a stretch: ``rows`` of all ``parts`` together.
@@ -82,14 +124,18 @@ class StoredTransaction:
         """
         for part in parts:
             batch = _batch(part)
+            path = self._path(len(self._proofs))
             try:
-                with pa.OSFile(str(self.folder / f"{self._files:08d}.arrow"), "wb") as sink:
+                with pa.OSFile(str(path), "wb") as sink:
                     with pa.ipc.new_file(sink, batch.schema) as writer:
                         writer.write_batch(batch)
+                self._proofs.append(FileProof.of(path))
             except OSError as error:
                 raise no_room(error) from error
-            self._files += 1
         self.rows += rows
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.arrow"
 
     def adopt(self, schema: TableSchema) -> None:
         """Let the rows of a table have this version of it, whose images before have the same
@@ -101,17 +147,28 @@ class StoredTransaction:
         found = {(file.schema.table, file.schema.version): file.schema for file in self._listed()}
         return list(found.values())
 
-    def make_durable(self) -> None:
-        """Everything is on disk when this returns."""
-        for path in [*sorted(self.folder.iterdir()), self.folder, self.folder.parent]:
-            sync_path(path)
+    def verify(self) -> Iterator[tuple[Path, int]]:
+        """Compare the files with what was written: path and bytes of each.
+
+        Raises:
+            ChangefeedError: CF2101, one is another: the source sends the transaction again. Of a
+                transaction that is kept it is CF3001.
+        """
+        for number, proof in enumerate(self._proofs):
+            path = self._path(number)
+            try:
+                proof.verify(path)
+            except (OSError, AlteredBytes) as error:
+                raise (lost_rows if self._kept else altered)(path, error) from error
+            yield path, proof.size
 
     def discard(self) -> None:
         """Forget the transaction."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def replay(self) -> Iterator[list[ReplayedRows]]:
-        """The rows in order, each part with what is known of its keys; a part at a time."""
+        """The rows in order, each part with what is known of its keys; a part at a time. Raises as
+        :meth:`verify`, before the first part."""
         files = self._listed()
         compared = _compared(files)
         records, found = self.folder / "records", self.folder / "found"
@@ -130,9 +187,12 @@ class StoredTransaction:
                 yield [ReplayedRows(part.schema, part.rows, part.number, marked)]
 
     def _listed(self) -> list[_File]:
+        if not self._verified:
+            list(self.verify())
+            self._verified = True
         groups: dict[TableName, int] = {}
         files = []
-        for path in sorted(self.folder.glob("*.arrow")):
+        for path in map(self._path, range(len(self._proofs))):
             with pa.memory_map(str(path)) as source:
                 metadata = pa.ipc.open_file(source).schema.metadata
             schema = TableSchema.from_json(
@@ -161,6 +221,15 @@ class StoredTransaction:
                 for column, image in zip(before, images, strict=True)
             ],
         )
+
+
+def lost_rows(path: Path, why: object) -> ChangefeedError:
+    """CF3001 for a file of a transaction that the source does not send again."""
+    return ChangefeedError(
+        Code.LOG_DAMAGED,
+        "rows of a prepared transaction were damaged on disk",
+        detail=f"file {path}: {why}",
+    )
 
 
 def _batch(part: StoredRows) -> pa.RecordBatch:

@@ -12,22 +12,27 @@ where the server's log ends.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from changefeed.core.durable import read_durable
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, sealed
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
 from changefeed.sources.mysql.position import BinlogPosition, GtidPosition
 
-#: In the folder that lives as long as the change log.
-_FILE = "witness"
-#: Bytes of a witness there.
-_RECORD = 512
+#: Files in the folder that lives as long as the change log.
+_FILES = ("witness-0", "witness-1")
+#: Bytes of a witness there: what the file held before is overwritten.
+_RECORD = 480
 #: Asked so often in a row, an idle stream was behind the server's log: it waits for nothing.
 _PATIENCE = 5
+
+_logger = logging.getLogger(__name__)
 
 Ask = Callable[[str], list[tuple[Any, ...]]]
 
@@ -53,16 +58,16 @@ class Witness(NamedTuple):
 class Continuity:
     """Knows the log again by a witness. One stream, one thread.
 
-    The file has the last transactions of two flushes, in turn: of the later one the log may know
+    Two files have the last transactions of two flushes, in turn: of the later one the log may know
     nothing after a crash.
     """
 
     def __init__(self, folder: Path, server: str) -> None:
         """``server``: what tells the present server from others."""
-        self._path = folder / _FILE
+        self._folder = folder
         self._server = server
         self._turn, self._known = self._load()
-        self._file = -1
+        self._files: dict[str, int] = {}
         self._last: Witness | None = None
         #: The one before it.
         self._ended: Witness | None = None
@@ -74,20 +79,19 @@ class Continuity:
 
     def _load(self) -> tuple[int, list[Witness]]:
         """The number of the next turn, and the witnesses, the later one first."""
-        try:
-            content = self._path.read_bytes()
-        except OSError:
-            return 0, []
         found = []
-        for start in range(0, len(content), _RECORD):
+        for name in _FILES:
             try:
-                turn, server, origin, number, moment, before = json.loads(
-                    content[start : start + _RECORD]
-                )
-                before = None if before is None else (int(before[0]), int(before[1]))
-                found.append((int(turn), Witness(server, origin, number, moment, before)))
-            except (ValueError, TypeError, IndexError):
-                continue  # a crash of the machine has torn it: there is the other one
+                text = read_durable(self._folder / name)
+            except FileNotFoundError:
+                continue
+            except (OSError, AlteredBytes) as error:
+                # A crash of the machine may have torn it: there is the other one.
+                _logger.warning("%s is not used: %s", self._folder / name, error)
+                continue
+            turn, server, origin, number, moment, before = json.loads(text)
+            before = None if before is None else (int(before[0]), int(before[1]))
+            found.append((int(turn), Witness(server, origin, number, moment, before)))
         found.sort(reverse=True, key=lambda pair: pair[0])
         return found[0][0] + 1 if found else 0, [witness for _, witness in found]
 
@@ -146,24 +150,24 @@ class Continuity:
         if last is None or last == self._saved:
             return
         record = [self._turn, last.server, last.origin, last.number, last.moment, last.before]
-        text = json.dumps(record).ljust(_RECORD - 1) + "\n"
+        name = _FILES[self._turn % len(_FILES)]
+        path, text = self._folder / name, sealed(json.dumps(record).ljust(_RECORD), name)
         try:
-            if self._file < 0:
-                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.pwrite(self._file, text.encode(), self._turn % 2 * _RECORD)
+            if name not in self._files:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            os.pwrite(self._files[name], text.encode(), 0)
         except OSError as error:
             raise ChangefeedError(
-                Code.LOG_NOT_WRITABLE, f"cannot write {self._path}: {error.strerror}"
+                Code.LOG_NOT_WRITABLE, f"cannot write {path}: {error.strerror}"
             ) from error
         self._turn += 1
         self._saved = last
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Give the files back."""
+        while self._files:
+            os.close(self._files.popitem()[1])
 
 
 class EndOfLog:

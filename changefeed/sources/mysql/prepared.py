@@ -6,16 +6,11 @@ The decision may come days and restarts later, so what is kept outlives the proc
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.sources.decoded.stored import StoredTransaction
-
-#: Files beside the rows: how many they are, and the tables that the transaction changes and nobody
-#: watched when it was prepared.
-_ROWS, _UNREAD = "rows", "unread"
+from changefeed.sources.decoded.stored import NOTE, StoredTransaction, lost_rows
 
 
 class PreparedTransactions:
@@ -33,27 +28,22 @@ class PreparedTransactions:
             name: of the transaction.
             unread: tables that it changes and nobody watches, by database and name.
         """
-        folder = self._folder_of(name)
-        kept = StoredTransaction(folder)
-        for path in stored.folder.iterdir():
-            path.rename(folder / path.name)
-        (folder / _ROWS).write_text(str(stored.rows))
-        (folder / _UNREAD).write_text(json.dumps(sorted(unread)))
-        kept.make_durable()
-        stored.discard()
+        stored.keep(self._folder_of(name), {"name": name, "unread": sorted(unread)})
 
     def find(self, name: str) -> tuple[StoredTransaction, set[tuple[str, str]]] | None:
         """The rows of a prepared transaction, and the tables that nobody watched; None where it was
-        prepared before the binlog was read."""
+        prepared before the binlog was read.
+
+        Raises:
+            ChangefeedError: CF3001, what was kept of it is damaged.
+        """
         folder = self._folder_of(name)
         if not folder.exists():
             return None
-        stored = StoredTransaction(folder, fresh=False)
-        stored.rows = int((folder / _ROWS).read_text())
-        unread = {
-            (database, table) for database, table in json.loads((folder / _UNREAD).read_text())
-        }
-        return stored, unread
+        stored, note = StoredTransaction.open(folder)
+        if note["name"] != name:
+            raise lost_rows(folder / NOTE, "it is about another transaction")
+        return stored, {(database, table) for database, table in note["unread"]}
 
     def _folder_of(self, name: str) -> Path:
         return self._folder / hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -2,10 +2,10 @@
 
 The server sends a transaction above its ``logical_decoding_work_mem`` in pieces while it runs,
 between other transactions, not knowing whether it will commit (protocol version 2). The pieces
-are kept as they came, a file for each transaction, and decoded in bounded chunks when the
-commit arrives. An abort of a subtransaction is remembered and its rows are left out then. A
-transaction that the server sends whole, but that does not fit the receive buffer, is kept here
-until its commit as well.
+are kept as they came, a file for each transaction with its checksum in memory, and decoded in
+bounded chunks when the commit arrives. An abort of a subtransaction is remembered and its rows are
+left out then. A transaction that the server sends whole, but that does not fit the receive buffer,
+is kept here until its commit as well.
 
 Nothing here outlives the connection: after a reconnect the server sends such a transaction
 again from its beginning.
@@ -13,6 +13,7 @@ again from its beginning.
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from changefeed.sources.decoded.disk import no_room
+from changefeed.core.proofs import AlteredBytes, FileProof
+from changefeed.sources.decoded.disk import altered, no_room
 from changefeed.sources.decoded.spans import PADDING, Places
 from changefeed.sources.postgres.pgoutput import Inbox, StreamMark
 
@@ -44,12 +46,15 @@ class SpoolChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Where a chunk lies in the transaction's file, and how many row messages it has."""
+    """Where a chunk lies in the transaction's file, how many row messages it has, and the proofs
+    of its bytes and of the places of these messages."""
 
     start: int
     length: int
     rows: int
     marks: tuple[StreamMark, ...]
+    proof: FileProof
+    proof_of_places: FileProof
 
 
 class Spool:
@@ -66,6 +71,7 @@ class Spool:
         self._logical = logical
         self._folder = folder
         self._aborted: dict[int, set[int]] = {}
+        self._proofs: dict[int, FileProof] = {}
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
 
@@ -80,6 +86,7 @@ class Spool:
                 file.write(frames)
         except OSError as error:
             raise no_room(error) from error
+        self._proofs[xid] = self._proofs.get(xid, FileProof()).and_then(frames)
 
     def abort(self, xid: int, subtransaction: int) -> None:
         """Forget a transaction, or one part of it that was rolled back."""
@@ -95,7 +102,9 @@ class Spool:
     def scanned(self, xid: int) -> ScannedTransaction:
         """A complete transaction, to be read chunk by chunk as often as needed."""
         places = self.scratch(xid, "places")
-        return ScannedTransaction(self._path(xid), places, self.chunk, logical=self._logical)
+        return ScannedTransaction(
+            self._path(xid), self._proofs.get(xid), places, self.chunk, logical=self._logical
+        )
 
     def scratch(self, xid: int, name: str) -> Path:
         """A file for what is found out about a transaction; it goes with the transaction."""
@@ -104,6 +113,7 @@ class Spool:
     def discard(self, xid: int) -> None:
         """Forget a transaction."""
         self._aborted.pop(xid, None)
+        self._proofs.pop(xid, None)
         for path in self._folder.glob(f"{xid}.*"):
             path.unlink(missing_ok=True)
 
@@ -122,31 +132,58 @@ class ScannedTransaction:
     for them again and memory does not grow with the transaction.
     """
 
-    def __init__(self, frames: Path, places: Path, chunk: int, *, logical: bool = False) -> None:
+    def __init__(
+        self,
+        frames: Path,
+        proof: FileProof | None,
+        places: Path,
+        chunk: int,
+        *,
+        logical: bool = False,
+    ) -> None:
+        """``proof``: of the file ``frames``; None: nothing was kept."""
         self.frames = frames
+        self._proof = proof
         self._logical = logical
         self._places = places
         self._chunk = chunk
         self._extents: list[_Extent] | None = None
 
     def chunks(self) -> Iterator[SpoolChunk]:
-        """The transaction from its beginning; each chunk is good until the next is asked for."""
+        """The transaction from its beginning; each chunk is good until the next is asked for.
+
+        Raises:
+            ChangefeedError: CF2101, the file is not what was written.
+        """
         if self._extents is None:
             yield from self._first_pass()
             return
         if not self._extents:
             return
         data = bytearray(max(extent.length for extent in self._extents) + PADDING)
-        with self.frames.open("rb", buffering=0) as frames, self._places.open("rb") as places:
+        with self._open(self.frames) as frames, self._open(self._places) as places:
             for extent in self._extents:
                 with memoryview(data) as view:
                     frames.readinto(view[: extent.length])
-                rows = np.fromfile(places, np.int32, extent.rows).astype(np.intp)
-                yield SpoolChunk(extent.start, data, rows, extent.marks)
+                    numbers = np.fromfile(places, np.int32, extent.rows)
+                    _check(self.frames, view[: extent.length], extent.proof)
+                _check(self._places, numbers.view(np.uint8).data, extent.proof_of_places)
+                yield SpoolChunk(extent.start, data, numbers.astype(np.intp), extent.marks)
+
+    @staticmethod
+    def _open(path: Path) -> io.FileIO:
+        try:
+            return path.open("rb", buffering=0)
+        except OSError as error:
+            raise altered(path, error) from error
 
     def _first_pass(self) -> Iterator[SpoolChunk]:
         extents: list[_Extent] = []
-        if self.frames.exists():
+        if self._proof is not None:
+            try:
+                self._proof.verify(self.frames)
+            except (OSError, AlteredBytes) as error:
+                raise altered(self.frames, error) from error
             inbox, start = Inbox(self._chunk, logical=self._logical, kept=True), 0
             with self.frames.open("rb", buffering=0) as frames, self._places.open("wb") as places:
                 while inbox.fill(lambda view: frames.readinto(view) or 0):
@@ -163,11 +200,21 @@ class ScannedTransaction:
         self, inbox: Inbox, start: int, extents: list[_Extent], write: Callable[[bytes], int]
     ) -> SpoolChunk:
         """Remember where the messages of a chunk lie."""
-        rows = np.array(inbox.rows, np.intp)
+        numbers = np.array(inbox.rows, np.int32)
         marks = tuple(inbox.marks)
         try:
-            write(rows.astype(np.int32).tobytes())
+            write(numbers.tobytes())
         except OSError as error:
             raise no_room(error) from error
-        extents.append(_Extent(start, inbox.place, len(rows), marks))
-        return SpoolChunk(start, inbox.data, rows, marks)
+        with memoryview(inbox.data) as view:
+            proof = FileProof().and_then(view[: inbox.place])
+        of_places = FileProof().and_then(numbers.view(np.uint8).data)
+        extents.append(_Extent(start, inbox.place, len(numbers), marks, proof, of_places))
+        return SpoolChunk(start, inbox.data, numbers.astype(np.intp), marks)
+
+
+def _check(path: Path, content: memoryview, proof: FileProof) -> None:
+    try:
+        proof.check(content)
+    except AlteredBytes as error:
+        raise altered(path, error) from error
