@@ -69,7 +69,7 @@ def test_what_becomes_of_each_write(transaction: list[Added], at_once: int) -> N
     expected: list[list[int]] = []
     writes: dict[Any, list[tuple[int, int, int, int]]] = defaultdict(list)
     place = 0
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(repeats, "_TEXT", 4):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.multiple(repeats, _TEXT=4):
         counted = Repeats(Path(folder, "records"), Path(folder, "found"), at_once)
         for number, added in enumerate(transaction):
             places = [place + n // 2 for n in range(len(added.keys))]
