@@ -17,7 +17,7 @@ are the business of the feed that uses the sink. The order of calls is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -248,6 +248,9 @@ class SinkContext:
             target is the source; empty if unknown.
         state_database: URL of the state database, with its password, for a sink that declares
             ``Capabilities.state_database``; else empty.
+        read: :meth:`Sink.compare` calls it with the bytes of the target's rows that it has read
+            since the last call, unless the target itself compares them. It may take its time, so
+            that the target is not hurried, and raises an error if the comparison is to end.
     """
 
     feed: str
@@ -264,6 +267,7 @@ class SinkContext:
     feeds: frozenset[tuple[int, str]] = frozenset()
     source: str = ""
     state_database: str = field(default="", compare=False, repr=False)
+    read: Callable[[int], object] = field(default=int, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

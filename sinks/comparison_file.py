@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +26,14 @@ class ComparisonFile:
     A context manager: at its end the file is gone.
     """
 
-    def __init__(self, folder: str, columns: str) -> None:
+    def __init__(self, folder: str, columns: str, read: Callable[[int], object]) -> None:
         """
         Args:
             folder: for the file; it is made where it is missing.
             columns: of both tables, after their ``id``, as CREATE TABLE takes them.
+            read: see :attr:`sinks.base.SinkContext.read`.
         """
+        self._read = read
         home = Path(folder)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = home / f"verify-{uuid4().hex}.db"

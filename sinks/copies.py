@@ -108,10 +108,17 @@ class CopyComparison(ComparisonFile):
     A context manager: at its end the file is gone.
     """
 
-    def __init__(self, folder: str, schema: TableSchema, *, keyed: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        schema: TableSchema,
+        *,
+        read: Callable[[int], object],
+        keyed: bool = False,
+    ) -> None:
         """
         Args:
-            folder: for the file.
+            folder, read: see :class:`ComparisonFile`.
             schema: of the rows at the source, which have a key.
             keyed: ids are the keys of messages. What the target does with a row follows from
                 these, whatever the row itself says.
@@ -121,7 +128,7 @@ class CopyComparison(ComparisonFile):
         #: What the key's columns are called in messages.
         self._key_members = frozenset(self._key)
         self._names: tuple[str, ...] | None = None
-        super().__init__(folder, "part INTEGER, row TEXT, vague INTEGER")
+        super().__init__(folder, "part INTEGER, row TEXT, vague INTEGER", read)
 
     def expect(self, rows: Iterable[tuple[str, Row]]) -> None:
         """Rows of the source, each id once."""
@@ -175,6 +182,9 @@ class CopyComparison(ComparisonFile):
             self._file.executemany("INSERT OR REPLACE INTO target VALUES (?, ?, ?, ?)", kept)
             gone = [(name,) for name, row in last.items() if row is None]
             self._file.executemany("DELETE FROM target WHERE id = ?", gone)
+            # As many bytes as if all of them were as long as those that stay.
+            size = sum(len(name) + len(text) for name, _, text, _ in kept)
+            self._read(size * len(many) // max(len(kept), 1))
 
     def _only_key(self, row: Row) -> bool:
         return all(value is None or name in self._key_members for name, value in row.items())

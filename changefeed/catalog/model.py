@@ -167,6 +167,9 @@ class TableProof:
         earlier: those of the round before, while the round is under way.
         found: when the last of them was found, ns.
         problem: why the table could not be compared; empty: it could.
+        unrepaired: digests of the rows of parts that a repair of the round, or of an earlier one,
+            left as they were: they are not repaired again until something of them changes.
+        unrepaired_before: those of the round before, while the round is under way.
     """
 
     open: bool = False
@@ -180,6 +183,8 @@ class TableProof:
     earlier: int = 0
     found: int = 0
     problem: str = ""
+    unrepaired: tuple[str, ...] = ()
+    unrepaired_before: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Text for the state."""
@@ -188,7 +193,9 @@ class TableProof:
     @classmethod
     def from_json(cls, text: str) -> TableProof:
         """The inverse of :meth:`to_json`."""
-        return cls(**json.loads(text))
+        known: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**(known | lists))
 
 
 @dataclass(frozen=True, slots=True)

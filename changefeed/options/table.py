@@ -676,7 +676,7 @@ VERIFY_MAX_RATE = option(
     ByteSize(),
     4 * 1024 * 1024,
     group="Proof",
-    summary="The most bytes a second that verify reads at the source.",
+    summary="The most bytes a second that verify reads at the source, and at the target.",
     example="verify_max_rate = '1MiB'",
     shown="4MiB",
     feature=Feature.COMPARISON,

@@ -64,6 +64,7 @@ class TableOutcome:
         why_rescan: why they cannot, as far as they differ.
         rows: rows of the source that were compared.
         table_rows: about how many the source has of the whole table.
+        target_bytes: of the target's rows that it read by itself in all comparisons, about.
     """
 
     table: TableProgress
@@ -75,6 +76,7 @@ class TableOutcome:
     why_rescan: str = ""
     rows: int = 0
     table_rows: int = 0
+    target_bytes: int = 0
 
 
 class TableVerifier:
@@ -97,7 +99,8 @@ class TableVerifier:
             spark: gives Spark with jar packs; called only where the sink needs it.
             sessions: evaluates CDC queries; called only where the feed has one.
             wanted: raises an error if nobody waits for the outcome any more; called often, with
-                the bytes of the source's rows that were read since the last call.
+                the bytes of rows of the source, or of the target, that were read since the last
+                call.
 
         Raises:
             ChangefeedError: CF1303 the feed's sink cannot be compared with.
@@ -121,6 +124,7 @@ class TableVerifier:
                 hint=f"these can: {', '.join(_comparable())}.",
             )
         self._packs = abilities.spark_packs
+        self._reads_itself = abilities.compares_parts
         self._options = Options.from_dict(job.options, abilities=abilities)
         form = Format(self._options[FORMAT].value)
         if not abilities.takes_rows and not TRAITS[form].read_back:
@@ -137,7 +141,7 @@ class TableVerifier:
         self._key: Sequence[Column] = ()
         #: Of the last pass: the table at the source, where its rows were read, and how many.
         self._read: tuple[TableSchema, Position] | None = None
-        self._rows_read = self._table_rows = 0
+        self._rows_read = self._table_rows = self._target_bytes = 0
 
     def part_after(self, table: TableProgress, low: int | None, rows: int) -> KeyPart | None:
         """About ``rows`` rows of a table from a value of the first key column on (None: its begin);
@@ -147,7 +151,7 @@ class TableVerifier:
             return None
         schema = self._schema(table)
         if (
-            not registry.capabilities(registry.scheme_of(self._uri)).compares_parts
+            not self._reads_itself
             or schema.keyless
             or schema.key_columns[0].logical not in INTEGERS
         ):
@@ -167,6 +171,7 @@ class TableVerifier:
             why = "they are in the source's log alone"
             message = f"{table.table}: logical messages cannot be verified: {why}"
             raise ChangefeedError(Code.NOT_SUPPORTED, message)
+        self._target_bytes = 0
         before: frozenset[Difference] | None = None
         always: frozenset[Difference] | None = None
         for number in range(1, PASSES + 1):
@@ -223,6 +228,7 @@ class TableVerifier:
             why,
             self._rows_read,
             self._table_rows,
+            self._target_bytes,
         )
 
     def _pass(self, table: TableProgress, part: KeyPart | None) -> list[Difference]:
@@ -259,6 +265,7 @@ class TableVerifier:
             spark=self._spark(self._packs) if self._packs else None,
             scratch=str(StateLayout(Path(self._catalog.directory)).scratch(self._job.id)),
             state=self._catalog.state_id,
+            read=self._wanted,
         )
         try:
             rows = SourceRows(schema, plan, self._query, sink.capabilities.takes_rows)
@@ -319,6 +326,8 @@ class TableVerifier:
             for batch in joined(batches, rows.batch_rows):
                 self._wanted(batch.nbytes)
                 self._rows_read += batch.num_rows
+                if self._reads_itself:
+                    self._target_bytes += batch.nbytes
                 yield rows.shaped(batch)
         self._delivered()
 

@@ -203,7 +203,7 @@ class ElasticsearchSink(Sink):
         self._cluster.hello()
         least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
         envelope = self.settings.envelope
-        with CopyComparison(context.scratch, schema) as copy:
+        with CopyComparison(context.scratch, schema, read=context.read) as copy:
             return compare(
                 self._cluster,
                 copy,

@@ -283,7 +283,10 @@ class FilesSink(Sink):
         envelope = str(context.options.get("envelope") or "wrapped")
         shown = self.settings.place.shown
         place = last_rows.require_comparable(self._place, shown, envelope)
-        with CopyComparison(context.scratch, schema, keyed=True) as copy, self._explained():
+        with (
+            CopyComparison(context.scratch, schema, keyed=True, read=context.read) as copy,
+            self._explained(),
+        ):
             comparison = last_rows.Comparison(copy, schema, self.settings.format, envelope)
             comparison.expect(rows)
             comparison.hold(place, context.job_id, target.topic)

@@ -395,7 +395,7 @@ class KafkaSink(Sink):
         envelope = str(context.options.get("envelope") or "wrapped")
         last_messages.require_comparable(envelope)
         self._context, topic = context, target.topic
-        with CopyComparison(context.scratch, schema, keyed=True) as copy:
+        with CopyComparison(context.scratch, schema, keyed=True, read=context.read) as copy:
             form = str(context.options.get("format") or "json")
             comparison = last_messages.Comparison(copy, form, envelope)
             comparison.expect(rows)

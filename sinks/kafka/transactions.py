@@ -164,8 +164,8 @@ def records(
                 continue
             error = message.error()
             if error is None:
-                patience.progress()
                 yield message.key(), message.value()
+                patience.progress()  # behind it: who reads may take its time
             elif error.code() == KafkaError._PARTITION_EOF:
                 # Its offset counts the marks that end transactions, which no message does.
                 reached = message.offset()

@@ -43,7 +43,7 @@ def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
     bench.source.execute("create table n (a int); insert into n values (1), (1), (2)")
     bench.source.execute("alter table n replica identity full")
     bench.feeds.restart(Sizes(proof_rows=6))
-    bench.create("t, n", ", verify = '1s'")
+    bench.create("t, n", ", verify = '100ms'")
     bench.feeds.sync("f")
     proved(bench, "t", "n")
     assert (table(bench).proof.rows, table(bench).proof.total) == (10, 10)
@@ -54,8 +54,7 @@ def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
     tamper(bench, "insert into shop.t (a, b) values (99, 'secret')")
     tamper(bench, "delete from shop.t where a = 7")
     until(lambda: table(bench).differing == 3)
-    kinds = {"1 row differs: " + of for of in ("changed [2]", "missing [7]", "extra [99]")}
-    assert kinds == set(said(bench))
+    assert all(of in str(said(bench)) for of in ("changed [2]", "missing [7]", "extra [99]"))
     assert shown(bench, "status") == "degraded"
     assert shown(bench, "running_status") == (
         "public.t: 3 rows differ from the source: VERIFY CHANGEFEED f REPAIR makes them equal"
@@ -75,6 +74,38 @@ def test_a_difference_is_noticed_and_mended(bench: Bench) -> None:
     bench.feeds.execute("ALTER CHANGEFEED f UNSET verify, verify_repair")
     until(lambda: not [t for t in threading.enumerate() if t.name == "verify-f"])
     assert shown(bench, "proved") is None
+
+
+@pytest.mark.parametrize("bench", ["postgresql"], indirect=True)
+def test_what_cannot_be_repaired_is_said_once(bench: Bench) -> None:
+    """A repair comes when the rows change, and not with every round."""
+    bench.create("t")
+    bench.feeds.sync("f")
+    tamper(
+        bench,
+        "create function shop.kept() returns trigger language plpgsql as "
+        "$$begin new.b := 'kept'; return new; end$$;"
+        "create trigger kept before insert or update on shop.t for each row "
+        "when (new.a = 2) execute function shop.kept();"
+        "update shop.t set b = '' where a = 2",
+    )
+    bench.feeds.execute("ALTER CHANGEFEED f SET verify = '100ms', verify_repair")
+    until(lambda: len(said(bench)) == 2)
+    assert said(bench) == [
+        "1 row differs: changed [2]",
+        "public.t: 1 row was repaired by key: rows that still differ: 1: the target does not keep "
+        "what is delivered in b (a trigger, or another writer). The feed tries again when they "
+        "change",
+    ]
+    tried = table(bench).rescan
+    proved(bench)
+    proved(bench)
+    assert (len(said(bench)), table(bench).rescan, table(bench).differing) == (2, tried, 1)
+    bench.source.execute("update t set b = 'other' where a = 2")
+    until(lambda: len(said(bench)) == 4)
+    assert table(bench).rescan > tried
+    tamper(bench, "drop trigger kept on shop.t; update shop.t set b = 'other' where a = 2")
+    until(lambda: table(bench).differing == 0)
 
 
 @pytest.mark.parametrize("bench", ["postgresql"], indirect=True)

@@ -13,7 +13,9 @@ import pytest
 from confluent_kafka import Producer
 
 from changefeed.core.sizes import Sizes
+from changefeed.sources.registry import open_source
 from changefeed.spark.session import NodeSpark
+from changefeed.verify.table import TableVerifier
 from sinks.warehouse.clickhouse.keeping import ROWS
 from tests.e2e.feeds import BRISK, Feeds, running
 from tests.helpers.duckdb_file import opened
@@ -128,6 +130,15 @@ def mends(feeds: Feeds) -> None:
     assert said()[1].endswith(": equal now")
     feeds.execute("ALTER CHANGEFEED f UNSET verify, verify_repair")
     assert feeds.verified() == ["f"]
+    # What both sides read is told, so that neither is hurried.
+    read: list[int] = []
+    found, node = feeds.catalog.job("f"), feeds.node
+    source = open_source("shop", feeds.catalog.connection("shop").uri)
+    verifier = TableVerifier(
+        feeds.catalog, found, source, int, node.spark_with, node.query_sessions, read.append
+    )
+    outcome = verifier.verify(feeds.catalog.tables(job)[0])
+    assert outcome.target_bytes or len(read) > 1
 
 
 def of_own_server(source: str, target: str) -> Any:

@@ -17,7 +17,7 @@ from sinks.copies import BARE, CopyComparison, exact
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[CopyComparison]:
     schema = table_of("t", key=("a",), a="int32", b="text", n="int64")
-    with CopyComparison(str(tmp_path), schema) as made:
+    with CopyComparison(str(tmp_path), schema, read=int) as made:
         yield made
     assert not list(tmp_path.iterdir())
 
@@ -57,6 +57,15 @@ def test_a_row_of_nulls_is_accepted_and_one_that_was_deleted_is_missing(
     assert (found.kind, found.key, found.target) == ("missing", "[2]", None)
 
 
+def test_what_is_read_of_the_target_is_told(tmp_path: Path) -> None:
+    """Of a row that came several times each of them."""
+    read: list[int] = []
+    schema = table_of("t", key=("a",), a="int32", b="text")
+    with CopyComparison(str(tmp_path), schema, read=read.append) as copy:
+        replay(copy, *[{"a": 1, "b": "x" * 1000}] * 5)
+    assert 5 * 1000 < sum(read) < 6 * 1000
+
+
 def test_rows_of_bare_that_look_like_deletes_are_refused(copy: CopyComparison) -> None:
     with pytest.raises(ChangefeedError, match="a row looks like its delete") as refused:
         expect(copy, {"a": 1})
@@ -73,7 +82,7 @@ def test_the_values_of_a_key_are_those_of_the_message(tmp_path: Path) -> None:
     """What the target does with a row follows from there."""
     schema = table_of("t", key=("a", "b"), a="int32", b="text", n="int64")
     row = {"a": 1, "b": "x", "n": 2}
-    with CopyComparison(str(tmp_path), schema, keyed=True) as copy:
+    with CopyComparison(str(tmp_path), schema, read=int, keyed=True) as copy:
         copy.expect([('[1, "x"]', row)])
         copy.hold(
             [
@@ -86,7 +95,7 @@ def test_the_values_of_a_key_are_those_of_the_message(tmp_path: Path) -> None:
         )
         found = {d.values for d in copy.differences(10)}
     assert found == {(1, "x"), (1, "y"), (1, "z"), ()}
-    with CopyComparison(str(tmp_path), schema) as copy:
+    with CopyComparison(str(tmp_path), schema, read=int) as copy:
         copy.expect([('[1, "x"]', row)])
         copy.hold([('[1, "y"]', {"a": 2, "b": "y", "n": 2})])
         assert {d.values for d in copy.differences(10)} == {(1, "x"), (2, "y")}

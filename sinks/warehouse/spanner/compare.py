@@ -8,13 +8,13 @@ through one SQLite file of the comparison: memory stays bounded whatever the siz
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sinks.base import Difference
-from sinks.comparison_file import ComparisonFile
+from sinks.comparison_file import ComparisonFile, batches
 from sinks.differences import DifferenceText
 from sinks.merged.policy import DELETED, TablePolicy
 from sinks.warehouse.spanner.rows import RowWire, Value, canonical
@@ -34,12 +34,17 @@ class SpannerComparison(ComparisonFile):
     """
 
     def __init__(
-        self, server: Spanner, policy: TablePolicy, shape: TargetShape, folder: str
+        self,
+        server: Spanner,
+        policy: TablePolicy,
+        shape: TargetShape,
+        folder: str,
+        read: Callable[[int], object],
     ) -> None:
         """
         Args:
             server, policy, shape: the target.
-            folder: for the file.
+            folder, read: see :class:`ComparisonFile`.
         """
         self._server = server
         self._shape = shape
@@ -47,7 +52,7 @@ class SpannerComparison(ComparisonFile):
         self._wire = RowWire.of(shape, server.dialect)
         self._text = DifferenceText(shape.schema)
         self._key = [shape.names.index(name) for name in shape.key]
-        super().__init__(folder, "row TEXT, count INTEGER")
+        super().__init__(folder, "row TEXT, count INTEGER", read)
 
     def run(self, rows: Iterable[pa.Table], limit: int) -> list[Difference]:
         """The differences, at most ``limit``: missing and changed rows before those too many, by
@@ -60,7 +65,9 @@ class SpannerComparison(ComparisonFile):
             staged = self._shape.staged(batch, 1)
             check_values(self._shape, staged, self._server.dialect)
             self._put("source", zip(*self._wire.columns(staged), strict=True))
-        self._put("target", self._stored())
+        for many in batches(self._stored()):
+            self._put("target", many)
+            self._read(sum(len(str(value)) for row in many for value in row))
         return self._differences(limit)
 
     def _stored(self) -> Iterator[tuple[Value, ...]]:

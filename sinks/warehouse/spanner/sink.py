@@ -301,7 +301,9 @@ class SpannerSink(DatabaseSink):
     ) -> list[Difference]:
         """See :meth:`sinks.base.Sink.compare`."""
         shape = TargetShape(schema, target.topic)
-        with SpannerComparison(self.server, self._policy, shape, context.scratch) as comparison:
+        with SpannerComparison(
+            self.server, self._policy, shape, context.scratch, context.read
+        ) as comparison:
             return comparison.run(rows, limit)
 
     def dropped(self, target: Target) -> None:
