@@ -42,6 +42,12 @@ class Catalog:
     def latest(self, table: TableName) -> TableSchema | None:
         return self._latest.get(table)
 
+    def copy(self) -> Catalog:
+        """Another one that knows the same."""
+        made = Catalog()
+        made._latest, made._numbers = dict(self._latest), itertools.count(1000)
+        return made
+
 
 class Tail:
     """One stream, read by a thread into lists."""

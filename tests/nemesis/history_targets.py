@@ -1,0 +1,325 @@
+"""The targets of a history, and a judge that compares them with the source by itself.
+
+At every look the judge reads all rows of the source by SELECT and all rows of each copy with a
+client of the target, nothing of the product in between. A table whose rows differ must be one that
+its feed has reported as failed before. Of messages the last one of each key counts: one that has
+the columns of now must have the values of now, and keys may be left over only if the feed gave
+notice of rows that left without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+
+from changefeed.catalog.model import TableState
+from changefeed.core.errors import ChangefeedError
+from changefeed_testing.sinks.messages import Message, parse_message
+from tests.nemesis.histories import Row, Server
+from tests.nemesis.service import Service
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
+
+#: Seconds within which rows that moved without row events must have been noticed.
+NOTICE_SECONDS = 25.0
+#: Rows of a difference that are shown.
+_SHOWN = 3
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?")
+
+
+class Copy(ABC):
+    """What one feed keeps.
+
+    Attributes:
+        feed: its name.
+        uri: of the sink.
+    """
+
+    def __init__(self, feed: str, uri: str) -> None:
+        self.feed, self.uri = feed, uri
+
+    @abstractmethod
+    def difference(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+        """How the copy of a table differs from these rows; empty if it does not."""
+
+    @abstractmethod
+    def remove(self, table: str) -> None:
+        """Drop the target of a table, as hints ask for."""
+
+    def excuse(self, table: str, notices: int) -> None:
+        """The feed gave so many notices of rows that left this table without events; a copy that
+        is a table has no such rows all the same."""
+        return
+
+
+class TableCopy(Copy):
+    """Tables that are read by SQL."""
+
+    @abstractmethod
+    def query(self, sql: str) -> list[Row]:
+        """The rows of a SELECT.
+
+        Raises:
+            Exception: there is no such table, or no such column.
+        """
+
+    def difference(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+        """All rows of both."""
+        names, wanted = ", ".join(columns), {plain(row) for row in rows}
+        try:
+            found = {plain(row) for row in self.query(f"SELECT {names} FROM {table}")}
+        except (duckdb.Error, psycopg.Error) as error:
+            return str(error).splitlines()[0]
+        return _shown(names, wanted - found, found - wanted)
+
+
+class DuckDBCopy(TableCopy):
+    """A DuckDB file."""
+
+    def __init__(self, feed: str, path: Path) -> None:
+        super().__init__(feed, f"duckdb://{path}")
+        self._path = path
+
+    def query(self, sql: str) -> list[Row]:
+        return self._run(sql, read_only=True)
+
+    def remove(self, table: str) -> None:
+        self._run(f"DROP TABLE IF EXISTS {table}", read_only=False)
+
+    def _run(self, sql: str, *, read_only: bool) -> list[Row]:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with duckdb.connect(str(self._path), read_only=read_only) as opened:
+                    return opened.execute(sql).fetchall()
+            except duckdb.IOException:  # the node has it open, for a moment
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+
+class PostgreSQLCopy(TableCopy):
+    """Tables of a database."""
+
+    def __init__(self, feed: str, database: Database) -> None:
+        super().__init__(feed, database.uri)
+        self._database = database
+
+    def query(self, sql: str) -> list[Row]:
+        return [tuple(row) for row in self._database.execute(sql)]
+
+    def remove(self, table: str) -> None:
+        self._database.execute(f"DROP TABLE IF EXISTS {table}")
+
+
+class KafkaCopy(Copy):
+    """What the messages of topics add up to."""
+
+    def __init__(self, feed: str, broker: KafkaBroker, prefix: str) -> None:
+        super().__init__(feed, f"{broker.uri}?topic_prefix={prefix}")
+        self._prefix = prefix
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": prefix,
+                "enable.auto.commit": False,
+            }
+        )
+        #: By topic and partition: how far it was read.
+        self._read: dict[tuple[str, int], int] = {}
+        #: By table and partition: the last message of each key.
+        self._last: dict[tuple[str, int], dict[str, Mapping[str, object]]] = {}
+        self._notices: dict[str, int] = {}
+        self._left: dict[str, set[object]] = {}
+        self._forgive: set[str] = set()
+
+    def close(self) -> None:
+        """End the consumer."""
+        self._consumer.close()
+
+    def remove(self, table: str) -> None:
+        """A topic stays: its messages are what was."""
+
+    def excuse(self, table: str, notices: int) -> None:
+        if notices > self._notices.get(table, 0):
+            self._notices[table] = notices
+            self._forgive.add(table)
+
+    def difference(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+        """Keys, and the values of rows in the present shape."""
+        self._catch_up(table)
+        wanted = {plain(row)[0]: dict(zip(columns, plain(row), strict=True)) for row in rows}
+        found: dict[object, Mapping[str, object]] = {}
+        for (name, _), last in self._last.items():
+            if name == table:
+                found |= {one(row["id"]): row for row in last.values()}
+        extra = found.keys() - wanted.keys()
+        if table in self._forgive:
+            self._left[table] = extra
+        extra -= self._left.get(table, set())
+        lacks = {str(key) for key in wanted.keys() - found.keys()}
+        for key in wanted.keys() & found.keys():
+            if found[key].keys() == wanted[key].keys():
+                said = {name: one(value) for name, value in found[key].items()}
+                if said != wanted[key]:
+                    lacks.add(f"{wanted[key]}, but {said}")
+        text = _shown("keys", lacks, set(map(str, extra)))
+        if not text:
+            self._forgive.discard(table)
+        return text
+
+    def _catch_up(self, table: str) -> None:
+        topic = f"{self._prefix}{table}"
+        known = self._consumer.list_topics(topic, timeout=10).topics[topic]
+        for partition in known.partitions if known.error is None else ():
+            at = self._read.get((topic, partition), 0)
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition))
+            if at >= end:
+                continue
+            self._consumer.assign([TopicPartition(topic, partition, at)])
+            last = self._last.setdefault((table, partition), {})
+            while at < end:
+                record = self._consumer.poll(5)
+                if record is None:
+                    # What is left are marks of transactions.
+                    break
+                at = (record.offset() or 0) + 1
+                _take(last, parse_message(topic, partition, record.key(), record.value()))
+            self._read[topic, partition] = end
+
+
+def _take(last: dict[str, Mapping[str, object]], message: Message) -> None:
+    if message.truncated is not None:
+        last.clear()
+    elif message.is_row and message.key is not None:
+        if message.after is None:
+            last.pop(message.key, None)
+        else:
+            last[message.key] = message.after
+
+
+class Judge:
+    """Compares the tables of a server with the copies that feeds keep of them."""
+
+    def __init__(self, server: Server, service: Service, copies: Sequence[Copy]) -> None:
+        self._server, self._service, self._copies = server, service, copies
+        #: What the feeds reported of tables that failed, in order.
+        self.failures: list[str] = []
+        self._last: dict[tuple[str, str], str] = {}
+
+    def look(self) -> None:
+        """Every table is equal, or its feed has reported it as failed; those are read again."""
+        for copy in self._copies:
+            for _ in range(3):
+                self._sync(copy)
+                failed = self._failed(copy)
+                for table, error in failed.items():
+                    self._help(copy, table, error)
+                if not failed:
+                    break
+        deadline = time.monotonic() + NOTICE_SECONDS
+        while unequal := self._unequal():
+            if time.monotonic() > deadline:
+                history = ";\n".join(self._server.done[-60:])
+                said = "\n".join(self._said(copy) for copy in self._copies)
+                raise AssertionError(f"unequal: {unequal}\n{history}\n{said}")
+            time.sleep(0.5)
+            for copy in self._copies:
+                self._sync(copy)
+
+    def _unequal(self) -> dict[str, str]:
+        found = {}
+        failed = {copy.feed: self._failed(copy) for copy in self._copies}
+        for table in self._server.tables:
+            columns = list(self._server.columns(table))
+            rows = self._server.query(f"SELECT {', '.join(columns)} FROM {self._server.of(table)}")
+            for copy in self._copies:
+                if table in failed[copy.feed]:
+                    continue
+                copy.excuse(table, self._notices(copy, table))
+                if text := copy.difference(table, columns, rows):
+                    found[f"{copy.feed} {table}"] = text
+        return found
+
+    def _help(self, copy: Copy, table: str, error: str) -> None:
+        """What the hints ask for: the table is read again; if that was in vain, made again."""
+        self.failures.append(f"{copy.feed} {table}: {error}")
+        name, again = f"{self._server.schema}.{table}", self._last.get((copy.feed, table)) == error
+        self._last[copy.feed, table] = error
+        if not again:
+            self._service.execute(f"ALTER CHANGEFEED {copy.feed} RESCAN {name}")
+            return
+        self._service.execute(f"ALTER CHANGEFEED {copy.feed} DROP {name}")
+        copy.remove(table)
+        self._service.execute(f"ALTER CHANGEFEED {copy.feed} ADD {name}")
+        del self._last[copy.feed, table]
+
+    def _sync(self, copy: Copy) -> None:
+        try:
+            self._service.sync(copy.feed)
+        except ChangefeedError as error:
+            if not self._failed(copy):
+                history = ";\n".join(self._server.done[-40:])
+                raise AssertionError(
+                    f"{error}\n{self._service.last_words()}\n{history}\n{self._said(copy)}"
+                ) from error
+
+    def _failed(self, copy: Copy) -> dict[str, str]:
+        job = self._service.job(copy.feed)
+        return {
+            t.table.name: t.error or ""
+            for t in self._service.catalog.tables(job.id)
+            if t.state is TableState.FAILED
+        }
+
+    def _notices(self, copy: Copy, table: str) -> int:
+        job = self._service.job(copy.feed)
+        events = self._service.catalog.events(job.id, kinds=("notice",), limit=10_000)
+        return sum(e.times for e in events if (e.table or "").endswith(f".{table}"))
+
+    def _said(self, copy: Copy) -> str:
+        rows = self._service.execute(f"SHOW CHANGEFEED {copy.feed} EVENTS LIMIT 40").rows
+        return "\n".join(f"{copy.feed}: {[str(x)[:160] for x in row[:4]]}" for row in rows)
+
+
+def _shown(what: str, lacks: Collection[object], extra: Collection[object]) -> str:
+    if not lacks and not extra:
+        return ""
+    parts = [sorted(map(str, rows))[:_SHOWN] for rows in (lacks, extra)]
+    return f"{what}: lacks {parts[0]}, has {parts[1]}"
+
+
+def plain(row: Sequence[object]) -> Row:
+    """Values of two clients in one form."""
+    return tuple(one(value) for value in row)
+
+
+def one(value: object) -> object:
+    """One of them."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    if isinstance(value, str):
+        if value.startswith("0000-00-00"):
+            return None  # a zero date is no date: copies have NULL
+        if _INSTANT.fullmatch(value):
+            return datetime.fromisoformat(value).isoformat()
+        return value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Decimal | float | int):
+        return format(Decimal(str(value)).normalize(), "f")
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat()
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return value
