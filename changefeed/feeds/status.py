@@ -41,7 +41,7 @@ class FeedStatus:
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._scanning = scanning
-        #: The feed's thread shows what it does; the node's pulse, what it waits for meanwhile.
+        #: The feed's thread shows what it does; the node's, what it waits for meanwhile.
         self._lock = threading.RLock()
         self._shown: tuple[Status, str] | None = None
         self._shown_at = 0.0
@@ -61,17 +61,23 @@ class FeedStatus:
     def pulse(self, feed: Feed, waits: str, lost: ChangefeedError | None) -> None:
         """Write what the feed's thread waits for, of which it cannot write itself.
 
+        A thread that writes at this moment does not wait, so the next pulse is early enough.
+
         Args:
             feed: the feed.
             waits: see :meth:`changefeed.feeds.sink_session.SinkSession.waits`.
             lost: why the feed has no Spark; None if it has, or needs none.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             back = self._lost is not None and lost is None and not self._trying
             self._waits, self._lost = waits, lost
             shown = self._shown[0] if self._shown is not None else None
             if back or shown in _AT_WORK:
                 self._show_work(feed)
+        finally:
+            self._lock.release()
 
     def forget(self) -> None:
         """Write the next status even if it has not changed."""

@@ -151,7 +151,11 @@ class Node:
         self.is_node = True
         self._clean_work()
         self.catalog.register_node(self.id, os.getpid())
-        for name, work in (("node", self._loop), ("node-pulse", self._pulse)):
+        for name, work in (
+            ("node", self._loop),
+            ("node-pulse", self._pulse),
+            ("node-status", self._show),
+        ):
             thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -237,20 +241,33 @@ class Node:
                 log_failure("node: a turn", failure)
 
     def _pulse(self) -> None:
-        """Renew heartbeat and leases and save frontiers, in a separate thread, because a turn of
-        the loop may take long.
+        """Renew heartbeat and leases, and nothing else: all other work of the node may take long,
+        and without a pulse all leases end, while the feeds go on.
         """
+
+        def renew() -> None:
+            self.catalog.heartbeat(self.id)
+            self.feeds.renew_leases()
+
+        self._every_pulse("pulse", renew)
+
+    def _show(self) -> None:
+        """Save what SHOW and SYNC read: how far the logs reach, and what the feeds wait for."""
+
+        def save() -> None:
+            self.sources.save_frontiers()
+            self.feeds.show_waits()
+
+        self._every_pulse("status", save)
+
+    def _every_pulse(self, name: str, work: Callable[[], None]) -> None:
         while not self.clock.wait(self._stopping, self.timings.pulse):
             try:
-                self.catalog.heartbeat(self.id)
-                self.feeds.renew_leases()
-                self.sources.save_frontiers()
-                self.feeds.show_waits()
+                work()
             except ChangefeedError as error:
                 log.error("node: %s", error.message)
             except Exception as failure:
-                # Without a pulse all leases end, while the feeds go on.
-                log_failure("node: the pulse", failure)
+                log_failure(f"node: the {name}", failure)
 
     def _turn(self) -> None:
         now = self.clock.monotonic()

@@ -712,6 +712,32 @@ def test_a_feed_is_starting_until_its_first_round_is_delivered(bench: Bench) -> 
     assert (bench.job.status, bench.job.reason) == (Status.RUNNING, "running")
 
 
+def test_the_status_of_a_feed_that_is_being_written_holds_nobody_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writes of hundreds of feeds queue, and the node looks at one feed after the other."""
+    bench.done(7)
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    status.begin(feed)
+    written, go_on = threading.Event(), threading.Event()
+
+    def transition(*args: object, **named: object) -> None:
+        written.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(bench.catalog, "transition", transition)
+    feeds_thread = threading.Thread(target=status.works, args=(feed,))
+    feeds_thread.start()
+    assert written.wait(30)
+    node = threading.Thread(target=status.pulse, args=(feed, "the brokers", None), daemon=True)
+    node.start()
+    node.join(10)
+    held_up = node.is_alive()
+    go_on.set()
+    feeds_thread.join()
+    assert not held_up
+
+
 def test_a_scan_that_has_no_snapshot_yet_is_starting(bench: Bench) -> None:
     status, feed = cast(Any, bench.runner)._status, bench.runner._feed
     bench.scanning.reads = False
