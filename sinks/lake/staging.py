@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.options import History
 from sinks.base import Batch, Target
 from sinks.merged.applied import AppliedVersion
+from sinks.merged.fold import Numbers, groups_of, last_of_each
 from sinks.merged.rows import key_value, last_of, table_of, versions_of
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
     table = staged_table(batch)
     incomplete = MISSING in table.column_names
     if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
-        table = _last_of_each(table, key_names(batch.schema))
+        last = _last_rows(table.select(key_names(batch.schema)))
+        table = table if len(last) == table.num_rows else table.take(pa.array(last))
     if not table.num_rows:
         return None
     _write(table, path)
@@ -123,17 +126,22 @@ def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
     """
     if len(files) == 1 or any(f.scan or f.incomplete or f.schema.keyless for f in files):
         return list(files)
-    names = files[0].keys.column_names
     everything = pa.concat_tables([file.keys for file in files])
-    last = _last_rows(everything, names)
+    last = _last_rows(everything)
     if len(last) == everything.num_rows:
         return list(files)
-    keep = pa.array(_mask(last, everything.num_rows))
+    mask = np.zeros(everything.num_rows, dtype=bool)
+    mask[last] = True
+    keep = pa.array(mask)
     ends = list(itertools.accumulate(file.rows for file in files))
     masks = [keep.slice(end - file.rows, file.rows) for file, end in zip(files, ends, strict=True)]
     # Arrow compresses one file in one thread; each holds a file.
     with ThreadPoolExecutor(min(4, pa.cpu_count())) as threads:
         return [kept for some in threads.map(_kept, files, masks) for kept in some]
+
+
+def _last_rows(keys: pa.Table) -> Numbers:
+    return last_of_each(groups_of(keys.columns))
 
 
 def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:
@@ -144,32 +152,6 @@ def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:
         return []
     _write(pq.read_table(file.path).filter(mask), Path(file.path))
     return [replace(file, rows=rows, keys=file.keys.filter(mask))]
-
-
-def _last_of_each(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    last = _last_rows(table, names)
-    return table if len(last) == table.num_rows else table.take(last)
-
-
-def _last_rows(table: pa.Table, names: Sequence[str]) -> pa.Array:
-    """Numbers of the rows that no later row of the same key follows, rising."""
-    numbered = table.select(names).append_column("n", _numbers(table.num_rows))
-    found = numbered.group_by(list(names)).aggregate([("n", "max")])["n_max"].combine_chunks()
-    return found.take(pc.sort_indices(found)) if len(found) < table.num_rows else found
-
-
-def _numbers(count: int) -> pa.Array:
-    import numpy as np
-
-    return pa.array(np.arange(count, dtype=np.int64))
-
-
-def _mask(rows: pa.Array, count: int) -> object:
-    import numpy as np
-
-    mask = np.zeros(count, dtype=bool)
-    mask[rows.to_numpy(zero_copy_only=False)] = True
-    return mask
 
 
 def read(

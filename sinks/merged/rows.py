@@ -39,3 +39,11 @@ def key_value(rows: pa.Table, place: int) -> pa.ChunkedArray:
 def last_of(versions: pa.ChunkedArray, numbers: pa.ChunkedArray) -> AppliedVersion:
     """The last of some changes. Sequence numbers rise through a source's log, as versions do."""
     return AppliedVersion(pc.max(versions).as_py(), pc.max(numbers).as_py())
+
+
+def plain_decimals(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Decimals in log form without digits that mean nothing, so that equal ones are equal texts."""
+    broken = pc.match_substring(values, ".")
+    short = pc.if_else(broken, pc.replace_substring_regex(values, r"\.?0+$", ""), values)
+    bare = pc.replace_substring_regex(short, r"^(-?)0*(\d)", r"\1\2")
+    return pc.if_else(pc.equal(bare, "-0"), "0", bare)

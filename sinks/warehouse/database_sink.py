@@ -47,8 +47,9 @@ class DatabaseSink(TableSink):
         ends_scans=True,
     )
 
-    #: Rows gathered before they are loaded.
+    #: Rows and bytes gathered before they are loaded.
     load_rows: int = LOAD_ROWS
+    load_bytes: int = LOAD_BYTES
 
     def __init__(self, policy: TablePolicy, tables: FeedTables) -> None:
         super().__init__(policy, SlowDecline(PACE, SLOWEST, SHARE))
@@ -130,7 +131,7 @@ class DatabaseSink(TableSink):
         pending = self._pending_rows(known, shape, batch.scan)
         pending.add(rows, self._tables.warehouse.dialect)
         gathered = sum(table.num_rows for table in pending.buffer)
-        if gathered >= self.load_rows or pending.buffered >= LOAD_BYTES:
+        if gathered >= self.load_rows or pending.buffered >= self.load_bytes:
             self.load(pending)
         return receipt
 
@@ -141,7 +142,8 @@ class DatabaseSink(TableSink):
             if same and pending.shape.schema == shape.schema:
                 return pending
         staging = self.begin_rows(known, shape)
-        pending = PendingRows(known.table, shape, scan, new_batch(self.clock), staging)
+        mode = self._policy.mode(shape.schema)
+        pending = PendingRows(known.table, shape, scan, new_batch(self.clock), mode, staging)
         self._pending.append(pending)
         return pending
 

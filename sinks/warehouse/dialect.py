@@ -15,12 +15,11 @@ A database that is not written by SQL has a store of its own (:mod:`.spanner`) u
 
 How a batch travels, with the tables involved::
 
-    write   Arrow rows, in log form ──► _staging_<table>        _batch_id, _sequence_num, _ord,
-                                                                _operation, _missing,
-                                                                _before_<key>.., <columns>..
-    commit  one atomic run of:
-            lock and read _changefeed_applied                   how far the table is complete
-            diff of the batch: latest change per key, typed ──► <table>
+    write   Arrow rows, in log form, gather in memory and in files
+    commit  what is left of them (sinks.merged.fold)     ──► _staging_<table>
+            one atomic run of:
+            lock and read _changefeed_applied               how far the table is complete
+            what was not applied, typed                  ──► <table>
             _changefeed_applied moves, _staging_<table> is emptied of the batch
 
 Staging columns hold values in **log form** (``changefeed/core/schema.py``): booleans and integers

@@ -19,7 +19,7 @@ from sinks.merged.history import (
 )
 from sinks.merged.policy import DELETED
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.merge import numbered, typed, unapplied, unsent
+from sinks.warehouse.merge import typed, unapplied, unsent
 from sinks.warehouse.staging import MISSING, SEQUENCE, before_name
 from sinks.warehouse.tables import StagedRows, TargetTable
 
@@ -33,7 +33,7 @@ def append(table: TargetTable, staged: StagedRows) -> list[str]:
     q = d.quote
     names = [*shape.names, table.sequence, ORDER, OPERATION, COMMITTED_AT]
     into = f"INSERT INTO {table.name} ({', '.join(map(q, names))})"
-    if unsent(table.d, staged):
+    if staged.missing:
         listed = [f"v.{q(name)}" for name in (*shape.names, SEQUENCE, ORDER, OPERATION)]
         listed.append(d.instant(f"v.{q(SEQUENCE)}"))
         return [f"{into} SELECT {', '.join(listed)} FROM ({carried(table, staged)}) AS v"]
@@ -53,35 +53,20 @@ def append(table: TargetTable, staged: StagedRows) -> list[str]:
 
 
 def carried(table: TargetTable, staged: StagedRows) -> str:
-    """SELECT of a batch as :func:`~sinks.warehouse.merge.typed` has it, but a value that the source
-    did not send is that of the version before: of the batch, else of the target.
-
-    A column's values form groups: each begins with a change that has the value and holds the
-    updates after it that have not. Group 0 begins before the batch.
-    """
+    """SELECT of a batch as :func:`~sinks.warehouse.merge.typed` has it, but a value that the round
+    does not have is that of the target's last version."""
     d, shape = table.d, staged.shape
     q = d.quote
-    unknown = unsent(table.d, staged)
-    if not unknown:
+    if not staged.missing:
         return typed(table, staged)
-    key = ", ".join(map(q, shape.key))
-    others = [name for i, name in enumerate(shape.names) if i not in unknown]
-    rest = ", ".join(map(q, (*others, SEQUENCE, ORDER, OPERATION)))
-    order = f"ORDER BY {q(SEQUENCE)}, {q(ORDER)}"
-    frame = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-    groups, values, listed = [], [], [f"g.{q(n)}" for n in (*others, SEQUENCE, ORDER, OPERATION)]
-    for i, place in unknown.items():
-        name, group = q(shape.names[i]), q(f"_keep_{i}")
-        sent = f"CASE WHEN {place} THEN 0 ELSE 1 END"
-        groups.append(f"{name}, sum({sent}) OVER (PARTITION BY {key} {order} {frame}) AS {group}")
-        first = f"first_value({name}) OVER (PARTITION BY {key}, {group} {order} {frame})"
-        values.append(f"{first} AS {name}, {group}")
-        listed.append(f"CASE WHEN g.{group} = 0 THEN t.{name} ELSE g.{name} END AS {name}")
-    rows = numbered(table, staged, typed(table, staged))
-    grouped = f"SELECT {rest}, {', '.join(groups)} FROM ({rows}) AS c"
+    listed = [
+        f"CASE WHEN {unsent(d, i, 'g')} THEN t.{q(name)} ELSE g.{q(name)} END AS {q(name)}"
+        if i in staged.missing
+        else f"g.{q(name)}"
+        for i, name in enumerate((*shape.names, SEQUENCE, ORDER, OPERATION))
+    ]
     return (
-        f"SELECT {', '.join(listed)} FROM "
-        f"(SELECT {rest}, {', '.join(values)} FROM ({grouped}) AS f) AS g "
+        f"SELECT {', '.join(listed)} FROM ({typed(table, staged)}) AS g "
         f"LEFT JOIN ({_before(table, staged)}) AS t ON {d.same(shape.key, 'g', 't')}"
     )
 
@@ -179,7 +164,6 @@ def _versions(table: TargetTable, staged: StagedRows) -> str:
     q = d.quote
     key = ", ".join(map(q, shape.key))
     row = ", ".join(map(q, shape.names))
-    last = f"row_number() OVER (PARTITION BY {key}, {q(SEQUENCE)} ORDER BY {q(ORDER)} DESC)"
     following = f"lead({q(SEQUENCE)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
     if table.policy.soft:
         then = f"lead({q(OPERATION)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
@@ -187,9 +171,8 @@ def _versions(table: TargetTable, staged: StagedRows) -> str:
     else:
         following += f" AS {q('_next')}"
     sql = (
-        f"SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {following} FROM "
-        f"(SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {last} AS {q('_rank')} "
-        f"FROM ({carried(table, staged)}) AS c) AS r WHERE r.{q('_rank')} = 1"
+        f"SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {following} "
+        f"FROM ({carried(table, staged)}) AS r"
     )
     if not staged.scan:
         return sql

@@ -1,7 +1,7 @@
 """The sink all SQL warehouses share: stages typed rows, merges them, remembers how far it is.
 
-``write`` gathers rows and loads them into staging tables; ``commit`` applies everything that was
-written in one atomic run, with the bookkeeping of :mod:`.applied`. So readers see whole rounds
+``write`` gathers rows; ``commit`` loads what is left of them into staging tables and applies that
+in one atomic run, with the bookkeeping of :mod:`.applied`. So readers see whole rounds
 of the feed, and a round that comes again changes nothing.
 """
 
@@ -98,7 +98,7 @@ class WarehouseSink(DatabaseSink):
             return False
         self._tables.connect()
         for pending in self._pending:
-            self.load(pending)
+            self._load(pending)
         statements = [s for pending in self._pending for s in self._applying(pending)]
         try:
             self._tables.run(statements)
@@ -279,14 +279,20 @@ class WarehouseSink(DatabaseSink):
     # ------------------------------------------------------------------ rows
 
     def load(self, pending: PendingRows) -> None:
-        if not pending.buffer:
-            return
-        rows = pending.gathered()
-        with self._tables.errors():
-            load_id = f"{self._opened.node}_{pending.batch}_{pending.loads}"
-            self._tables.warehouse.load(pending.staging, rows, load_id)
+        """Rows that a later one may fold away wait for the commit, in files where they are many."""
+        if not pending.folds:
+            self._load(pending)
+        elif pending.buffered >= self.load_bytes and self._opened.scratch:
+            pending.spill(self._opened.scratch)
+
+    def _load(self, pending: PendingRows) -> None:
+        for rows in pending.to_load(self.load_rows, self.load_bytes):
+            with self._tables.errors():
+                load_id = f"{self._opened.node}_{pending.batch}_{pending.loads}"
+                self._tables.warehouse.load(pending.staging, rows, load_id)
+            pending.rows += rows.num_rows
+            pending.loads += 1
         pending.clear()
-        pending.loads += 1
 
     def _applying(self, pending: PendingRows) -> list[SqlStatement]:
         table, d = pending.table, self._tables.warehouse.dialect

@@ -6,7 +6,7 @@ _sequence_num  version of the change: rises through the source's log, one per tr
 _ord           order of the changes of one version: the change's number in the log
 _operation     INSERT, UPDATE, DELETE, READ (of a scan)
 _missing       places of the columns whose value the source did not send, ``,3,7,``; or NULL
-_before_<c>    the row before, of key columns (of all where there is no key)
+_before_<c>    the row before, where there is no key
 <columns>      the row after; of a DELETE the key columns only (none where there is no key)
 ============== =========================================================================
 """
@@ -26,7 +26,9 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import DATES, Column, TableSchema
 from sinks.merged import policy
+from sinks.merged.fold import UNKNOWN, FoldedRows, RoundChanges, fold, gather, groups_of
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
+from sinks.merged.policy import MergeMode
 from sinks.merged.rows import key_value, versions_of
 from sinks.warehouse.dialect import Dialect, TypeRule
 
@@ -124,9 +126,8 @@ class TargetShape:
 
     @cached_property
     def before(self) -> tuple[int, ...]:
-        """Places of the columns that have a ``_before_`` column: those of the key."""
-        known = set(self.schema.before_ordinals)
-        return tuple(i for i in sorted(self.schema.key) if i in known)
+        """Places of the columns that have a ``_before_`` column: all where there is no key."""
+        return self.schema.before_ordinals if self.keyless else ()
 
     @cached_property
     def physical(self) -> Mapping[str, str]:
@@ -154,7 +155,7 @@ class TargetShape:
         for i in self.before:
             column = self.columns[i]
             data[before_name(column.name)] = _plain(column, rows[f"b{i}"])
-        keys = () if self.keyless else self.before
+        keys = () if self.keyless else self.schema.key
         for i, column in enumerate(self.columns):
             value = key_value(rows, i) if i in keys else rows[f"a{i}"]
             data[column.name] = _plain(column, value)
@@ -171,6 +172,42 @@ class TargetShape:
             for text in encoded.dictionary.to_pylist()
         ]
         return pa.array(texts, pa.string()).take(encoded.indices)
+
+    def folded(self, staged: pa.Table, mode: MergeMode) -> FoldedRows:
+        """What a table kept in ``mode`` needs of changes in the order of the log."""
+        operation = staged[OPERATION]
+        changes = RoundChanges(
+            groups_of([staged[name] for name in self.key], self.schema.key_columns),
+            staged[SEQUENCE].to_numpy(),
+            pc.equal(operation, OPERATIONS["d"]).to_numpy(),
+            pc.equal(operation, OPERATIONS["u"]).to_numpy(),
+            {
+                i: pc.fill_null(pc.match_substring(staged[MISSING], f",{i},"), False).to_numpy()
+                for i in sorted(self.missing(staged) - set(self.schema.key))
+            },
+        )
+        folded = fold(changes, mode)
+        if mode is not MergeMode.MERGE:
+            return folded
+        # By key: DuckDB writes rows in another order a hundred times slower, others slower, too.
+        keys = gather(staged.select(self.key), folded.rows)
+        order = pc.sort_indices(keys, [(name, "ascending") for name in self.key])
+        return folded.at(order.to_numpy())
+
+    def taken(self, staged: pa.Table, folded: FoldedRows) -> pa.Table:
+        """The folded rows, with their values and what is still missing."""
+        rows, lacking = gather(staged, folded.rows), [pa.scalar("")]
+        for i, numbers in folded.values.items():
+            place = rows.schema.get_field_index(self.columns[i].name)
+            values = gather(staged.select([place]), numbers)
+            rows = rows.set_column(place, values.field(0), values.column(0))
+            lacking.append(pc.if_else(pa.array(numbers == UNKNOWN), f"{i},", ""))
+        if folded.values:
+            texts = pc.binary_join_element_wise(*lacking, "")
+            whole = pc.binary_join_element_wise(",", texts, "")
+            missing = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), whole)
+            rows = rows.set_column(rows.schema.get_field_index(MISSING), MISSING, missing)
+        return rows
 
     def missing(self, staged: pa.Table) -> frozenset[int]:
         """Places of the columns that are missing in some row."""

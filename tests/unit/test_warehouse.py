@@ -375,7 +375,7 @@ def test_staged_rows_that_went_are_missed(tmp_path: Path, source: SourceDouble) 
     feed, sink = opened(path, source)
     source.commit(insert("t", a=1, b="x"))
     epoch, receipts = feed.write(sink, 0, 1)
-    sink.load(sink._pending[0])
+    sink._load(sink._pending[0])
     with duckdb.connect(str(path)) as connection:
         connection.execute("DELETE FROM _staging_t")
     with pytest.raises(ChangefeedError) as caught:
@@ -476,7 +476,7 @@ def test_names_before_a_change_fit_and_stay_apart() -> None:
     made = [before_name(name) for name in names]
     assert len(set(made)) == 2 and all(len(name.encode()) <= 63 for name in made)
     assert before_name("a" * 54) == "_before_" + "a" * 54
-    columns = TargetShape(table_of("t", key=tuple(names), **dict.fromkeys(names, "int32")), "t")
+    columns = TargetShape(table_of("t", **dict.fromkeys(names, "int32")), "t")
     cut = {name.encode()[:63] for name in columns.staging_columns(PostgreSQLDialect())}
     assert len(cut) == 5 + 2 + 2
 
@@ -581,6 +581,25 @@ def test_a_version_has_the_values_that_its_row_had_before(tmp_path: Path, histor
     order = "_sequence_num, _ord" if history == "append" else "_sequence_num, a"
     found = read(path, f"SELECT a, b, c FROM t ORDER BY {order}")
     assert found == VERSIONS[history]
+    sink.close()
+
+
+def test_a_round_that_is_large_waits_in_files(tmp_path: Path) -> None:
+    path, scratch = tmp_path / "db", tmp_path / "scratch"
+    source = SourceDouble(table_of("t", key=("a",), a="int32", b="text", c="int32"))
+    feed, sink = opened(path, source)
+    sink._context = replace(sink._opened, scratch=str(scratch))
+    sink.load_bytes = 1
+    source.commit(insert("t", a=1, b="kept", c=0))
+    feed.write(sink, 0, 1)
+    source.commit(update("t", {"a": 1}, ["b"], c=1), insert("t", a=2, b="gone"))
+    feed.write(sink, 1, 3)
+    source.commit(delete("t", a=2))
+    epoch, receipts = feed.write(sink, 3, 4)
+    assert [rows.num_rows for rows in sink._pending[0].spilled] == [1, 2, 1]
+    assert not list(scratch.iterdir()), "no file outlives the process"
+    sink.commit(epoch, receipts)
+    assert read(path, "SELECT a, b, c FROM t") == [(1, "kept", 1)]
     sink.close()
 
 

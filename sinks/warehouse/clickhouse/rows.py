@@ -13,7 +13,7 @@ from sinks.merged.history import COMMITTED_AT, OPERATION, ORDER, READ
 from sinks.merged.policy import DELETED
 from sinks.warehouse.applied import LAST
 from sinks.warehouse.dialect import Dialect
-from sinks.warehouse.merge import numbered, unapplied, unsent
+from sinks.warehouse.merge import unapplied, unsent
 from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE, TargetShape, staged_name
 from sinks.warehouse.tables import StagedRows, TargetTable
 
@@ -29,60 +29,38 @@ OURS = frozenset(
 
 
 def upsert(table: TargetTable, staged: StagedRows) -> str:
-    """The latest change of each key of a batch, as a row of its version."""
+    """The changes of a batch, one of each key, as rows of their versions."""
     d, shape, soft = table.d, staged.shape, table.policy.soft
     q = d.quote
-    gone = f"d.{q(OPERATION)} = 'DELETE'"
-    unsent = sorted(staged.missing - set(shape.schema.key))
-    values = []
-    for i, column in enumerate(shape.columns):
-        if i in shape.schema.key:
-            values.append(f"d.{q(column.name)}")
+    gone = f"s.{q(OPERATION)} = 'DELETE'"
+    key = _key(table, shape)
+    values = list(_typed(table, shape, "s"))
+    for i, name in enumerate(shape.names):
+        there = f"t.{q(name)}"
+        if name in key:
             continue
-        value, there = d.rule(column).of(f"d.{q(column.name)}"), f"t.{q(column.name)}"
-        if i in unsent:  # of a row that is deleted nothing stays: another has its key now
+        if i in staged.missing:  # of a row that is deleted nothing stays: another has its key now
             live = f"if(t.{q(DELETED)}, NULL, {there})" if soft else there
-            value = f"if(d.{q(_keep(i))}, {live}, {value})"
-        values.append(f"if({gone}, {there}, {value})" if soft else value)
+            values[i] = f"if({unsent(d, i)}, {live}, {values[i]})"
+        if soft:
+            values[i] = f"if({gone}, {there}, {values[i]})"
     names = [*shape.names, SEQUENCE, IS_DELETED]
-    values += [f"d.{q(SEQUENCE)}", "0" if soft else gone]
+    values += [f"s.{q(SEQUENCE)}", "0" if soft else gone]
     if soft:
         names.append(DELETED)
         values.append(gone)
-    sql = (
-        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
-        f"FROM ({_latest(table, staged, unsent)}) AS d"
-    )
-    if not soft and not unsent:
-        return sql
-    wanted = [*shape.names, DELETED] if soft else [*shape.key, *(shape.names[i] for i in unsent)]
-    sql += f" LEFT JOIN ({_present(table, staged, wanted)}) AS t ON {d.same(shape.key, 'd', 't')}"
-    return f"{sql} WHERE NOT ({gone} AND t.{q(SEQUENCE)} = 0)" if soft else sql
-
-
-def _latest(table: TargetTable, staged: StagedRows, unsent: Sequence[int]) -> str:
-    """SELECT of one row per key: the key as it is kept, the other columns as they were staged."""
-    d, shape = table.d, staged.shape
-    q = d.quote
-    when = f"(s.{q(SEQUENCE)}, s.{q(ORDER)})"
-    key = _key(table, shape)
-    listed = [f"{value} AS {q(name)}" for name, value in key.items()]
-    for i, name in enumerate(shape.names):
-        if i in shape.schema.key:
-            continue
-        # In a tuple, because argMax skips what is NULL.
-        value = f"argMax(tuple(s.{q(name)}), {when})"
-        if i in unsent:
-            # A delete ends what was known of its key.
-            sent = f"(s.{q(OPERATION)} = 'DELETE' OR ifNull(s.{q(MISSING)}, '') NOT LIKE '%,{i},%')"
-            value = f"argMaxIf(tuple(s.{q(name)}), {when}, {sent})"
-            listed.append(f"countIf({sent}) = 0 AS {q(_keep(i))}")
-        listed.append(f"tupleElement({value}, 1) AS {q(name)}")
-    listed.append(f"max(s.{q(SEQUENCE)}) AS {q(SEQUENCE)}")
-    listed.append(f"argMax(s.{q(OPERATION)}, {when}) AS {q(OPERATION)}")
+    rows = f"{staged.staging} AS s"
+    where = f"{staged.where(d)} AND {unapplied(table, staged)}"
+    if soft or staged.missing:
+        unkept = [shape.names[i] for i in sorted(staged.missing)]
+        wanted = [*shape.names, DELETED] if soft else [*shape.key, *unkept]
+        same = " AND ".join(f"{value} = t.{q(name)}" for name, value in key.items())
+        rows += f" LEFT JOIN ({_present(table, staged, wanted)}) AS t ON {same}"
+    if soft:
+        where += f" AND NOT ({gone} AND t.{q(SEQUENCE)} = 0)"
     return (
-        f"SELECT {', '.join(listed)} FROM {staged.staging} AS s WHERE {staged.where(d)} "
-        f"AND {unapplied(table, staged)} GROUP BY {', '.join(key.values())}"
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"FROM {rows} WHERE {where}"
     )
 
 
@@ -104,10 +82,6 @@ def _key(table: TargetTable, shape: TargetShape) -> dict[str, str]:
     return {
         c.name: d.rule(c, key=True).of(f"s.{d.quote(c.name)}") for c in shape.schema.key_columns
     }
-
-
-def _keep(place: int) -> str:
-    return f"_keep_{place}"
 
 
 def end_rows(table: TargetTable, shape: TargetShape, version: int, where: str) -> str:
@@ -185,8 +159,11 @@ def _side(
 
 
 def _typed(table: TargetTable, shape: TargetShape, alias: str) -> list[str]:
-    d = table.d
-    return [d.rule(c).of(f"{alias}.{d.quote(c.name)}") for c in shape.columns]
+    d, keys = table.d, () if shape.keyless else shape.schema.key
+    return [
+        d.rule(c, key=i in keys).of(f"{alias}.{d.quote(c.name)}")
+        for i, c in enumerate(shape.columns)
+    ]
 
 
 def no_copies(table: TargetTable, version: int, seq: int, where: str) -> str:
@@ -231,63 +208,22 @@ def append(table: TargetTable, staged: StagedRows) -> str:
     own = [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION)]
     own.append(d.instant(f"s.{q(SEQUENCE)}"))
     into = f"INSERT INTO {table.name} ({', '.join(map(q, names))})"
-    if unsent(d, staged):
-        values = [f"s.{q(name)}" for name in shape.names]
-        rows = f"({_carried(table, staged)}) AS s"
-        return f"{into} SELECT {', '.join([*values, *own, f's.{q(ROW)}'])} FROM {rows}"
-    values = [*_typed(table, shape, "s"), *own, _digest(d, shape.key)]
-    return (
-        f"{into} SELECT {', '.join(values)} "
-        f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
-    )
+    values, rows = _carried(table, staged)
+    return f"{into} SELECT {', '.join([*values, *own, _digest(d, shape.key)])} FROM {rows}"
 
 
-def _carried(table: TargetTable, staged: StagedRows) -> str:
-    """SELECT of a batch's rows as the target has them. A value that the source did not send is that
-    of the version before: of the batch, else of the target (:func:`.history.carried`)."""
+def _carried(table: TargetTable, staged: StagedRows) -> tuple[list[str], str]:
+    """The typed columns of a batch's rows ``s``, and the FROM clause. A value that the round does
+    not have is that of the target's last version."""
     d, shape = table.d, staged.shape
     q = d.quote
-    key, unknown = _key(table, shape), unsent(d, staged)
-    own = ", ".join(map(q, (SEQUENCE, ORDER, OPERATION, ROW)))
-    others = ", ".join(q(name) for i, name in enumerate(shape.names) if i not in unknown)
-    order = f"ORDER BY {q(SEQUENCE)}, {q(ORDER)}"
-    frame = "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
-    partition = ", ".join(map(q, shape.key))
-    groups, firsts, values = [], [], []
-    for i, place in unknown.items():
-        name, group = q(shape.names[i]), q(_keep(i))
-        groups.append(
-            f"{name}, sum(if({place}, 0, 1)) OVER (PARTITION BY {partition} {order} {frame}) "
-            f"AS {group}"
-        )
-        # In a tuple, because NULL is a value, too.
-        first = (
-            f"first_value(tuple({name})) OVER (PARTITION BY {partition}, {group} {order} {frame})"
-        )
-        firsts.append(f"tupleElement({first}, 1) AS {q(f'{_keep(i)}_value')}, {group}")
-        value = f"if(g.{group} = 0, t.{name}, g.{q(f'{_keep(i)}_value')})"
-        values.append(f"{value} AS {name}")
-    typed = [
-        f"{key.get(c.name) or d.rule(c).of(f's.{q(c.name)}')} AS {q(c.name)}" for c in shape.columns
-    ]
-    staged_own = ", ".join(f"s.{q(n)} AS {q(n)}" for n in (SEQUENCE, ORDER, OPERATION, MISSING))
-    rows = (
-        f"SELECT {', '.join(typed)}, {staged_own}, {_digest(d, shape.key)} AS {q(ROW)} "
-        f"FROM {staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
-    )
-    grouped = f"SELECT {others}, {own}, {', '.join(groups)} FROM ({numbered(table, staged, rows)})"
-    listed = ", ".join(
-        f"g.{q(n)} AS {q(n)}"
-        for n in (
-            *(name for i, name in enumerate(shape.names) if i not in unknown),
-            *(SEQUENCE, ORDER, OPERATION, ROW),
-        )
-    )
-    return (
-        f"SELECT {listed}, {', '.join(values)} FROM "
-        f"(SELECT {others}, {own}, {', '.join(firsts)} FROM ({grouped})) AS g "
-        f"LEFT JOIN ({_before(table, staged)}) AS t ON {d.same(shape.key, 'g', 't')}"
-    )
+    values, rows = _typed(table, shape, "s"), f"{staged.staging} AS s"
+    for i in staged.missing:
+        values[i] = f"if({unsent(d, i)}, t.{q(shape.names[i])}, {values[i]})"
+    if staged.missing:
+        same = [f"{value} = t.{q(name)}" for name, value in _key(table, shape).items()]
+        rows += f" LEFT JOIN ({_before(table, staged)}) AS t ON {' AND '.join(same)}"
+    return values, f"{rows} WHERE {staged.where(d)} AND {unapplied(table, staged)}"
 
 
 def _before(table: TargetTable, staged: StagedRows) -> str:
@@ -322,46 +258,15 @@ def _before(table: TargetTable, staged: StagedRows) -> str:
 
 def versions(table: TargetTable, staged: StagedRows) -> str:
     """One version per key and transaction."""
-    d, shape = table.d, staged.shape
-    q = d.quote
-    when = f"s.{q(ORDER)}"
-    if unsent(d, staged):
-        key = {c.name: f"s.{q(c.name)}" for c in shape.schema.key_columns}
-        rows = f"({_carried(table, staged)}) AS s"
-        values = [f"d.{q(name)}" for name in shape.names]
-    else:
-        key = _key(table, shape)
-        rows = f"{staged.staging} AS s WHERE {staged.where(d)} AND {unapplied(table, staged)}"
-        values = _kept(table, shape, "d")
-    listed = [f"{value} AS {q(name)}" for name, value in key.items()]
-    listed += [
-        f"tupleElement(argMax(tuple(s.{q(name)}), {when}), 1) AS {q(name)}"
-        for i, name in enumerate(shape.names)
-        if i not in shape.schema.key
-    ]
-    listed += [f"s.{q(SEQUENCE)} AS {q(SEQUENCE)}"]
-    listed += [f"argMax(s.{q(OPERATION)}, {when}) AS {q(OPERATION)}"]
-    latest = (
-        f"SELECT {', '.join(listed)} FROM {rows} "
-        f"GROUP BY {', '.join((*key.values(), f's.{q(SEQUENCE)}'))}"
-    )
-    names = [*shape.names, SEQUENCE, GONE, SEEN]
-    values += [f"d.{q(SEQUENCE)}", f"d.{q(OPERATION)} = 'DELETE'", "0"]
-    return (
-        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) "
-        f"SELECT {', '.join(values)} FROM ({latest}) AS d"
-    )
-
-
-def _kept(table: TargetTable, shape: TargetShape, alias: str) -> list[str]:
-    """Columns of a row whose key is as it is kept and whose other columns are as staged."""
     d = table.d
-    return [
-        f"{alias}.{d.quote(c.name)}"
-        if i in shape.schema.key
-        else d.rule(c).of(f"{alias}.{d.quote(c.name)}")
-        for i, c in enumerate(shape.columns)
-    ]
+    q = d.quote
+    values, rows = _carried(table, staged)
+    names = [*staged.shape.names, SEQUENCE, GONE, SEEN]
+    values += [f"s.{q(SEQUENCE)}", f"s.{q(OPERATION)} = 'DELETE'", "0"]
+    return (
+        f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {', '.join(values)} "
+        f"FROM {rows}"
+    )
 
 
 def scanned_versions(table: TargetTable, staged: StagedRows) -> str:

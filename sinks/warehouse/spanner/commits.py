@@ -39,7 +39,7 @@ class CommitWriter:
 
     def write(self, pending: Sequence[PendingRows]) -> None:
         """What was gathered becomes part of the targets."""
-        self._apply_cut([(p, p.gathered().combine_chunks()) for p in pending])
+        self._apply_cut([(p, p.gathered()) for p in pending])
         for each in pending:
             each.clear()
 

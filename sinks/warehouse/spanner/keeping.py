@@ -12,7 +12,6 @@ the end, or the last ones go. A scan writes its copies from 0 on, and what it di
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.history import OPERATION, ORDER
-from sinks.merged.policy import DELETED, TablePolicy
+from sinks.merged.policy import DELETED, MergeMode, TablePolicy
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
@@ -281,27 +280,21 @@ def most_cells(table: TargetTable, schema: TableSchema) -> int:
 
 
 def _merge(transaction: SpannerTransaction, batch: TransactionRows) -> None:
-    """The changes of each key from its last whole row or delete on, in their order."""
-    table, wire, rows = batch.table, batch.wire, batch.rows
+    """The changes that are left of each key."""
+    table, wire = batch.table, batch.wire
     shape, policy = wire.shape, table.policy
+    rows = shape.taken(batch.rows, shape.folded(batch.rows, MergeMode.MERGE))
     values = wire.columns(rows)
     place = {name: i for i, name in enumerate(shape.names)}
     keys: list[Key] = list(zip(*(values[place[name]] for name in shape.key), strict=True))
     numbers: list[int] = rows[SEQUENCE].to_pylist()
     gone: list[bool] = pc.equal(rows[OPERATION], "DELETE").to_pylist()
     unsent: list[str | None] = rows[MISSING].to_pylist()
-    chains: dict[Key, list[int]] = {}
-    for i, key in enumerate(keys):
-        if gone[i] or unsent[i] is None or key not in chains:
-            chains[key] = [i]
-        else:
-            chains[key].append(i)
-    asked = list(chains)
-    stored = _stored(transaction, batch, asked)
-    fresh = _begun(transaction, batch, chains, gone, unsent)
+    stored = _stored(transaction, batch, keys)
+    ended = _ended(transaction, batch, [k for k, lacks in zip(keys, unsent, strict=True) if lacks])
     there = set(stored) if not table.has_side(shape.schema) else None
     if policy.soft and there is None:
-        there = {wire.canonical(k) for k in transaction.read(table.topic, shape.key, asked)}
+        there = {wire.canonical(k) for k in transaction.read(table.topic, shape.key, keys)}
     names = [*shape.names]
     if policy.sequence:
         names.append(policy.sequence)
@@ -310,63 +303,41 @@ def _merge(transaction: SpannerTransaction, batch: TransactionRows) -> None:
         names.append(DELETED)
         values.append([False] * len(keys))
     made = list(zip(*values, strict=True))
-    wave = [(key, chain, 0) for key, chain in chains.items()]
-    while wave:
-        written: dict[str | None, list[int]] = {}
-        deleted: list[int] = []
-        following = []
-        for key, chain, step in wave:
-            i = chain[step]
-            if step + 1 < len(chain):
-                following.append((key, chain, step + 1))
-            if stored.get(key, 0) > numbers[i]:
-                continue
-            if gone[i]:
-                deleted.append(i)
-            else:
-                written.setdefault(None if i in fresh else unsent[i], []).append(i)
-        for missing, found in written.items():
-            _upsert(transaction, batch, names, missing, [made[i] for i in found])
-        if policy.soft and there is not None:
-            deleted = [i for i in deleted if keys[i] in there]
-            _mark(transaction, batch, [(keys[i], numbers[i]) for i in deleted])
+    written: dict[str | None, list[int]] = {}
+    deleted: list[int] = []
+    for i, key in enumerate(keys):
+        if stored.get(key, 0) > numbers[i]:
+            continue
+        if gone[i]:
+            deleted.append(i)
         else:
-            transaction.delete(table.topic, [keys[i] for i in deleted])
-        if table.has_side(shape.schema):
-            kept = [i for found in written.values() for i in found]
-            if policy.soft:
-                kept += deleted
-            else:
-                transaction.delete(side_of(table.topic), [keys[i] for i in deleted])
-            side = [(*keys[i], str(numbers[i])) for i in kept]
-            transaction.upsert(side_of(table.topic), (*shape.key, SEQUENCE), side)
-        wave = following
+            written.setdefault(None if key in ended else unsent[i], []).append(i)
+    for missing, found in written.items():
+        _upsert(transaction, batch, names, missing, [made[i] for i in found])
+    if policy.soft and there is not None:
+        deleted = [i for i in deleted if keys[i] in there]
+        _mark(transaction, batch, [(keys[i], numbers[i]) for i in deleted])
+    else:
+        transaction.delete(table.topic, [keys[i] for i in deleted])
+    if table.has_side(shape.schema):
+        kept = [i for found in written.values() for i in found]
+        if policy.soft:
+            kept += deleted
+        else:
+            transaction.delete(side_of(table.topic), [keys[i] for i in deleted])
+        side = [(*keys[i], str(numbers[i])) for i in kept]
+        transaction.upsert(side_of(table.topic), (*shape.key, SEQUENCE), side)
 
 
-def _begun(
-    transaction: SpannerTransaction,
-    batch: TransactionRows,
-    chains: Mapping[Key, list[int]],
-    gone: Sequence[bool],
-    unsent: Sequence[str | None],
-) -> set[int]:
-    """The rows with unsent values, by a changed key, whose key was deleted right before: nothing
-    of the row that is marked as deleted is theirs."""
-    if not batch.table.policy.soft:
+def _ended(
+    transaction: SpannerTransaction, batch: TransactionRows, keys: Sequence[Key]
+) -> set[Key]:
+    """Keys whose row is marked as deleted: nothing of it stays where another has the key now."""
+    if not keys or not batch.table.policy.soft:
         return set()
-    found = {
-        i
-        for chain in chains.values()
-        for before, i in itertools.pairwise(chain)
-        if gone[before] and unsent[i] is not None
-    }
-    first = {key: chain[0] for key, chain in chains.items() if unsent[chain[0]] is not None}
-    if first:
-        shape = batch.wire.shape
-        rows = transaction.read(batch.table.topic, (*shape.key, DELETED), list(first))
-        deleted = {batch.wire.canonical(row[:-1]) for row in rows if row[-1]}
-        found |= {i for key, i in first.items() if key in deleted}
-    return found
+    shape = batch.wire.shape
+    rows = transaction.read(batch.table.topic, (*shape.key, DELETED), keys)
+    return {batch.wire.canonical(row[:-1]) for row in rows if row[-1]}
 
 
 def _stored(

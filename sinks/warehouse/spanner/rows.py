@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
 from sinks.merged.history import ORDER
+from sinks.merged.rows import plain_decimals
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import SEQUENCE, TargetShape, staged_name
 
@@ -55,10 +56,7 @@ def wire(sql: str, values: pa.ChunkedArray | pa.Array) -> list[Value]:
         short = pc.replace_substring_regex(plain, _ZEROS, "")
         found = pc.binary_join_element_wise(pc.if_else(broken, short, plain), "Z", "")
     elif kind == "NUMERIC":
-        broken = pc.match_substring(values, ".")
-        short = pc.if_else(broken, pc.replace_substring_regex(values, _ZEROS, ""), values)
-        bare = pc.replace_substring_regex(short, r"^(-?)0*(\d)", r"\1\2")
-        found = pc.if_else(pc.equal(bare, "-0"), "0", bare)
+        found = plain_decimals(values)
     elif kind == "BYTES":
         return [
             None if text is None else base64.b64encode(bytes.fromhex(text[2:])).decode()
