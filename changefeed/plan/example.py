@@ -1,246 +1,181 @@
-"""A message as EXPLAIN shows it: the real shape with made-up values.
-
-The members and their order are those of :mod:`changefeed.encoding.json_envelope`, which makes the
-real ones; a test compares the two.
-"""
+"""A message as EXPLAIN shows it: what the encoder makes of a made-up row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from changefeed.core.formats import TRAITS
 from changefeed.core.schema import Column, Form
-from changefeed.core.shapes import Envelope
-from changefeed.encoding.debezium.fields import Conversion, field_of
+from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.record_shape import Leaf, LeafOrigin, Record, key_shape, value_shape
 
-#: Made-up values by logical type, as JSON.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from changefeed.encoding.registry import RegistrySchema
+
+#: Made-up values by logical type, as the log has them.
 _VALUES = {
-    "bool": "true",
     "float32": "1.5",
     "float64": "1.5",
-    "decimal": "1.50",
-    "bytes": '"\\\\x01"',
-    "date": '"2024-03-31"',
-    "time": '"01:02:03"',
-    "timetz": '"01:02:03+00"',
-    "timestamp": '"2024-03-31T01:02:03.5"',
-    "timestamptz": '"2024-03-31T01:02:03.5Z"',
-    "interval": '"1 day"',
+    "decimal": "1.5",
+    "bytes": "\\x01",
+    "date": "2024-03-31",
+    "time": "01:02:03",
+    "timetz": "01:02:03+00",
+    "timestamp": "2024-03-31T01:02:03.5",
+    "timestamptz": "2024-03-31T01:02:03.5Z",
+    "interval": "1 day",
     "json": "{}",
-    "uuid": '"6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11"',
+    "uuid": "6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11",
 }
 
 #: When the example's change was committed and encoded, in nanoseconds.
-_NOW = 1536242855577149065
-_WHEN = f'"{_NOW}.0000000000"'
-_TRANSACTION = f'{{"id": "571:{_WHEN[1:]}, "total_order": 1, "data_collection_order": 1}}'
+NOW = 1536242855577149065
+_XID = 571
 
-#: Rows with more columns are cut with dots: the shape is what matters.
-SHOWN_COLUMNS = 6
-
-
-def example(plan: MessagePlan) -> tuple[str, str]:
-    """Key and value of an update."""
-    traits = TRAITS[plan.format]
-    if plan.content:
-        return _key(plan), "the content of the message"
-    if traits.line:
-        tokens = [_value(plan.schema.columns[i]) for i in plan.columns]
-        # None of the texts has a comma or a quotation mark, so none is quoted.
-        return "", ",".join(json.loads(t) if t[0] == '"' else t for t in tokens)
-    if plan.envelope is not Envelope.DEBEZIUM and not traits.text:
-        key = _key(plan) if traits.row_alone else _members(plan, key_shape(plan))
-        shape = value_shape(plan)
-        return key, "" if shape is None else _members(plan, shape)
-    return _key(plan), _SHAPES[plan.envelope](plan)
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
+_BITS = re.compile(r"bit(?: varying)?\((\d+)\)\Z")
+_CHOICE = re.compile(r"(?:enum|set)\('((?:[^']|'')*)'", re.IGNORECASE)
 
 
-def _members(plan: MessagePlan, record: Record) -> str:
-    """A typed message as JSON: its members in their order, without its names of types."""
-    columns = [n for n, (_, m) in enumerate(record.members) if _is_column(m)]
-    cut = set(columns[SHOWN_COLUMNS:])
-    shown = [
-        (name, _member(plan, member))
-        for n, (name, member) in enumerate(record.members)
-        if n not in cut
-    ]
-    return _object([*shown, ("...", "...")] if cut else shown)
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A message.
+
+    Attributes:
+        key, value: byte for byte, None where it has none; a row of Parquet is a dict of columns.
+        read: both as text: JSON of what a reader gets, of what is not JSON.
+        typed: the bytes are no text.
+    """
+
+    key: bytes | None
+    value: bytes | Mapping[str, Any] | None
+    read: tuple[str, str]
+    typed: bool
+
+    def lines(self) -> Iterator[str]:
+        """For people: the message as text, and under it its bytes if they are no text."""
+        key, value = self.read
+        yield f"{key} -> {value or 'no value'}" if key else value
+        if self.typed:
+            value = self.value.hex() if isinstance(self.value, bytes) else "no value"
+            yield f"in bytes, without a registry's id: {(self.key or b'').hex()} -> {value}"
 
 
-def _is_column(member: Leaf | Record) -> bool:
-    return isinstance(member, Leaf) and member.origin is LeafOrigin.COLUMN
+def example(plan: MessagePlan) -> Example:
+    """The message of an update, or of a delete where only these are sent.
+
+    The bytes of Avro and protobuf are those behind the id that a schema registry gives a schema.
+    """
+    # Arrow, which the encoding needs, is not loaded for a statement that has no use of it.
+    from changefeed.encoding.encode import encode_messages
+    from changefeed.encoding.transactions import TransactionOrders
+
+    line = TRAITS[plan.format].line
+    # The row need not be one of those that are wanted.
+    plan = replace(plan, key_from=(), key_to=(), within=(), registered=None)
+    rows, orders = made_up(plan), TransactionOrders()
+    orders.add(plan.schema.table, rows)
+    orders.number()
+    made = encode_messages(rows, plan, now_ns=NOW, scan=line, orders=orders)
+    # What follows a delete in Debezium's envelope is left out.
+    message = made.slice(0, 1).to_pylist()[0]
+    key = None if line or TRAITS[plan.format].row_alone else message["key"]
+    value = message["value"]
+    return Example(key, value, _read(plan, key, value), TRAITS[plan.format].schemas)
 
 
-def _member(plan: MessagePlan, member: Leaf | Record) -> str:
-    if isinstance(member, Record):
-        return _members(plan, member)
-    if member.origin is LeafOrigin.COLUMN:
-        return _value(plan.schema.columns[member.ordinal])
-    return _ORIGINS.get(member.origin) or json.dumps(member.text)
+def made_up(plan: MessagePlan) -> pa.Table:
+    """The change that becomes the example, as a row of the log.
 
+    In the envelope that shows what changed, every column but those of the key was NULL before.
+    """
+    import pyarrow as pa
 
-#: Values of members that are no columns.
-_ORIGINS = {
-    LeafOrigin.STAMP: _WHEN,
-    LeafOrigin.OP: '"u"',
-    LeafOrigin.NOW: str(_NOW),
-    LeafOrigin.WALL: str(_NOW),
-    LeafOrigin.BEFORE_JSON: '"{...}"',
-}
-
-
-def _value(column: Column) -> str:
-    kind = column.logical.partition("(")[0]
-    if column.form is Form.NATIVE and kind != "bool":
-        return "1"
-    if kind.startswith("array"):
-        return "[]"
-    known = _VALUES.get(kind)
-    if known is not None:
-        return known
-    return "1" if column.form is Form.RAW else '"x"'
-
-
-def _object(members: Iterable[tuple[str, str]], *, spaced: bool = True) -> str:
-    """``spaced``: as CockroachDB writes it; Debezium does without."""
-    comma, colon = (", ", ": ") if spaced else (",", ":")
-    return "{" + comma.join(f'"{name}"{colon}{value}' for name, value in members) + "}"
-
-
-def _columns(plan: MessagePlan, columns: Iterable[int]) -> list[tuple[str, str]]:
-    value = _debezium_value if plan.envelope is Envelope.DEBEZIUM else _value
-    every = [(plan.schema.columns[i].name, value(plan.schema.columns[i])) for i in columns]
-    if len(every) <= SHOWN_COLUMNS:
-        return every
-    return [*every[:SHOWN_COLUMNS], ("...", "...")]
-
-
-def _key(plan: MessagePlan) -> str:
-    if plan.envelope is Envelope.DEBEZIUM:
-        return _with_schema(plan, _columns(plan, plan.message_key))
-    if plan.key_is_object:
-        return _object(_columns(plan, plan.message_key))
-    return "[" + ", ".join(_value(plan.schema.columns[i]) for i in plan.message_key) + "]"
-
-
-def _times(plan: MessagePlan) -> dict[str, str]:
-    wanted = {"updated": plan.updated, "mvcc_timestamp": plan.mvcc_timestamp}
-    return {name: _WHEN for name, shown in wanted.items() if shown}
-
-
-def _topic(plan: MessagePlan) -> dict[str, str]:
-    return {"topic": f'"{plan.topic}"'} if plan.topic_in_value else {}
-
-
-def _transaction(plan: MessagePlan) -> dict[str, str]:
-    return {"transaction": _TRANSACTION} if plan.transactions else {}
-
-
-def _around(plan: MessagePlan) -> dict[str, str]:
-    after = _object(_columns(plan, plan.columns))
-    members = {"after": after, **_topic(plan), **_transaction(plan)}
-    if plan.shows_before:
-        members["before"] = _object(_columns(plan, plan.before_columns))
-    if plan.key_in_value:
-        members["key"] = _key(plan)
-    return members
-
-
-def _wrapped(plan: MessagePlan) -> str:
-    return _object(sorted((_around(plan) | _times(plan)).items()))
-
-
-def _enriched(plan: MessagePlan) -> str:
-    members = _around(plan) | {"op": '"u"', "ts_ns": str(_NOW)}
-    if plan.source is not None:
-        members["source"] = "{...}"
-    return _object(sorted(members.items()))
-
-
-#: Made-up values of Debezium's messages, by how they are made.
-_DEBEZIUM_VALUES = {
-    Conversion.LONG: "1",
-    Conversion.BYTES: '"AQ=="',
-    Conversion.BITS: '"AQ=="',
-    Conversion.BIT: "true",
-    Conversion.DIGITS: '"AQ=="',
-    Conversion.UNSCALED: '"AJY="',
-    Conversion.SCALED: '{"scale":2,"value":"AJY="}',
-    Conversion.DAYS: "19813",
-    Conversion.TIME: "3723000",
-    Conversion.MOMENT: "1711846923500",
-    Conversion.ZONED_TIME: '"01:02:03Z"',
-    Conversion.ZONED: '"2024-03-31T01:02:03.500000Z"',
-    Conversion.DURATION: "86400000000",
-    Conversion.CLOCK: "3723000000",
-    Conversion.ARRAY: "[]",
-}
-
-
-def _debezium_value(column: Column) -> str:
-    field = field_of(column)
-    if field.way is Conversion.TEXT and column.logical == "json":
-        return '"{}"'
-    return _DEBEZIUM_VALUES.get(field.way) or _value(column)
-
-
-def _debezium(plan: MessagePlan) -> str:
-    row = _object(_columns(plan, plan.columns), spaced=False)
-    transaction = _TRANSACTION.replace(": ", ":").replace(", ", ",")
-    members = {
-        "before": row if plan.shows_before else "null",
-        "after": row,
-        "source": "{...}",
-        "transaction": transaction if plan.transactions else "null",
-        "op": '"u"',
-        "ts_ms": str(_NOW // 1_000_000),
-        "ts_us": str(_NOW // 1_000),
-        "ts_ns": str(_NOW),
+    schema = plan.schema
+    gone = plan.deletes is Deletes.ONLY
+    row: dict[str, Any] = {
+        "op": "d" if gone else "c" if plan.logical else "u",
+        "wall": NOW,
+        "logical": 0,
+        "seq": 1,
+        "ord": 0,
+        "xid": _XID,
+        "commit_us": NOW // 1_000,
+        "last": True,
     }
-    return _with_schema(plan, members.items())
+    for i, column in enumerate(schema.columns):
+        if not gone:
+            row[f"a{i}"] = _value(column)
+    for i in schema.before_ordinals:
+        if i in schema.key or plan.envelope is not Envelope.CHANGED:
+            row[f"b{i}"] = _value(schema.columns[i])
+    return pa.Table.from_pylist([row], schema=schema.log_schema())
 
 
-def _with_schema(plan: MessagePlan, members: Iterable[tuple[str, str]]) -> str:
-    """A key or value of Debezium's envelope; its schema is only hinted at."""
-    payload = _object(members, spaced=False)
-    if not plan.schemas_enabled:
-        return payload
-    return _object([("schema", "{...}"), ("payload", payload)], spaced=False)
+def _value(column: Column) -> Any:
+    """A value that the column could have."""
+    kind = column.logical.partition("<")[0]
+    if column.form is Form.NATIVE:
+        return True if column.physical == "bool" else 1
+    if kind == "array":
+        return "[]"
+    if digits := _DECIMAL.match(kind):
+        precision, scale = int(digits[1]), int(digits[2])
+        whole = "1" if precision > scale else "0"
+        return whole + ("." + "5".ljust(scale, "0") if scale > 0 else "0" * -scale)
+    written = column.type_name.strip()
+    if kind == "interval" and written.lower().startswith("time"):  # MySQL's
+        return "01:02:03"
+    if kind == "other" and (bits := _BITS.match(written.lower())):
+        return "1" * int(bits[1])
+    if kind == "text" and (choice := _CHOICE.match(written)):
+        return choice[1].replace("''", "'")
+    return _VALUES.get(kind) or ("1" if column.form is Form.RAW else "x")
 
 
-def _flat(plan: MessagePlan, meta: dict[str, str], columns: Iterable[int] | None = None) -> str:
-    row = _columns(plan, plan.columns if columns is None else columns)
-    return _object([("__crdb__", _object(sorted(meta.items()))), *row] if meta else row)
+def _read(plan: MessagePlan, key: bytes | None, value: Any) -> tuple[str, str]:
+    """Key and value as text: JSON of what a reader of typed bytes gets."""
+    from changefeed.encoding.formats import FORMATS
+
+    if plan.content:
+        return _text(key), "the content of the message"
+    schemas = FORMATS[plan.format].schemas(plan.envelope)
+    if schemas is None:
+        return _text(key), _text(value)
+    return _decoded(schemas.key(plan), key), _decoded(schemas.value(plan), value)
 
 
-def _row(plan: MessagePlan) -> str:
-    return _flat(plan, _times(plan) | _topic(plan) | _transaction(plan))
+def _text(part: bytes | Mapping[str, Any] | None) -> str:
+    return part.decode() if isinstance(part, bytes) else "" if part is None else _json(part)
 
 
-def _changed(plan: MessagePlan) -> str:
-    """Every column got another value, but those of the key."""
-    meta = _times(plan) | _topic(plan) | _transaction(plan)
-    return _flat(plan, meta, [i for i in plan.columns if i not in plan.schema.key])
+def _decoded(schema: RegistrySchema | None, data: bytes | None) -> str:
+    from changefeed.encoding.avro import reading as avro
+    from changefeed.encoding.protobuf import reading as protobuf
+
+    if schema is None or data is None:
+        return ""
+    if schema.kind == "AVRO":
+        return _json(avro.reader_of(schema.text)(data))
+    return _json(_present(protobuf.reader_of(schema.text)(data)))
 
 
-def _bare(plan: MessagePlan) -> str:
-    meta = {"key": _key(plan)} | _times(plan) | _topic(plan)
-    return _flat(plan, meta | _transaction(plan))
+def _present(part: Any) -> Any:
+    """Without members that the message does not have."""
+    if not isinstance(part, dict):
+        return part
+    return {name: _present(member) for name, member in part.items() if member is not None}
 
 
-def _nothing(_plan: MessagePlan) -> str:
-    return ""
+def _json(members: Any) -> str:
+    return json.dumps(members, ensure_ascii=False, default=_scalar)
 
 
-_SHAPES = {
-    Envelope.WRAPPED: _wrapped,
-    Envelope.ENRICHED: _enriched,
-    Envelope.DEBEZIUM: _debezium,
-    Envelope.ROW: _row,
-    Envelope.BARE: _bare,
-    Envelope.CHANGED: _changed,
-    Envelope.KEY_ONLY: _nothing,
-}
+def _scalar(value: Any) -> str:
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)

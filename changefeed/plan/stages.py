@@ -228,10 +228,10 @@ class EncodeStage:
         with_flags = f" with {names_text(flags)}" if flags else ""
         yield f"envelope {options[ENVELOPE]}{with_flags}, format {options[FORMAT]}"
         if self.sample is not None:
-            key, value = example(self.sample)
             table = self.sample.schema.table
-            message = f"{key} -> {value}" if key else value
+            message, *more = example(self.sample).lines()
             yield f"{table.schema}.{table.name}, for example: {message}"
+            yield from more
             yield from _types(self.sample)
 
 

@@ -171,12 +171,20 @@ def test_marks_and_values_can_be_read_as_one_another(envelope: Envelope) -> None
 def test_explain_shows_the_members_in_their_order() -> None:
     plan = replace(PLAN, updated=True, diff=True)
     row = '{"a": 1, "b": "x"}'
-    stamp = '"1536242855577149065.0000000000"'
-    value = f'{{"before": {row}, "after": {row}, "updated": {stamp}}}'
-    assert example(plan) == ('{"a": 1}', value)
+    stamp = "1536242855577149065.0000000000"
+    value = f'{{"before": {row}, "after": {row}, "updated": "{stamp}"}}'
+    # A branch of a union, and a string's length, twice the number each.
+    datum = "02" + "020202" + "0278" + "02" + "020202" + "0278" + "023c" + stamp.encode().hex()
+    assert list(example(plan).lines()) == [
+        f'{{"a": 1}} -> {value}',
+        f"in bytes, without a registry's id: 0202 -> {datum}",
+    ]
     flat = '{"a": 1, "b": "x", "__crdb__event_type": "u"}'
-    assert example(replace(PLAN, format=Format.PARQUET)) == ("[1]", flat)
-    assert example(replace(PLAN, envelope=Envelope.KEY_ONLY)) == ('{"a": 1}', "")
+    assert list(example(replace(PLAN, format=Format.PARQUET)).lines()) == [flat]
+    assert list(example(replace(PLAN, envelope=Envelope.KEY_ONLY)).lines()) == [
+        '{"a": 1} -> no value',
+        "in bytes, without a registry's id: 0202 -> no value",
+    ]
 
 
 # ------------------------------------------------------------------------------- columns
