@@ -8,6 +8,7 @@ from changefeed.catalog import Catalog
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import sharing
+from sinks.registry import entry
 
 
 def table_notices(tables: Sequence[TableStage], sink: ResolvedSink) -> list[str]:
@@ -18,11 +19,11 @@ def table_notices(tables: Sequence[TableStage], sink: ResolvedSink) -> list[str]
         if t.schema.keyless
     ]
     if sink.written is not None and "topic_name=" not in sink.real:
-        by_topic: dict[str, list[str]] = {}
+        word, by_topic = entry(sink.scheme).target, dict[str, list[str]]()
         for table in tables:
             by_topic.setdefault(table.progress.topic, []).append(table.shown)
         notices += [
-            f"{' and '.join(names)} share the topic {topic}; full_table_name keeps them apart"
+            f"{' and '.join(names)} share the {word} {topic}; full_table_name keeps them apart"
             for topic, names in by_topic.items()
             if len(names) > 1
         ]

@@ -50,6 +50,7 @@ from changefeed.plan.queries import query_lines
 from changefeed.plan.words import duration_text, names_text, size_text
 from changefeed.query.model import CompiledQuery
 from sinks.base import Capabilities
+from sinks.registry import entry
 
 #: EXPLAIN shows this many tables and topics one by one.
 SHOWN_TABLES = 20
@@ -273,9 +274,9 @@ class SinkStage:
             return
         yield self.shown_uri
         for topic in self.topics[:SHOWN_TABLES]:
-            yield f"topic {topic}"
+            yield f"{entry(self.scheme).target} {topic}"
         if len(self.topics) > SHOWN_TABLES:
-            yield f"and {len(self.topics) - SHOWN_TABLES} topics more"
+            yield f"and {len(self.topics) - SHOWN_TABLES} more"
         if self.files is not None and self.options[INITIAL_SCAN] is not InitialScan.ONLY:
             rows, resolved = self.files
             yield (
@@ -335,17 +336,19 @@ class ResolvedStage:
     """Progress and what the reader hears of it."""
 
     options: Options
+    target: str
     gathers: float = 0.0
     name: str = "resolved"
 
     def lines(self) -> Iterator[str]:
         every = self.options[RESOLVED]
+        where = ", to every partition of every topic" if self.target == "topic" else ""
         if every is None:
             yield "not emitted"
         elif every == 0:
-            yield "at every advance, to every partition of every topic"
+            yield f"at every advance{where}"
         else:
-            yield f"every {duration_text(every)} at most, to every partition of every topic"
+            yield f"every {duration_text(every)} at most{where}"
         often = duration_text(max(self.options[MIN_CHECKPOINT_FREQUENCY], self.gathers))
         yield f"progress is durable at least every {often}"
 
@@ -404,7 +407,9 @@ class FeedPlan:
             EncodeStage(self.options, self.messages),
             *self._engine(),
             self.sink,
-            ResolvedStage(self.options, 0.0 if only else self.sink.gathers),
+            ResolvedStage(
+                self.options, entry(self.sink.scheme).target, 0.0 if only else self.sink.gathers
+            ),
         )
 
     def _engine(self) -> tuple[EngineStage, ...]:

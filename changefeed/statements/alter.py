@@ -58,12 +58,13 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
             why = f": {error}" if error else ""
             late.append(f"the source does not send the added tables yet{why}")
     late = late or not_taken_yet(altered, context)
+    sink_uri = context.catalog.resolve_uri(plan.sink_uri or "")
     topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
     return Result(
         "rows",
         ("job_id", "job_description"),
         [(altered.id, altered.statement)],
-        [*plan.notices, *rescans, *warnings, *topic_notices(topics), *late],
+        [*plan.notices, *rescans, *warnings, *topic_notices(topics, sink_uri), *late],
         job_id=altered.id,
         name=altered.name,
         tag="ALTER CHANGEFEED",

@@ -25,7 +25,7 @@ from changefeed.statements.values import Estimate, Names, Size
 from grammar import foreign, nodes
 from grammar.printer import name as name_sql
 from grammar.spelling import did_you_mean
-from sinks.registry import capabilities, topic_namer
+from sinks.registry import capabilities, entry, topic_namer
 from sinks.registry import check as check_sink_uri
 from sinks.registry import scheme_of as sink_scheme
 from sinks.registry import schemes as sink_schemes
@@ -283,8 +283,9 @@ def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
         if moved is not None:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
-                f'external connection "{name}" is the sink of {job.name}, whose topic '
-                f"{was(moved)} would become {will(moved)}: topics stay as they are",
+                f'external connection "{name}" is the sink of {job.name}, whose '
+                f"{entry(scheme).target} {was(moved)} would become {will(moved)}: targets keep "
+                "their names",
                 hint="CREATE another connection, then ALTER CHANGEFEED "
                 f"{job.name} SET sink = 'external://..'.",
                 span=to_span(uri.span),

@@ -62,7 +62,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
         [
             *plan.notices,
             *warnings,
-            *topic_notices(plan.sink.topics),
+            *topic_notices(plan.sink.topics, plan.sink.real_uri),
             *late,
             *no_node(context),
         ],

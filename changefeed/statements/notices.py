@@ -8,17 +8,18 @@ from changefeed.catalog import DesiredStatus, Job
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
 from changefeed.statements.context import Context
+from sinks.registry import entry, scheme_of
 
 #: A CREATE gives a NOTICE each for this many topics.
 SHOWN_TOPICS = 20
 
 
-def topic_notices(topics: tuple[str, ...]) -> Iterator[str]:
-    """Where the feed will write; of many topics, how many more."""
+def topic_notices(topics: tuple[str, ...], uri: str) -> Iterator[str]:
+    """Where the feed will write at the sink of ``uri``; of many topics, how many more."""
     for topic in topics[:SHOWN_TOPICS]:
-        yield f"changefeed will emit to topic {topic}"
+        yield f"changefeed will emit to {entry(scheme_of(uri)).target} {topic}"
     if len(topics) > SHOWN_TOPICS:
-        yield f"changefeed will emit to {len(topics) - SHOWN_TOPICS} topics more"
+        yield f"changefeed will emit to {len(topics) - SHOWN_TOPICS} more"
 
 
 def no_node(context: Context) -> list[str]:

@@ -118,8 +118,10 @@ def test_example_of_a_line(columns: tuple[str, ...]) -> None:
 TYPES = [
     *(pg.column_of(f"p{oid}", oid, -1, {}) for oid in pg.BUILTIN),
     *(
-        pg.column_of(f"n{precision}_{abs(scale)}", 1700, ((precision << 16) | scale & 0x7FF) + 4, {})
-        for precision, scale in ((12, 2), (5, 0), (3, 3), (3, -2), (38, 10), (50, 10))
+        pg.column_of(f"n{number}", 1700, ((precision << 16) | scale & 0x7FF) + 4, {})
+        for number, (precision, scale) in enumerate(
+            ((12, 2), (5, 0), (3, 3), (3, -2), (38, 10), (50, 10))
+        )
     ),
     pg.column_of("bits", 1560, 3, {}, type_name="bit(3)"),
     *(
