@@ -143,7 +143,7 @@ def _show_rows(console: Console) -> None:
         row |= {f"b{i}": value for i, value in enumerate(before)}
         log = pa.Table.from_pylist([row], schema=_ORDERS.log_schema())
         (message,) = encode_messages(log, plan, now_ns=_NOW).to_pylist()
-        lines.row("orders", message["key"].decode(), message["value"].decode())
+        lines.row("orders", message["key"].decode(), message["value"].decode(), op)
 
 
 def _show_feeds(console: Console) -> None:

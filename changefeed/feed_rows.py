@@ -3,7 +3,7 @@
 ::
 
     + orders       [5]        8 ms {"after": {"id": 5, "status": "new"}, "before": null, ...
-    ~ orders       [3]        6 ms {"after": {"id": 3, "status": "paid"}, "before": {"id": 3, ...
+    ~ orders       [3]        6 ms status "new" → "paid"
     - orders       [2]        5 ms {"after": null, ...
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
@@ -20,13 +21,17 @@ from rich.text import Text
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green")
 _HIGHLIGHT = JSONHighlighter()
 
-_INSERTED, _UPDATED, _DELETED = ("+", "green"), ("~", "yellow"), ("-", "red")
+#: ``+`` a new row, or one that a scan read; ``~`` a changed one; ``-`` one that is gone.
+_MARKS = {
+    "c": ("+", "green"),
+    "r": ("+", "green"),
+    "u": ("~", "yellow"),
+    "d": ("-", "red"),
+    "t": ("-", "red"),
+}
 
-#: A row as it is now, where the message does not say whether it was there before.
-_WRITTEN = ("*", "cyan")
-
-#: ``op`` of the enriched envelope.
-_OPERATIONS = {"c": _INSERTED, "r": _INSERTED, "u": _UPDATED, "d": _DELETED}
+#: Of a value of a changed column so many characters are shown.
+_SHOWN = 60
 
 
 class RowLines:
@@ -42,24 +47,26 @@ class RowLines:
         self._colour_of: dict[str, str] = {}
 
     def row(
-        self, table: str | None, key: str | None, value: str | None, *, live: bool = False
+        self, table: str | None, key: str | None, value: str | None, op: str, *, live: bool = False
     ) -> None:
-        """A message of the feed. ``table`` and ``key`` are None for a resolved timestamp.
+        """A message of the feed, see :class:`~changefeed.core.events.ClientRow`.
 
-        A ``live`` row says how long ago the source committed it.
+        Of a changed row whose message has the row before, too, only what changed is shown. A
+        ``live`` row says how long ago the source committed it.
         """
         if table is None:
             self.line(Text(f"    {value}", style="dim"))
             return
         self.rows += 1
         envelope = _envelope(value)
-        mark, style = _mark(envelope, value)
+        mark, style = _MARKS[op]
         line = Text("  ")
         line.append(mark, style=f"bold {style}")
         line.append(f" {table:<12}", style=self._colour(table))
         line.append(f" {key or '':<7}", style="bold")
         line.append(f"{_age(envelope):>8} " if live else " ", style="dim")
-        line.append_text(_value(value or "", envelope))
+        changes = _changes(envelope) if op == "u" else ""
+        line.append_text(_HIGHLIGHT(changes or value or ""))
         self.line(line)
 
     def line(self, line: Text) -> None:
@@ -82,37 +89,30 @@ def committed_at(value: str | None) -> float | None:
 def _envelope(value: str | None) -> dict[str, Any]:
     """The value's fields; none of a value that is no JSON object."""
     try:
-        found = json.loads(value) if value else {}
+        found = json.loads(value, parse_float=Decimal) if value else {}
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _mark(envelope: dict[str, Any], value: str | None) -> tuple[str, str]:
-    """``+`` a new row, ``~`` a changed one, ``-`` a row that is gone, ``*`` new or changed."""
-    operation = _OPERATIONS.get(str(envelope.get("op")))
-    if operation is not None:
-        return operation
-    if value is None or ("after" in envelope and envelope["after"] is None):
-        return _DELETED
-    if "before" not in envelope:
-        return _WRITTEN
-    return _UPDATED if envelope["before"] else _INSERTED
-
-
-def _value(value: str, envelope: dict[str, Any]) -> Text:
-    """The value as it is, with the names of the columns that changed marked."""
-    text = _HIGHLIGHT(value)
+def _changes(envelope: dict[str, Any]) -> str:
+    """``status "new" → "paid", total 1.50 → 2.00``; empty where the message has not both rows."""
+    envelope = envelope.get("payload", envelope)
     after, before = envelope.get("after"), envelope.get("before")
-    if isinstance(after, dict) and isinstance(before, dict):
-        begin = max(0, value.find('"after"'))
-        for name in after:
-            if name in before and after[name] != before[name]:
-                written = f"{json.dumps(name, ensure_ascii=False)}:"
-                at = value.find(written, begin)
-                if at >= 0:
-                    text.stylize("bold reverse yellow", at, at + len(written) - 1)
-    return text
+    if not (isinstance(after, dict) and isinstance(before, dict) and after.keys() <= before.keys()):
+        return ""
+    return ", ".join(
+        f"{name} {_token(before[name])} → {_token(value)}"
+        for name, value in after.items()
+        if value != before[name]
+    )
+
+
+def _token(value: Any) -> str:
+    """JSON, with the digits of a number as they came."""
+    whole = isinstance(value, Decimal)
+    text = str(value) if whole else json.dumps(value, ensure_ascii=False, default=float)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _age(envelope: dict[str, Any]) -> str:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
+from changefeed.core.events import StreamRow
 from changefeed.core.printable import visible
 from shell.render.formats import OutputFormat
 
-StreamRow = tuple[str | None, str | None, str | None]
 RowWriter = Callable[[StreamRow], None]
 
 COLUMNS = ("table", "key", "value")
@@ -49,8 +49,8 @@ def _people(out: TextIO) -> RowWriter:
 
     def write(row: StreamRow) -> None:
         at = committed_at(row[2])
-        cells = (None if cell is None else visible(cell) for cell in row)
-        lines.row(*cells, live=at is not None and at >= begun)
+        table, key, value = (None if cell is None else visible(cell) for cell in row[:3])
+        lines.row(table, key, value, row[3], live=at is not None and at >= begun)
 
     return write
 
@@ -59,12 +59,12 @@ def _csv(out: TextIO) -> RowWriter:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     out.flush()
-    return lambda row: writer.writerow(["NULL" if cell is None else cell for cell in row])
+    return lambda row: writer.writerow(["NULL" if cell is None else cell for cell in row[:3]])
 
 
 def _json(out: TextIO) -> RowWriter:
     def write(row: StreamRow) -> None:
-        table, key, value = row
+        table, key, value, _ = row
         out.write(f'{{"table": {_text(table)}, "key": {_raw(key)}, "value": {_raw(value)}}}\n')
 
     return write
@@ -88,7 +88,7 @@ def _raw(cell: str | None) -> str:
 def _vertical(out: TextIO) -> RowWriter:
     def write(row: StreamRow) -> None:
         out.write("-----\n")
-        for name, cell in zip(COLUMNS, row, strict=True):
+        for name, cell in zip(COLUMNS, row[:3], strict=True):
             out.write(f"{name:<5} | {visible(cell or '')}".rstrip() + "\n")
 
     return write
@@ -99,7 +99,7 @@ def _markdown(out: TextIO) -> RowWriter:
     out.flush()
 
     def write(row: StreamRow) -> None:
-        cells = (visible(cell or "").replace("|", "\\|") for cell in row)
+        cells = (visible(cell or "").replace("|", "\\|") for cell in row[:3])
         out.write("| " + " | ".join(cells) + " |\n")
 
     return write

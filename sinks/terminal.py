@@ -100,11 +100,11 @@ class TerminalSink(ClientSink):
     def write(self, batch: Batch) -> Receipt:
         table = batch.target.table.name
         rows = pa.Table.from_batches([batch.rows]) if _is_batch(batch.rows) else batch.rows
-        columns = (rows.column(name).to_pylist() for name in ("key", "value"))
+        columns = (rows.column(name).to_pylist() for name in ("key", "value", "op"))
         size = 0
-        for key, value in zip(*columns, strict=True):
+        for key, value, op in zip(*columns, strict=True):
             size += len(key or b"") + len(value or b"")
-            self._put(ClientRow(table, key, value))
+            self._put(ClientRow(table, key, value, op))
         return Receipt(batch.partition, rows.num_rows, size)
 
     def _put(self, row: ClientRow) -> None:
@@ -135,11 +135,11 @@ class TerminalSink(ClientSink):
             self._changed.notify_all()
 
     def resolved(self, event: Resolved, payload: bytes) -> None:
-        self._put(ClientRow(None, None, payload))
+        self._put(ClientRow(None, None, payload, ""))
         self._handed_over()
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        self._put(ClientRow(target.table.name, None, payload))
+        self._put(ClientRow(target.table.name, None, payload, "t"))
         self._handed_over()
 
     def finish(self, error: BaseException | None = None) -> None:

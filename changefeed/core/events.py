@@ -209,9 +209,15 @@ class Resolved:
 class ClientRow(NamedTuple):
     """One row of a sinkless feed as its client sees it.
 
-    A resolved timestamp has neither table nor key.
+    A resolved timestamp has neither table nor key. ``op`` is that of the change log: ``r`` of a
+    scan's row, ``c``, ``u`` or ``d``; ``t`` of a truncation, empty of a resolved timestamp.
     """
 
     table: str | None
     key: bytes | None
     value: bytes | None
+    op: str
+
+
+#: The same with key and value as text.
+StreamRow = tuple[str | None, str | None, str | None, str]

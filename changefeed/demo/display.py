@@ -10,6 +10,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from changefeed.api import Result
+from changefeed.core.events import StreamRow
 from changefeed.feed_rows import RowLines
 from changefeed.result_tables import print_result
 
@@ -72,14 +73,9 @@ class Display:
         """Something was committed at the source."""
         self._rows.line(Text(f"  » {line}", style="dim italic"))
 
-    def row(
-        self, table: str | None, key: str | None, value: str | None, *, live: bool = False
-    ) -> None:
-        """A message of the feed. ``table`` and ``key`` are None for a resolved timestamp.
-
-        A ``live`` row says how long ago the source committed it.
-        """
-        self._rows.row(table, key, value, live=live)
+    def row(self, *row: *StreamRow, live: bool = False) -> None:
+        """A message of the feed; a ``live`` one says how long ago the source committed it."""
+        self._rows.row(*row, live=live)
 
     def result(self, result: Result) -> None:
         """The answer to a SHOW, as the prompt shows it."""

@@ -18,6 +18,7 @@ from rich.console import Console
 from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import StreamRow
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
@@ -36,8 +37,6 @@ STREAMED = ("customers", "orders", "order_items")
 FIRST_ROW_SECONDS = 180.0
 #: A scan of which the number of rows is not known is over when none came for so long.
 QUIET_SECONDS = 0.5
-
-StreamRow = tuple[str | None, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 f'external connection "{name}" is the sink of {job.name}, whose '
-                f"{entry(scheme).target} {was(moved)} would become {will(moved)}: targets keep "
+                f"{entry(old.scheme).target} {was(moved)} would become {will(moved)}: targets keep "
                 "their names",
                 hint="CREATE another connection, then ALTER CHANGEFEED "
                 f"{job.name} SET sink = 'external://..'.",

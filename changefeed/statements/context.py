@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import ClientRow, Frontier, Position
+from changefeed.core.events import ClientRow, Frontier, Position, StreamRow
 from changefeed.core.schema import TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
@@ -250,7 +250,7 @@ class Result:
     columns: tuple[str, ...] = ()
     rows: list[tuple[Cell, ...]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    stream: Iterator[tuple[str | None, str | None, str | None]] | None = None
+    stream: Iterator[StreamRow] | None = None
     vertical: bool = False
     job_id: int | None = None
     name: str | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from changefeed.attachments import capture_tables
 from changefeed.catalog import Job, Status
 from changefeed.core.errors import ChangefeedError, Code, raise_all
+from changefeed.core.events import ClientRow, StreamRow
 from changefeed.core.schema import TableName
 from changefeed.options import to_span
 from changefeed.plan import cdc
@@ -165,17 +166,15 @@ def is_captured(job: Job, tables: Mapping[TableName, int], context: Context) -> 
     )
 
 
-def _texts(
-    rows: Iterator[tuple[str | None, bytes | None, bytes | None]], afterwards: Callable[[], object]
-) -> Iterator[tuple[str | None, str | None, str | None]]:
+def _texts(rows: Iterator[ClientRow], afterwards: Callable[[], object]) -> Iterator[StreamRow]:
     """The rows of a sinkless feed as text.
 
     Closing this closes the feed, then calls ``afterwards``: where it was the last feed of its
     source, nothing of ours may stay behind and hold the source's log.
     """
     try:
-        for table, key, value in rows:
-            yield table, _decoded(key), _decoded(value)
+        for table, key, value, op in rows:
+            yield table, _decoded(key), _decoded(value), op
     finally:
         close: Callable[[], None] | None = getattr(rows, "close", None)
         if close is not None:

@@ -199,10 +199,11 @@ def test_a_sinkless_feed(bench: Bench) -> None:
     bench.database.execute("insert into orders values (3, 'c')")
     rows.append(next(stream))
     stream.close()  # type: ignore[attr-defined]
-    assert [(table, key) for table, key, _ in rows] == [
-        ("orders", "[1]"),
-        ("orders", "[2]"),
-        ("orders", "[3]"),
+    # Read by the scan, and inserted.
+    assert [(table, key, op) for table, key, _, op in rows] == [
+        ("orders", "[1]", "r"),
+        ("orders", "[2]", "r"),
+        ("orders", "[3]", "c"),
     ]
     assert rows[2][2] == '{"after": {"id": 3, "note": "c"}}'
     assert bench.feeds.execute("SHOW JOBS").rows == []

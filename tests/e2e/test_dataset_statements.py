@@ -95,7 +95,7 @@ def test_a_feed_without_a_sink_leaves_no_connection(feeds: Feeds, tmp_path: Path
     put(extract, "1,apple,09:00")
     stream = feeds.execute(f"CREATE CHANGEFEED FOR DATASET '{extract}' KEY (id)").stream
     assert stream is not None
-    assert next(key for _, key, _ in stream if key) == "[1]"
+    assert next(key for _, key, *_ in stream if key) == "[1]"
     assert len(feeds.execute("SHOW EXTERNAL CONNECTIONS").rows) == 1
     cast(Any, stream).close()
     assert feeds.execute("SHOW EXTERNAL CONNECTIONS").rows == []

@@ -242,7 +242,7 @@ _VARYING = (
 )
 _LIVE = "live: what is committed"
 _FIRST_ORDER = re.compile(r"  » \w+ \w+ places order 4|  \+ \w+ +\[4[],]")
-_OTHERS = re.compile(r"  \* orders +\[(?!1\])|    \{.*resolved")
+_OTHERS = re.compile(r"  [+~] orders +\[(?!1\]).*with_tax|    \{.*resolved")
 
 
 def screen_of_demo(said: str) -> list[str]:

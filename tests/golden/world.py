@@ -304,8 +304,8 @@ class FakeNode:
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
         for table in plan.tables:
-            yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode())
-        yield ClientRow(None, None, b'{"resolved": "1.0000000000"}')
+            yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode(), "c")
+        yield ClientRow(None, None, b'{"resolved": "1.0000000000"}', "")
 
     def hasten(self, source: str) -> None:
         self.hastened.append(source)

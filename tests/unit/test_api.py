@@ -123,7 +123,7 @@ def test_problems_leave_nothing(world: World) -> None:
 def test_sinkless_rows_come_as_text_and_closing_reaches_the_node(world: World) -> None:
     result = world.run("CREATE CHANGEFEED FOR orders WITH resolved")
     assert result.kind == "stream" and result.stream is not None
-    assert next(result.stream) == ("orders", "[1]", '{"after": {"a": "é"}}')
+    assert next(result.stream) == ("orders", "[1]", '{"after": {"a": "é"}}', "c")
     result.stream.close()  # type: ignore[attr-defined]
     assert list(result.stream) == []
     assert world.catalog.jobs() == []

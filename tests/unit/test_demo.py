@@ -71,7 +71,7 @@ def test_a_row_is_as_old_as_its_source_can_tell(
     monkeypatch.setattr(time, "time", lambda: 1795535027.9)
     out = io.StringIO()
     value = json.dumps({"after": {"id": 1}, "updated": committed})
-    RowLines(Console(file=out, width=160)).row("orders", "[1]", value, live=True)
+    RowLines(Console(file=out, width=160)).row("orders", "[1]", value, "c", live=True)
     assert f" {said} {{" in out.getvalue()
 
 

@@ -16,6 +16,7 @@ import pytest
 from changefeed.api import Brief, Names, Result, Seconds, ShownText, Size
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems, Span
+from changefeed.core.events import StreamRow
 from changefeed.core.printable import visible
 from changefeed.result_tables import fitting
 from shell.diagnostics import Diagnostics
@@ -201,10 +202,10 @@ def test_vertical_and_markdown() -> None:
 
 
 STREAM = [
-    ("t", "[1]", '{"after": {"a": 1.50}}'),
-    ("t", "[2]", None),
-    (None, None, '{"resolved": "1.0000000000"}'),
-    ("t", "{broken", "1,x"),
+    ("t", "[1]", '{"after": {"a": 1.50}}', "r"),
+    ("t", "[2]", None, "d"),
+    (None, None, '{"resolved": "1.0000000000"}', ""),
+    ("t", "{broken", "1,x", "c"),
 ]
 
 
@@ -237,23 +238,27 @@ def test_a_stream_on_a_terminal_is_a_line_a_row(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    rows: list[tuple[str | None, str | None, str | None]] = [
-        ("orders", "[1]", '{"after": {"a": 1.50}, "before": null}'),
-        ("orders", "[1]", '{"after": {"a": 1.60, "b": 2}, "before": {"a": 1.50, "b": 2}}'),
-        ("orders", "[1]", '{"after": null, "before": {"a": 1.60}}'),
-        ("orders", "[1]", '{"after": {"a": "x\x1b[2J"}}'),
-        ("orders", "[1]", '{"op": "u", "after": {}}'),
-        ("orders", "[1]", None),
-        (None, None, '{"resolved": "1.0000000000"}'),
+    long = f'"{"y" * 200}"'
+    rows: list[StreamRow] = [
+        ("orders", "[1]", '{"after": {"a": 1.50}, "before": null}', "c"),
+        ("orders", "[1]", '{"after": {"a": 1.60, "b": 2}, "before": {"a": 1.50, "b": 2}}', "u"),
+        ("orders", "[1]", '{"after": null, "before": {"a": 1.60}}', "d"),
+        ("orders", "[1]", '{"after": {"a": "x\x1b[2J"}}', "r"),
+        ("orders", "[1]", '{"after": {"a": "x"}, "before": {"key": 1}}', "u"),
+        ("orders", "[1]", None, "d"),
+        (None, None, '{"resolved": "1.0000000000"}', ""),
+        ("orders", "[1]", f'{{"after": {{"a": {long}}}, "before": {{"a": ""}}}}', "u"),
     ]
-    assert list(write_stream(rows, OutputFormat.TABLE, out)) == [1, 2, 3, 4, 5, 6, 6]
+    assert list(write_stream(rows, OutputFormat.TABLE, out)) == [1, 2, 3, 4, 5, 6, 6, 7]
     # The style of the marked columns is there without colours too.
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert [line[:23].strip() for line in lines[:6]] == [
-        f"{mark} orders       [1]" for mark in "+~-*~-"
+        f"{mark} orders       [1]" for mark in "+~-+~-"
     ]
     assert '{"after": {"a": 1.50}, "before": ' in lines[0]
-    assert all(width(line) <= 60 for line in lines) and lines[1].rstrip().endswith("…")
+    assert lines[1].partition("[1]")[2].strip() == "a 1.50 → 1.60", "with its digits"
+    assert '{"after": {"a": "x"}' in lines[4], "the row before is not whole"
+    assert all(width(line) <= 60 for line in lines) and lines[7].rstrip().endswith("…")
     assert "\\x1b[2J" in lines[3], "nothing in a row steers the terminal"
     assert '{"resolved": "1.0000000000"}' in lines[6]
 

@@ -86,7 +86,7 @@ def test_a_client_that_leaves_ends_the_feed(sink: TerminalSink) -> None:
 
 
 def test_the_error_of_the_feed_reaches_the_client(sink: TerminalSink) -> None:
-    sink._put(ClientRow("t", b"[1]", b"{}"))
+    sink._put(ClientRow("t", b"[1]", b"{}", "c"))
     sink.finish(ChangefeedError("CF2101", "replication stream broke"))
     rows = sink.rows()
     assert next(rows).key == b"[1]"
