@@ -295,7 +295,7 @@ def test_quickstart(source: str, request: pytest.FixtureRequest) -> None:
     live = said[places[3] : places[5]]
     assert re.search(r"[+~-] (orders|order_items|customers) +\[\d", live), "no change arrived"
     by_spark = said[said.index("spark.sql") :]
-    assert re.search(r'\* orders +\[1\].*"status": ?"SHIPPED"', by_spark), "no row of the query"
+    assert re.search(r'\+ orders +\[1\].*"status": ?"SHIPPED"', by_spark), "no row of the query"
     assert re.search(r"(public|shop)\.orders: equal", by_spark)
     assert "shop_to_lake" in by_spark and "orders_table" in by_spark
     assert "Traceback" not in run.stderr
