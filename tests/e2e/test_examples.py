@@ -242,6 +242,7 @@ _VARYING = (
 )
 _LIVE = "live: what is committed"
 _FIRST_ORDER = re.compile(r"  » \w+ \w+ places order 4|  \+ \w+ +\[4[],]")
+_SCANNED = re.compile(r"  \+ (?!.*(?:<ms>|with_tax))")
 _OTHERS = re.compile(r"  [+~] orders +\[(?!1\]).*with_tax|    \{.*resolved")
 
 
@@ -264,7 +265,7 @@ def screen_of_demo(said: str) -> list[str]:
             line = re.sub(r"-+", "-", re.sub(r" *\| *", " | ", line))
         shown.append(line.rstrip())
     # Tables are scanned side by side.
-    scanned = [i for i, line in enumerate(shown) if line.startswith("  + ") and "<ms>" not in line]
+    scanned = [i for i, line in enumerate(shown) if _SCANNED.match(line)]
     rows = sorted(shown[i] for i in scanned)
     for i, row in zip(scanned, rows, strict=True):
         shown[i] = row
