@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
-from changefeed.core.events import ClientRow
+from changefeed.core.events import ClientRow, StreamRow
 from changefeed.core.schema import TableSchema
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
@@ -93,6 +93,7 @@ __all__ = [
     "Seconds",
     "Session",
     "Size",
+    "StreamRow",
     "Summary",
     "new_connection_name",
     "ShownText",

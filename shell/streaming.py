@@ -11,13 +11,15 @@ import csv
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from changefeed.core.events import StreamRow
 from changefeed.core.printable import visible
 from shell.render.formats import OutputFormat
 
-RowWriter = Callable[[StreamRow], None]
+if TYPE_CHECKING:
+    from changefeed.api import StreamRow
+
+RowWriter = Callable[["StreamRow"], None]
 
 COLUMNS = ("table", "key", "value")
 
