@@ -262,12 +262,13 @@ class Rounds:
         scanned = scan_has(event, owed)
         if not owed.whole_scan_owed and not scanned and not self._sink_session.takes_rows:
             check_message_key(event, feed.options)
-        if needs_backfill(event, feed.options, scanned=scanned):
+        by_name = not self._sink_session.takes_rows
+        if needs_backfill(event, feed.options, scanned=scanned, by_name=by_name):
             # Resolved timestamps stay below the schema change until its backfill was delivered,
             # because the scan reads the table as it is after the change.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
             feed.update(
                 table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0, repair=None
             )
-            if event.moved and not self._sink_session.takes_rows:
+            if event.moved and by_name:
                 feed.record_event("notice", LEFT_WITHOUT_DELETES, table, event.at)

@@ -42,18 +42,23 @@ def check_readable(event: SchemaChange) -> None:
         raise TableError(event.new.table, error)
 
 
-def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = False) -> bool:
+def needs_backfill(
+    event: SchemaChange, options: Options, *, scanned: bool = False, by_name: bool = False
+) -> bool:
     """Whether the table must be scanned again.
 
-    ``scanned``: as :func:`scan_has` says; there is nothing to stop for then.
+    ``scanned``: as :func:`scan_has` says; there is nothing to stop for then. ``by_name``: what was
+    delivered is known by the names of its columns alone, as messages are.
 
     Raises:
         TableError: the policy is to stop.
     """
     if event.moved:
         return _needs_rescan(event, options, scanned=scanned)
+    rewritten = event.rewritten or (by_name and _takes_names(event))
+    every = options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES
     policy = options[SCHEMA_CHANGE_POLICY]
-    if policy is SchemaChangePolicy.IGNORE or not _counts(event, options):
+    if policy is SchemaChangePolicy.IGNORE or not (every or rewritten or event.dropped):
         return False
     if policy is SchemaChangePolicy.STOP and not scanned:
         table = event.new.table
@@ -68,8 +73,7 @@ def needs_backfill(event: SchemaChange, options: Options, *, scanned: bool = Fal
         )
     if policy is not SchemaChangePolicy.BACKFILL:
         return False
-    every = options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES
-    return event.rewritten or (every and _columns(event.old) != _columns(event.new))
+    return rewritten or (every and _columns(event.old) != _columns(event.new))
 
 
 def _needs_rescan(event: SchemaChange, options: Options, *, scanned: bool) -> bool:
@@ -153,11 +157,13 @@ def _key(schema: TableSchema) -> list[tuple[Form, str]]:
     return [(c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
 
 
-def _counts(event: SchemaChange, options: Options) -> bool:
-    """Whether this is a schema change by ``schema_change_events``."""
-    if options[SCHEMA_CHANGE_EVENTS] is SchemaChangeEvents.COLUMN_CHANGES:
-        return True
-    return event.rewritten or bool(event.dropped)
+def _takes_names(event: SchemaChange) -> bool:
+    """A column has a name that was another one's."""
+    named = {column.name: column for column in event.old.columns}
+    return any(
+        column.name in named and event.was(column) is not named[column.name]
+        for column in event.new.columns
+    )
 
 
 def difference(event: SchemaChange) -> str:

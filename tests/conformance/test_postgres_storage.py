@@ -120,8 +120,11 @@ HISTORIES = [
         "insert into {t} values (6, 6)"),
     written("rewritten_parts", 'ALTER TABLE changed stored rows (column "v")',
         "alter table {t} alter v type int using v * 10", parted=True),
-    written("keyed", 'ALTER TABLE changed stored rows (column "id")',
-        "alter table {t} alter id type int using id + 100"),
+    History("keyed", ("alter table {t} alter id type int using id + 100",),
+        'ALTER TABLE changed stored rows (column "id")', moved=True, parted=False),
+    History("keyed_and_rows", ("alter table {t} alter id type int using -id, alter v type text;"
+        "insert into {t} values (7, 'seven')",),
+        "ALTER TABLE changed stored keys", moved=True, parted=False),
     written("plain_now", 'ALTER TABLE changed stored rows (column "g")',
         "alter table {t} alter g drop expression",
         columns=", g int generated always as (v + 1) stored"),

@@ -195,6 +195,8 @@ class Watched:
             for event in flush.events:
                 if isinstance(event, SchemaChange) and event.rewritten:
                     found.add(event.new.table.name)
+                    # Other rows than those of the table that was dropped.
+                    assert event.moved or "another table has the name" not in event.why
                 ended |= isinstance(event, ChangeBatch) and event.schema.table.name == "last"
             if ended:
                 break

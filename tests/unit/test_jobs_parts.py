@@ -199,6 +199,19 @@ class TestSchemaChanges:
     ) -> None:
         assert needs_backfill(changed(with_column(), rewritten), options(**given)) is wanted  # type: ignore[arg-type]
 
+    def test_a_name_that_was_another_column_s_is_sent_again_where_names_are_all_there_is(
+        self,
+    ) -> None:
+        first, second = SCHEMA.columns
+        exchanged = (replace(first, name="b"), replace(second, name="a"))
+        again = (first, replace(second, column_id=9))
+        for columns in (exchanged, again):
+            event = changed(replace(SCHEMA, columns=columns))
+            assert needs_backfill(event, options(), by_name=True)  # type: ignore[arg-type]
+            assert not needs_backfill(event, options())  # type: ignore[arg-type]
+        new_name = changed(replace(SCHEMA, columns=(first, replace(second, name="z"))))
+        assert not needs_backfill(new_name, options(), by_name=True)  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("change", ["dropped", "renamed", "retyped", "identity"])
     def test_every_change_of_columns_is_scanned_again_where_wanted(self, change: str) -> None:
         first, second = SCHEMA.columns

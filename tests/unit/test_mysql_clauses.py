@@ -127,6 +127,7 @@ REWRITES = [
 ]
 
 MOVES = [
+    "MODIFY id SMALLINT",  # the key
     "DROP PARTITION p1",
     "DROP PARTITION IF EXISTS p1, p2",
     "TRUNCATE PARTITION ALL",

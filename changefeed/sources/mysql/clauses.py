@@ -381,6 +381,8 @@ def effect(
         certain: it is known that the server ran all of these clauses.
     """
     columns = {} if known is None else {c.name.casefold(): c for c in known.columns}
+    key = () if known is None or known.keyless else known.key_columns
+    moved = any(clause.moves for clause in clauses)
     renamed: dict[str, str] = {}
     dropped: set[str] = set()
     touched: set[str] = set()
@@ -419,6 +421,7 @@ def effect(
             changed.append(defined)
             if not _reads_the_same(was, defined, strict=strict):
                 reasons.append(clause)
+                moved |= was in key
     # A name that was another column's: consumers by name cannot tell whose values they have.
     taken = {new.casefold() for old, new in renamed.items() if old.casefold() != new.casefold()}
     again = {column.name.casefold() for column in added} | taken
@@ -431,7 +434,7 @@ def effect(
         renamed, dropped = {}, set()
     return Effect(
         why=reasons[0].text if reasons else "",
-        moved=any(clause.moves for clause in clauses),
+        moved=moved,
         renamed=tuple(renamed.items()),
         dropped=frozenset(dropped),
         touched=frozenset(touched),

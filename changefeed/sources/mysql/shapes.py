@@ -173,7 +173,7 @@ class Shapes:
         self._noted[name] = _StatementNotes(told=known is not None)
         if known is not None:
             why = f"{kind} TABLE: another table has the name, or rows of it were not read"
-            yield ShapeChange(known, known, rewritten=True, why=why)
+            yield ShapeChange(known, known, rewritten=True, moved=True, why=why)
 
     def _after(self, known: TableSchema, done: Effect) -> TableSchema:
         """The shape of a table as far as a statement says itself what became of its columns: a

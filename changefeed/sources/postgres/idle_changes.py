@@ -98,7 +98,7 @@ class IdleChanges:
 
     def _with_rows(self, shapes: dict[int, ShapeChange], look: _Look) -> list[ShapeChange]:
         """The changes of tables whose stored rows have changed; takes those from ``shapes``."""
-        stored = self._storage.changes(HeapEvidence(self._session))
+        stored = self._storage.changes(HeapEvidence(self._session), look.tables)
         changes = []
         for oid, one in stored.items():
             shape = shapes.pop(oid, None)

@@ -333,8 +333,7 @@ class Relations:
             made = self._logged(build_schema(self._source, message, details, known[0]))
             new = self._intern(made)
             self._schemas[message.oid] = new
-            rewritten = self._was_rewritten(known[0], new, details)
-            return ShapeChange(known[0], new, rewritten, tuple(known[1:]))
+            return self._change(known[0], new, details, tuple(known[1:]))
         old = self._known(message)
         made = self._logged(build_schema(self._source, message, details, old))
         if old is not None and old.version and old.fingerprint() == made.fingerprint():
@@ -344,13 +343,19 @@ class Relations:
         self._schemas[message.oid] = new
         if old is None or old.fingerprint() == new.fingerprint():
             return None
-        return ShapeChange(old, new, self._was_rewritten(old, new, details))
+        return self._change(old, new, details)
 
-    def _was_rewritten(self, old: TableSchema, new: TableSchema, details: TableDetails) -> bool:
+    def _change(
+        self,
+        old: TableSchema,
+        new: TableSchema,
+        details: TableDetails,
+        others: tuple[TableSchema, ...] = (),
+    ) -> ShapeChange:
         rewritten = was_rewritten(old, new, details)
-        if rewritten:
-            self._storage.reread(details)
-        return rewritten
+        moved = rewritten and self._storage.reread(details)
+        why = "ALTER TABLE changed stored keys" if moved else ""
+        return ShapeChange(old, new, rewritten, others, moved, why)
 
     def _under_other_names(
         self, message: RelationMessage, details: TableDetails, told: Collection[TableName]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -140,22 +140,28 @@ def _precedes(writer: int, horizon: int) -> bool:
 
 
 def compare(
-    old: Storage, new: Storage, known: Iterable[int], rows: Evidence
+    old: Storage,
+    new: Storage,
+    known: Iterable[int],
+    rows: Evidence,
+    key: Collection[str] = (),
 ) -> StoredChange | None:
     """How the stored rows of a table changed from ``old`` to ``new``; None: not at all.
 
-    ``known``: transactions whose effects on the rows of the table readers get anyway.
+    ``known``: transactions whose effects on the rows of the table readers get anyway. ``key``: the
+    columns that identify a row: with other values in them rows left and others came.
     """
     written = _rewritten(old, new)
     moved = _moved(old, new, rows)
     if not written:
         moved += _emptied(old, new, set(known), rows)
-    reasons = [*moved, *written, *_types(old, new)]
-    return StoredChange("; ".join(reasons), bool(moved)) if reasons else None
+    reasons = [*moved, *_altered(written), *_types(old, new)]
+    keys_moved = bool(set(key) & set(written))
+    return StoredChange("; ".join(reasons), bool(moved) or keys_moved) if reasons else None
 
 
 def _rewritten(old: Storage, new: Storage) -> list[str]:
-    """An ALTER wrote the rows anew, or shows values that were not sent before."""
+    """The columns that an ALTER wrote anew, or whose values were not sent before."""
     both = old.heaps.keys() & new.heaps.keys()
     copied = any(old.heaps[oid].file != new.heaps[oid].file for oid in both)
     names = []
@@ -166,6 +172,10 @@ def _rewritten(old: Storage, new: Storage) -> list[str]:
                 names.append(name)  # it has values, or had them when it was not sent
         elif copied and before[1] != writer:
             names.append(name)
+    return names
+
+
+def _altered(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     quoted = ", ".join(f'"{name}"' for name in names[:_NAMED])
@@ -229,6 +239,11 @@ def _types(old: Storage, new: Storage) -> list[str]:
     return reasons
 
 
+def _key(details: TableDetails) -> tuple[str, ...]:
+    """The columns by which readers may know a row."""
+    return (*details.primary_key, *details.identity_key)
+
+
 class StorageWatch:
     """What was seen last of the tables' storage. Kept in a file, so that a change while nobody
     read the stream is found later. One thread."""
@@ -264,14 +279,18 @@ class StorageWatch:
         old, new = self._seen.get(oid), self._found[oid]
         return old is None or replace(old, horizon=new.horizon) != new
 
-    def changes(self, rows: Evidence) -> dict[int, StoredChange]:
-        """What changed from the last call of :meth:`told` to the last look, by oid."""
+    def changes(
+        self, rows: Evidence, tables: Mapping[int, TableDetails]
+    ) -> dict[int, StoredChange]:
+        """What changed from the last call of :meth:`told` to the last look, by oid. ``tables``:
+        as that look found them."""
         changes = {}
         for oid in filter(self._differs, self._found):
             self._changed = True
             old, change = self._seen.get(oid), None
             if old is not None:
-                change = compare(old, self._found[oid], self._known.get(oid, ()), rows)
+                known, key = self._known.get(oid, ()), _key(tables[oid])
+                change = compare(old, self._found[oid], known, rows, key)
             elif self._damaged:
                 change = StoredChange("what was known of its stored rows is lost", moved=True)
             else:
@@ -303,10 +322,11 @@ class StorageWatch:
         """The stream has the TRUNCATE of a table."""
         self._known.setdefault(oid, deque(maxlen=_TRANSACTIONS)).append(xid & 0xFFFFFFFF)
 
-    def reread(self, details: TableDetails) -> None:
+    def reread(self, details: TableDetails) -> bool:
         """The table is read again, as the catalog shows it now or later: how its columns were
-        rewritten until then needs no further word."""
-        columns = columns_of(details)
+        rewritten until then needs no further word. Whether its keys may have been, too."""
+        columns, moved = columns_of(details), False
+        numbers = {column.number for column in details.columns if column.name in _key(details)}
         for storages in (self._seen, self._found):
             old = storages.get(details.oid)
             if old is None:
@@ -314,11 +334,15 @@ class StorageWatch:
             for number, (_, writer) in columns.items():
                 if old.columns.get(number, ("", 0))[1] != writer:
                     self.emptied(details.oid, writer)
+                    moved |= number in numbers and (
+                        details.partitioned or old.heaps[details.oid].file != details.file
+                    )
             heaps = old.heaps
             if not details.partitioned:
                 heaps = {details.oid: Heap(details.schema, details.name, details.file)}
             storages[details.oid] = replace(old, width=details.width, columns=columns, heaps=heaps)
             self._changed = True
+        return moved
 
     # ----------------------------------------------------------------------- the file
 
