@@ -20,7 +20,6 @@ from pathlib import Path
 
 import duckdb
 import psycopg
-from confluent_kafka import Consumer, TopicPartition
 
 from changefeed.catalog.model import TableState
 from changefeed.core.errors import ChangefeedError
@@ -59,6 +58,10 @@ class Copy(ABC):
     def excuse(self, table: str, notices: int) -> None:
         """The feed gave so many notices of rows that left this table without events; a copy that
         is a table has no such rows all the same."""
+        return
+
+    def begin_again(self, table: str) -> None:
+        """The table had stopped and is read again: what was sent before may have other keys."""
         return
 
 
@@ -127,25 +130,12 @@ class KafkaCopy(Copy):
 
     def __init__(self, feed: str, broker: KafkaBroker, prefix: str) -> None:
         super().__init__(feed, f"{broker.uri}?topic_prefix={prefix}")
-        self._prefix = prefix
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": broker.bootstrap,
-                "group.id": prefix,
-                "enable.auto.commit": False,
-            }
-        )
-        #: By topic and partition: how far it was read.
-        self._read: dict[tuple[str, int], int] = {}
-        #: By table and partition: the last message of each key.
-        self._last: dict[tuple[str, int], dict[str, Mapping[str, object]]] = {}
+        self._broker, self._prefix = broker, prefix
         self._notices: dict[str, int] = {}
+        #: By table: so many messages do not count.
+        self._passed: dict[str, int] = {}
         self._left: dict[str, set[object]] = {}
         self._forgive: set[str] = set()
-
-    def close(self) -> None:
-        """End the consumer."""
-        self._consumer.close()
 
     def remove(self, table: str) -> None:
         """A topic stays: its messages are what was."""
@@ -155,18 +145,22 @@ class KafkaCopy(Copy):
             self._notices[table] = notices
             self._forgive.add(table)
 
+    def begin_again(self, table: str) -> None:
+        self._passed[table] = len(self._broker.messages(f"{self._prefix}{table}"))
+
     def difference(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
         """Keys, and the values of rows in the present shape."""
-        self._catch_up(table)
-        wanted = {plain(row)[0]: dict(zip(columns, plain(row), strict=True)) for row in rows}
-        found: dict[object, Mapping[str, object]] = {}
-        for (name, _), last in self._last.items():
-            if name == table:
-                found |= {one(row["id"]): row for row in last.values()}
+        shown = [dict(zip(columns, plain(row), strict=True)) for row in rows]
+        wanted = {row["id"]: row for row in shown}
+        last: dict[str, Mapping[str, object]] = {}
+        records = self._broker.messages(f"{self._prefix}{table}")
+        for record in records[self._passed.get(table, 0) :]:
+            _take(last, parse_message(table, record.partition, record.key, record.value))
+        found = {one(row["id"]): row for row in last.values()}
         extra = found.keys() - wanted.keys()
         if table in self._forgive:
             self._left[table] = extra
-        extra -= self._left.get(table, set())
+        extra = extra - self._left.get(table, set())
         lacks = {str(key) for key in wanted.keys() - found.keys()}
         for key in wanted.keys() & found.keys():
             if found[key].keys() == wanted[key].keys():
@@ -177,25 +171,6 @@ class KafkaCopy(Copy):
         if not text:
             self._forgive.discard(table)
         return text
-
-    def _catch_up(self, table: str) -> None:
-        topic = f"{self._prefix}{table}"
-        known = self._consumer.list_topics(topic, timeout=10).topics[topic]
-        for partition in known.partitions if known.error is None else ():
-            at = self._read.get((topic, partition), 0)
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition))
-            if at >= end:
-                continue
-            self._consumer.assign([TopicPartition(topic, partition, at)])
-            last = self._last.setdefault((table, partition), {})
-            while at < end:
-                record = self._consumer.poll(5)
-                if record is None:
-                    # What is left are marks of transactions.
-                    break
-                at = (record.offset() or 0) + 1
-                _take(last, parse_message(topic, partition, record.key(), record.value()))
-            self._read[topic, partition] = end
 
 
 def _take(last: dict[str, Mapping[str, object]], message: Message) -> None:
@@ -256,6 +231,7 @@ class Judge:
         self.failures.append(f"{copy.feed} {table}: {error}")
         name, again = f"{self._server.schema}.{table}", self._last.get((copy.feed, table)) == error
         self._last[copy.feed, table] = error
+        copy.begin_again(table)
         if not again:
             self._service.execute(f"ALTER CHANGEFEED {copy.feed} RESCAN {name}")
             return

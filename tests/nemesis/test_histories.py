@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ class Bench:
         execute(f"CREATE EXTERNAL CONNECTION {name} AS '{server.uri}'")
         tables = ", ".join(f"{name}.{server.schema}.{table}" for table in server.tables)
         messages = KafkaCopy(f"{name}_m", self._kafka, f"{name}_")
-        with self._targets.database() as target, closing(messages):
+        with self._targets.database() as target:
             copies = (
                 DuckDBCopy(f"{name}_d", self._folder / f"{name}.duckdb"),
                 PostgreSQLCopy(f"{name}_p", target),
