@@ -66,7 +66,7 @@ def keep_pandas_out() -> None:
     """Keep pyarrow from importing pandas in this process, unless pandas is loaded already.
 
     pyarrow imports pandas at the first conversion of a Python list, only to ask whether the list
-    is one of pandas' types. That takes a third of a second of CPU, and no code of ours uses
+    is one of pandas' types. That takes a third of a second of CPU, and changefeed does not use
     pandas. Code that imports pandas later still gets it; only pyarrow's own conversions to and
     from pandas do not work. Call this where a process of changefeed begins.
     """
@@ -80,13 +80,10 @@ def keep_pandas_out() -> None:
 
 
 class _NoPandas:
-    """A finder that ends the search for pandas."""
-
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The answer of :meth:`importlib.abc.MetaPathFinder.find_spec`."""
         if name == "pandas":
             raise ModuleNotFoundError("pandas is kept out of this process", name=name)
         return None

@@ -129,14 +129,14 @@ class Clock(Protocol):
         ...
 
     def wait(self, waitable: Waitable, seconds: float) -> bool:
-        """Wait for an event or a condition, at most so many seconds of this clock.
+        """Wait for an event or a condition, at most ``seconds`` of this clock.
 
         Returns whether it came in time.
         """
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let so many seconds of this clock pass."""
+        """Let ``seconds`` of this clock pass."""
         ...
 
 
@@ -156,7 +156,7 @@ class SystemClock:
         time.sleep(seconds)
 
 
-#: What takes a clock takes this one unless another is handed in.
+#: The default clock of everything that takes one.
 SYSTEM_CLOCK: Final = SystemClock()
 
 

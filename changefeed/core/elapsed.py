@@ -1,6 +1,6 @@
 """Measures elapsed time, independently of the settings of wall clocks.
 
-A wall clock jumps when somebody sets it, when a time server corrects it, or when a virtual machine
+A wall clock jumps when a person sets it, when a time server corrects it, or when a virtual machine
 is resumed. Data that is deleted after some time must not be deleted because of that.
 """
 
@@ -53,7 +53,6 @@ def read_clocks() -> ClockSample:
 
 
 def _machine() -> str | None:
-    """The identifier of this machine's boot; None if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

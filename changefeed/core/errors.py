@@ -375,7 +375,7 @@ class Span:
     end: int
 
 
-#: A line that explains an error is cut at so many characters: some servers send pages.
+#: A line that explains an error is cut after this many characters: some servers send pages.
 LONGEST_LINE = 500
 
 

@@ -115,7 +115,7 @@ class SchemaChange:
 
     @property
     def same_key(self) -> bool:
-        """The key has the same columns as before, whatever they are called."""
+        """Whether the key has the same columns as before; their names may have changed."""
         if self.old.keyless or self.new.keyless:
             return self.old.keyless == self.new.keyless
         return list(self.old.key_columns) == [self.was(c) for c in self.new.key_columns]
@@ -135,7 +135,7 @@ class Ddl:
     and changes nothing by itself.
 
     Attributes:
-        table: which table; it may be one that nobody watches, or that is not there any more.
+        table: which table; it may be one that no feed watches, or that no longer exists.
         kind: what happened to the table, or to its database: ``CREATE``, ``ALTER``, ``DROP``,
             ``RENAME``, ``TRUNCATE``.
         statement: its text without secrets, cut at :data:`STATEMENT_CHARACTERS`.

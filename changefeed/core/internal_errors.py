@@ -88,9 +88,9 @@ class FailureCounter:
 
     @contextmanager
     def survived(self, doing: str) -> Iterator[None]:
-        """Log whatever the block raises: for a thread that must go on, and has nobody to tell.
+        """Log what the block raises: for a thread that must go on and has no caller to report to.
 
-        What cannot be told because the state cannot be reached is told by a later turn.
+        What cannot be saved because the state cannot be reached is saved in a later turn.
         """
         try:
             yield

@@ -114,7 +114,6 @@ def problem(column: Column, values: pa.Array) -> str:
 
 
 def _kind(logical: str) -> str:
-    """The logical type without its parameters."""
     if logical.startswith("array<") and logical.endswith(">"):
         return "array"
     return "decimal" if re.fullmatch(r"decimal\(\d+,-?\d+\)", logical) else logical

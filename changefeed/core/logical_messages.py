@@ -1,4 +1,4 @@
-"""Logical messages: what an application writes into its database's log beside its rows.
+"""Logical messages: what an application writes into its database's log in addition to rows.
 
 The change log stores them as rows of a table that does not exist in the database, each inserted
 once. The source defines the table's name and the key of a message; the columns here are the same

@@ -19,7 +19,7 @@ from typing import Protocol
 _SENT = re.compile(r"failed: [^\s:]+:  ")
 #: The error of a server in a trace of libpq 18 or newer.
 _ERROR = re.compile(rb'\tErrorResponse\t S "[^"\n]*" V "[A-Z]+" C "([0-9A-Z]{5})"')
-#: Longest wait for the answer; the first try waits as long, unless the URI says otherwise.
+#: Longest wait for the answer; the first try waits as long unless the URI sets another time.
 _SECONDS = 10
 #: What an unfinished login waits for (``PostgresPollingStatusType``).
 _READING, _WRITING = 1, 2
@@ -57,7 +57,7 @@ def sent_by_server(text: str) -> bool:
 
 def state_of_refusal(begin: Callable[[], LoginAttempt]) -> str | None:
     """The SQLSTATE with which the server refuses a login; None if it does not refuse, or libpq
-    does not tell. Errors of ``begin`` and of the attempt are not caught."""
+    does not say. Errors of ``begin`` and of the attempt are not caught."""
     if not hasattr(os, "memfd_create"):
         return None
     trace = os.memfd_create("changefeed-login")
@@ -77,7 +77,6 @@ def state_of_refusal(begin: Callable[[], LoginAttempt]) -> str | None:
 
 
 def _poll(attempt: LoginAttempt) -> None:
-    """Continue a login until it succeeds, fails or waits too long."""
     while True:
         status = attempt.connect_poll()
         if status not in (_READING, _WRITING):

@@ -12,7 +12,7 @@ class NodeLock:
     """A ``flock`` on a file: it ends with the last process that holds it.
 
     A process that starts a node can take the lock for it and pass on :attr:`descriptor`: between
-    the two nobody else gets it.
+    the two no other process gets it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -33,7 +33,7 @@ def process_space() -> str:
 
 
 def has_ended(pid: int, space: str) -> bool:
-    """Whether a process is certain to have ended: one of this space whose id nobody has.
+    """Whether a process is certain to have ended: one of this space whose id no process has.
 
     False says little: the id may be another process's by now, and processes of another space
     cannot be seen.

@@ -84,7 +84,6 @@ def marks_of(path: Path, ends: Iterable[int]) -> list[list[int]]:
 
 
 def _crc(fd: int, start: int, end: int) -> int:
-    """The checksum of a part of a file, read in blocks."""
     block, crc = memoryview(bytearray(min(_BLOCK, end - start))), 0
     while start < end:
         count = os.preadv(fd, [block[: end - start]], start)

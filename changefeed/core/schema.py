@@ -204,6 +204,5 @@ _STORED_IMAGE = {BeforeImage.KEY: "default", BeforeImage.FULL: "full"}
 
 
 def _column(fields: dict[str, Any]) -> Column:
-    """One column of :meth:`TableSchema.to_json`."""
     known = {name: value for name, value in fields.items() if name not in ("form", "number")}
     return Column(**known, form=Form(fields["form"]), column_id=fields["number"])

@@ -4,7 +4,7 @@ DIR/state.db          the job table (SQLite)
 DIR/node.lock         held by the one node that runs this state
 DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
-DIR/source/<source>/  what a source keeps beside its change log (a history of schemas)
+DIR/source/<source>/  what a source keeps in addition to its change log (a history of schemas)
 DIR/images/<source>/  row images of tables of a source (what a feed with row_images needs)
 DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
                       a feed stage in its folder feed-<id>

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: A request may take so many times what its server may be silent; clients take another number,
+#: The longest time of a request, as a multiple of the time that its server may be silent;
 PATIENCE = 10.0
-#: and a second more for each so many bytes that it sends.
+#: it is a second longer for each so many bytes that the request sends.
 SLOWEST = 65_536
 #: What a wait is shortened to when no time is left, seconds: 0 would mean not to wait at all.
 _LEAST = 0.001
@@ -76,8 +76,6 @@ def limit_httpx(client: Any) -> None:
 
 
 class _Backend:
-    """httpcore's ``NetworkBackend`` around another."""
-
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
@@ -96,8 +94,6 @@ class _Backend:
 
 
 class _Stream:
-    """httpcore's ``NetworkStream`` around another."""
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -142,7 +138,7 @@ def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) 
 
     Args:
         idle: seconds the server may be silent.
-        patience: so many times as long an answer may take.
+        patience: the longest time of an answer, as a multiple of ``idle``.
     """
 
     def left(self: Any, timeout: float | None) -> float | None:
@@ -175,7 +171,7 @@ def limit_requests(session: Any, idle: float, patience: float = PATIENCE) -> Non
 
     Args:
         idle: seconds the server may be silent.
-        patience: so many times as long a request may take.
+        patience: the longest time of a request, as a multiple of ``idle``.
     """
     for adapter in {id(found): found for found in session.adapters.values()}.values():
         limit_pools(adapter.poolmanager)

@@ -139,7 +139,7 @@ def _host(text: str) -> Host:
 
 
 def _parameters(query: str) -> list[tuple[str, str]]:
-    """``+`` stays ``+``: base64 and passwords hold it, and no sink URI means a space by it."""
+    """``+`` stays ``+``: base64 and passwords contain it; in no sink URI does it mean a space."""
     pairs = []
     for part in query.split("&"):
         if part:
@@ -468,7 +468,7 @@ def _leaks(user_info: str, hosts: str, rest: str) -> bool:
 
 
 def _redact_rest(rest: str, *, whole: bool = False) -> str:
-    """Path and query; with ``whole`` the text begins with the hosts."""
+    """Redact path and query; with ``whole`` the text begins with the hosts."""
     before_fragment, hash_mark, fragment = rest.partition("#")
     path, mark, query = before_fragment.partition("?")
     if whole and not _hosts_are_sound(_AUTHORITY_END.split(path, maxsplit=1)[0]):

@@ -16,7 +16,7 @@ from changefeed.core.secret_names import is_secret
 from changefeed.options.row import OPTIONS
 from grammar.split import LexemeKind, lexemes
 
-#: Words and signs outside of quotes. A word holds whatever is not a separator.
+#: Words and signs outside of quotes. A word is everything between separators.
 _BARE = re.compile(r"\s+|[,;()=<>!]|[^\s,;()=<>!]+")
 #: A name, a dotted name or a pattern of names.
 _NAME = re.compile(r"[\w$.*?]+")
@@ -62,13 +62,12 @@ _OTHER_NAMES = frozenset({"check", "record", "sink"})
 
 @cache
 def _known_values() -> frozenset[str]:
-    """Every word that is a value of some option."""
     words = (value.lower() for row in OPTIONS.values() for value in row.values)
     return frozenset({"true", "false", "yes", "no", "on", "off", *words})
 
 
 def mask_statement(text: str) -> str:
-    """``text`` with asterisks for whatever may be a secret; length, lines and offsets stay.
+    """``text`` with asterisks for everything that may be a secret; length, lines and offsets stay.
 
     Takes time in proportion to the length of the text.
     """
@@ -100,8 +99,6 @@ def _without(message: str, word: str) -> str:
 
 
 class _Masker:
-    """One pass over a statement, piece by piece."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._out: list[str] = []
@@ -144,7 +141,7 @@ class _Masker:
         return "".join([*self._out, _stars(self._text[self._done :])])
 
     def _bare(self, end: int) -> bool:
-        """Text outside of quotes up to ``end``; False where a secret may begin in it."""
+        """Emit the text outside of quotes up to ``end``; False if a secret may begin in it."""
         for word in self._words(end):
             if not word.isspace():
                 if not self._word_is_harmless(word):
@@ -174,13 +171,13 @@ class _Masker:
         return self._before[1] == "="
 
     def _value_may_be_shown(self) -> bool:
-        """What stands before the = is an option without secrets, or a column of a listing."""
+        """Whether the word before ``=`` is an option without secrets, or a column of a listing."""
         option = OPTIONS.get(self._before[0])
         named = option is not None and not option.secret
         return self._listing or named or self._before[0] in _OTHER_NAMES
 
     def _is_known_value(self, value: str) -> bool:
-        """A word that an option takes as its value, which is no secret, whatever is misspelt."""
+        """A value that some option takes is no secret, even where the option is misspelt."""
         return value.lower() in _known_values() and not is_secret(self._before[0])
 
     def _joins_by(self, word: str) -> bool:
@@ -206,12 +203,11 @@ class _Masker:
 
 
 def _runs_on(text: str, end: int) -> bool:
-    """A word follows the closing quote at once: the quote stood inside what was quoted."""
+    """A word follows the closing quote directly: then the quote was part of the value."""
     return end < len(text) and bool(re.match(r"[^\s,;()=<>!.]", text[end]))
 
 
 def _masked_uri(text: str) -> str:
-    """Scheme and hosts of a URI, and what else is harmless; asterisks for the rest."""
     found = _URI.match(text)
     if not found:
         return _stars(text)
@@ -226,7 +222,7 @@ def _masked_uri(text: str) -> str:
 
 
 def _masked_query(rest: str) -> str:
-    """Names and harmless values; nothing at all where one of the names is not known."""
+    """Names and harmless values; nothing at all if one of the names is not known."""
     if not rest.startswith("?"):
         return _stars(rest)
     shown = []
@@ -246,5 +242,5 @@ _CHARACTER = re.compile(r"[^\r\n]")
 
 
 def _stars(text: str) -> str:
-    """As many asterisks; lines stay."""
+    """An asterisk for each character; line breaks stay."""
     return _CHARACTER.sub("*", text)

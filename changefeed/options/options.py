@@ -50,6 +50,9 @@ from changefeed.options.values import (
 from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 
+__all__ = ["OptionReader", "Options", "SinkAbilities", "alter_options"]
+__all__ += ["parse_add_options", "parse_options", "rows_of", "to_span"]
+
 T = TypeVar("T")
 
 
@@ -79,9 +82,9 @@ class SinkAbilities(Protocol):
 
 
 def rows_of(sink: SinkAbilities | None) -> dict[str, OptionRow[Any]]:
-    """The options that there are for feeds into a sink: everybody's that it takes, and its own.
+    """The options that feeds into a sink can have: the general ones that it takes, and its own.
 
-    Without a sink they are all that are in the table.
+    Without a sink they are all options of the table.
     """
     if sink is None:
         return OPTIONS
@@ -90,7 +93,7 @@ def rows_of(sink: SinkAbilities | None) -> dict[str, OptionRow[Any]]:
 
 
 def _known(sink: SinkAbilities | None) -> dict[str, OptionRow[Any]]:
-    """All options, and those that the sink brings."""
+    """All options of the table, also those that the sink does not take, and the sink's own."""
     return OPTIONS | {row.name: row for row in sink.options} if sink is not None else OPTIONS
 
 
@@ -115,7 +118,6 @@ class Options(Mapping[str, Any]):
         self._imply(abilities)
 
     def _imply(self, abilities: SinkAbilities | None) -> None:
-        """What follows from what is given: aliases, the scan of a cursor, the sink's needs."""
         values, raw = self._values, self._raw
         if raw.get(ENVELOPE.name, "").strip().lower() == "diff":
             values[DIFF.name] = True
@@ -128,15 +130,9 @@ class Options(Mapping[str, Any]):
                 values[INITIAL_SCAN.name] = InitialScan.ONLY
         self._keeps_rows = abilities is not None and abilities.owns_targets
         self._carries_bytes = abilities is not None and MESSAGE_VALUE.fits(abilities.features)
-        has_place = (
-            values[ENVELOPE.name]
-            in (
-                Envelope.WRAPPED,
-                Envelope.BARE,
-                Envelope.ENRICHED,
-            )
-            and not TRAITS[Format(str(values[FORMAT.name]))].row_alone
-        )
+        envelopes = (Envelope.WRAPPED, Envelope.BARE, Envelope.ENRICHED)
+        row_alone = TRAITS[Format(str(values[FORMAT.name]))].row_alone
+        has_place = values[ENVELOPE.name] in envelopes and not row_alone
         if abilities is not None and abilities.key_in_value and has_place:
             values[KEY_IN_VALUE.name] = True
         if abilities is not None and abilities.topic_in_value and has_place:
@@ -161,15 +157,15 @@ class Options(Mapping[str, Any]):
 
     @property
     def given(self) -> frozenset[str]:
-        """The names the user gave."""
+        """The names of the options that the statement had."""
         return frozenset(self._raw)
 
     @property
     def message_value(self) -> MessageValue:
-        """What a logical message has for a value, where nobody says it what fits."""
-        told = self[MESSAGE_VALUE]
-        if told is not None:
-            return told
+        """What the value of a logical message is; without the option, the content where it fits."""
+        chosen = self[MESSAGE_VALUE]
+        if chosen is not None:
+            return chosen
         enveloped = self[ENVELOPE] in (Envelope.DEBEZIUM, Envelope.KEY_ONLY)
         fits = self._carries_bytes and not enveloped and TRAITS[Format(self[FORMAT].value)].text
         return MessageValue.CONTENT if fits else MessageValue.ROW
@@ -186,7 +182,7 @@ class Options(Mapping[str, Any]):
 
     @property
     def stores_images(self) -> bool:
-        """Row images of its tables are kept beside the change log."""
+        """Row images of its tables are kept in addition to the change log."""
         return self[ROW_IMAGES] is RowImages.STORE
 
     @property
@@ -212,7 +208,7 @@ class Options(Mapping[str, Any]):
     ) -> Options:
         """Options as the job table kept them; relations and sink were checked when stored.
 
-        Without ``abilities`` an option that is not everybody's stays a text: it may be the sink's.
+        Without ``abilities`` an option that is not in the table stays a text: it may be the sink's.
 
         Raises:
             ChangefeedError: CF1203 or CF1204, for a table that another version wrote.
@@ -269,7 +265,7 @@ Takers = Callable[[Feature], Sequence[str]]
 
 
 class OptionReader:
-    """Names and texts become typed values; problems are collected, not raised."""
+    """Turns names and texts into typed values; problems are collected, not raised."""
 
     def __init__(
         self,
@@ -390,8 +386,8 @@ def parse_options(
         capabilities: what the sink can do; None checks nothing of it.
         takers: the schemes of the sinks with a feature, for the errors.
         text: the statement, for the errors.
-        clock: what intervals count from.
-        beside: options that stood in the same list and are read elsewhere, to suggest them.
+        clock: its time is what intervals count from.
+        beside: names of options of the same list that other code reads, for suggestions.
 
     Raises:
         ChangefeedError: every problem at once: CF1203 unknown, CF1204 value, CF1205 relations,

@@ -60,7 +60,7 @@ class Term:
     values: tuple[StrEnum, ...] = ()
 
     def holds(self, options: GivenOptions) -> bool:
-        """The options meet the condition."""
+        """Whether the options meet the condition."""
         value = options[self.row]
         if self.values:
             return value in self.values
@@ -97,7 +97,7 @@ class OptionRelation:
     because: str
 
     def broken(self, options: GivenOptions) -> bool:
-        """The options break the rule."""
+        """Whether the options break the rule."""
         return self.first.holds(options) and self.second.holds(options) == self.excludes
 
 
@@ -125,7 +125,7 @@ def EXCLUDES(
     because: str,
     message: str = "cannot specify both {first} and {second}",
 ) -> None:
-    """The two do not go together."""
+    """``first`` and ``second`` must not both hold; ``message`` may name them as ``{first}``."""
     RELATIONS.append(OptionRelation(_term(first), _term(second), True, message, because))
 
 

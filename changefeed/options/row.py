@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from changefeed.core.secret_names import is_secret
-from changefeed.options.types import (
-    OptionType,
-    ValueRule,
-)
+from changefeed.options.types import OptionType, ValueRule
 from changefeed.options.values import Feature
 
 T = TypeVar("T")
@@ -52,12 +49,12 @@ class OptionRow(Generic[T]):
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values worth completing."""
+        """The values to offer for completion."""
         return self.type.values
 
     @property
     def takes_value(self) -> bool:
-        """A value may follow."""
+        """Whether a value may follow the name."""
         return self.type.takes is not ValueRule.NOTHING
 
     def fits(self, features: Collection[Feature]) -> bool:
@@ -86,7 +83,11 @@ def option(
     secret: bool = False,
     since: str = "0.1",
 ) -> OptionRow[T]:
-    """Add a row to the table."""
+    """Add a row to the table.
+
+    Raises:
+        ValueError: the table has a row of that name.
+    """
     if name in OPTIONS:
         raise ValueError(f"option {name} is defined twice")
     row = OptionRow(

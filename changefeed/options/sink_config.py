@@ -30,7 +30,7 @@ class FlushLimits:
     Attributes:
         messages: send when this many are waiting.
         bytes: send when this many bytes are waiting.
-        frequency: send what has waited so many seconds.
+        frequency: send what has waited this many seconds.
         max_messages: never more than this in one request.
         max_bytes: never more bytes than this in one request.
     """
@@ -44,7 +44,7 @@ class FlushLimits:
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How the client tries again. ``max`` None is without end (``'inf'``); backoff in seconds."""
+    """How the client retries. ``max`` None means without end (``'inf'``); backoff in seconds."""
 
     max: int | None = 3
     backoff: float = 0.5
@@ -77,7 +77,7 @@ class WebhookSinkConfig:
 
 
 class _Section:
-    """An object of the JSON whose members are taken one by one; what is left is unknown."""
+    """A JSON object whose members are taken one by one; a member that is left over is unknown."""
 
     def __init__(self, path: str, members: Mapping[str, object]) -> None:
         self.path = path

@@ -11,13 +11,14 @@ from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
 from changefeed.core.shapes import Deletes, Envelope, MessageValue, Unsent
 from changefeed.options import sink_config
-from changefeed.options.cursor import Cursor, DebeziumOffset
 from changefeed.options.row import OPTIONS, option
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
 from changefeed.options.types import (
     FOREVER,
     ByteSize,
     Choice,
+    Cursor,
+    DebeziumOffset,
     Duration,
     Flag,
     Json,
@@ -40,6 +41,22 @@ from changefeed.options.values import (
     SchemaChangeEvents,
     SchemaChangePolicy,
 )
+
+__all__: list[str] = []
+__all__ += ("AVRO_SCHEMA_PREFIX", "CLUSTER_BY", "COMPRESSION", "CONFLUENT_SCHEMA_REGISTRY")
+__all__ += ("CURSOR", "DELETES", "DELIVERY", "DIFF", "ENCODE_JSON_VALUE_NULL_AS_OBJECT")
+__all__ += ("END_TIME", "ENGINE", "ENRICHED_PROPERTIES", "ENVELOPE", "EXISTING_TARGET", "EXPIRE")
+__all__ += ("EXTRA_HEADERS", "FORMAT", "FULL_TABLE_NAME", "GC_SIZE", "GC_TTL")
+__all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN_ONLY")
+__all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
+__all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
+__all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
+__all__ += ("OPTIMIZE", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR", "ROW_IMAGES")
+__all__ += ("ROW_IMAGES_MAX_DISK", "SCHEMAS_ENABLE", "SCHEMA_CHANGE_EVENTS")
+__all__ += ("SCHEMA_CHANGE_POLICY", "SEQUENCE_COLUMN", "TOPIC_IN_VALUE", "TRANSACTION_METADATA")
+__all__ += ("TRANSACTION_TOPIC", "UNORDERED", "UNSENT_VALUES", "UPDATED", "VERIFY")
+__all__ += ("VERIFY_MAX_RATE", "VERIFY_REPAIR", "WEBHOOK_AUTH_HEADER", "WEBHOOK_CLIENT_TIMEOUT")
+__all__ += ("WEBHOOK_SIGNING_SECRET", "WEBHOOK_SINK_CONFIG", "redact_option")
 
 # ------------------------------------------------------------------------------- message
 

@@ -1,7 +1,7 @@
-"""How the text of an option value becomes a typed value, and what is said when it does not.
+"""The types of option values: they turn a text into a typed value, or say what is wrong with it.
 
-The error texts follow CockroachDB's changefeed options. A type knows its kind in a person's
-words, the values worth completing, and whether a value may or must be given.
+The error texts follow CockroachDB's changefeed options. A type knows the name of its kind,
+the values to offer for completion, and whether a value may or must be given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from fractions import Fraction
 from math import inf
-from typing import Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from changefeed.core.clock import Clock, Timestamp
 
@@ -80,8 +80,8 @@ class OptionType(Protocol[T_co]):
     """Reads the value of an option.
 
     Attributes:
-        kind: what a value is, in a person's words, for the docs.
-        values: the values worth completing.
+        kind: the name of the kind of value, for the docs.
+        values: the values to offer for completion.
         takes: whether a value may or must be given.
     """
 
@@ -105,7 +105,7 @@ class OptionType(Protocol[T_co]):
         ...
 
     def again(self) -> OptionType[T_co]:
-        """Reads what the job table keeps."""
+        """The type that reads what :meth:`stored` returned, perhaps at another time."""
         ...
 
     def shown(self, text: str) -> str:
@@ -123,7 +123,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_nanos(text: str) -> int:
-    """The same in nanoseconds, exact."""
+    """As :func:`parse_duration`, but nanoseconds, and exact."""
     body = text.strip().lower()
     sign = -1 if body.startswith("-") else 1
     body = body[1:].lstrip() if body[:1] in "+-" else body
@@ -210,7 +210,7 @@ def _problem(name: str, error: ValueError) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _VerbatimType:
-    """What the job table keeps is what the user wrote."""
+    """The job table keeps what the user wrote."""
 
     def stored(self, text: str, value: object) -> str:
         return text
@@ -388,12 +388,68 @@ class Moment:
         return str(value)
 
     def again(self) -> Moment:
-        """A clock that was set back makes no instant invalid that was taken."""
+        """An instant that was accepted stays valid after a clock was set back."""
         return replace(self, past=False)
 
     def shown(self, text: str) -> str:
         """See :class:`OptionType`."""
         return shown_moment(text)
+
+
+#: What a cursor that is the offset of a connector begins with.
+_DEBEZIUM = "debezium:"
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumOffset:
+    """The offset of a Debezium connector, as Kafka Connect stores it.
+
+    Attributes:
+        fields: the JSON object of the topic ``connect-offsets``, with such properties of the
+            connector's configuration as the source asks for.
+    """
+
+    fields: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return _DEBEZIUM + json.dumps(dict(self.fields), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """An instant that has been, or ``debezium:`` with the offset of a connector."""
+
+    moment: Moment = field(default_factory=lambda: Moment(past=True))
+    kind: str = "timestamp"
+    values: tuple[str, ...] = ()
+    takes: ValueRule = ValueRule.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> Timestamp | DebeziumOffset:
+        if not text.strip().startswith(_DEBEZIUM):
+            return self.moment.read(name, text, clock)
+        return DebeziumOffset(_offset(name, text.strip().removeprefix(_DEBEZIUM)))
+
+    def stored(self, text: str, value: object) -> str:
+        return str(value)
+
+    def again(self) -> Cursor:
+        return replace(self, moment=self.moment.again())
+
+    def shown(self, text: str) -> str:
+        return text if text.startswith(_DEBEZIUM) else self.moment.shown(text)
+
+
+def _offset(name: str, text: str) -> Mapping[str, Any]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not fields:
+        raise ValueError(
+            f"problem parsing option {name}: behind 'debezium:' comes the connector's offset, "
+            "a JSON object of the topic offset.storage.topic"
+        )
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from changefeed.core.formats import Format
+from changefeed.core.shapes import Deletes, Envelope
+
+__all__: list[str] = []
+__all__ += ("Compression", "Deletes", "Envelope", "ExistingTarget", "Feature", "Format")
+__all__ += ("Guarantee", "History", "InitialScan", "OnDrop", "OnError", "OnMaxDisk")
+__all__ += ("OnPartitionChange", "RowImages", "SchemaChangeEvents", "SchemaChangePolicy")
+
 
 class InitialScan(StrEnum):
     """What happens to the rows that are already there."""

@@ -14,7 +14,7 @@ from prompt_toolkit.formatted_text import fragment_list_to_text, to_formatted_te
 
 from changefeed.api import FeedFacts
 from changefeed.options import OPTIONS
-from changefeed.options.meanings import MEANINGS
+from changefeed.options.docs import MEANINGS
 from changefeed.options.row import OptionRow
 from grammar.split import is_complete, split
 from shell.repl.complete import ShellCompleter, quoted
