@@ -26,8 +26,8 @@ import pyarrow as pa
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
 from changefeed.core.formats import Format
 from changefeed.encoding.avro.schema import key_schema, value_schema
+from changefeed.encoding.binary_format import header
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.registry_header import header
 
 
 class Peer:

@@ -4,7 +4,7 @@ Messages have :data:`changefeed.core.arrow.MESSAGE_SCHEMA` in every format but f
 
 * ``format = 'avro'`` without a schema registry: bare datums; the field's metadata has their
   schema under :data:`~changefeed.encoding.avro.schema.SCHEMA_KEY`. :func:`avro_header` and
-  :func:`avro_block` make an Avro object container of them, without looking into one.
+  :func:`avro_block` make an Avro object container of them without reading them.
 * ``format = 'protobuf'`` without a schema registry: bare messages; the field's metadata has the
   ``.proto`` text of their type under :data:`~changefeed.encoding.protobuf.schema.PROTO_KEY`.
 * ``format = 'parquet'``: a struct, whose fields are the columns of the file
@@ -79,14 +79,14 @@ def avro_header(rows_schema: pa.Schema, sync: bytes, compression: str = "none") 
 
 
 def avro_block(values: pa.Array, sync: bytes, compression: str = "none") -> bytes:
-    """A block of the container: datums (binary, no nulls) beside each other."""
+    """A block of the container: datums (binary, no nulls) one after the other."""
     data = _joined(values)
     packed = _COMPRESS[compression](data)
     return long_bytes(len(values)) + long_bytes(len(packed)) + packed + sync
 
 
 def _joined(values: pa.Array) -> bytes:
-    """The bytes of all values: they lie beside each other in Arrow already."""
+    """One copy for all values: their bytes are contiguous in Arrow."""
     whole = pa.ListArray.from_arrays([0, len(values)], values.cast(pa.binary()))
     joined: bytes = pc.binary_join(whole, b"")[0].as_buffer().to_pybytes()
     return joined

@@ -16,9 +16,9 @@ from changefeed.encoding.record_shape import Leaf, LeafOrigin, Record, Side, key
 
 
 class Filler(ABC):
-    """Rows whose columns are encoded once, however often they are shown.
+    """Rows whose columns are encoded once, however often messages show them.
 
-    A format says how each kind of member is written; ``name`` is what readers call it.
+    A format says how each kind of member is written; ``name`` is the member's name for readers.
     """
 
     #: The bytes of a member that is NULL.
@@ -32,11 +32,11 @@ class Filler(ABC):
 
     @abstractmethod
     def head(self, schema_id: int) -> bytes:
-        """What stands before a message in Confluent's wire format."""
+        """What begins a message in Confluent's wire format."""
 
     @abstractmethod
     def record(self, name: str, pieces: list[Piece]) -> list[Piece]:
-        """A record that is there, of the bytes of its members."""
+        """A record that is not NULL, made of the bytes of its members."""
 
     @abstractmethod
     def column(self, leaf: Leaf, values: pa.Array) -> list[Piece]:
@@ -75,8 +75,6 @@ class Filler(ABC):
     # -- the tree ---------------------------------------------------------------------------
 
     def _messages(self, shape: Record, head: bytes) -> pa.Array:
-        """One message per row, with ``head`` before it; null where there is none."""
-
         def made(side: str) -> pa.Array:
             if shape.side is Side.AFTER and side == "b":
                 return pa.nulls(self._rows.count, pa.binary())

@@ -1,8 +1,8 @@
-"""Bytes of whole columns beside each other, which is what binary messages are made of.
+"""Binary messages are made by joining the bytes of whole columns.
 
 A value of a message is one or more pieces: bytes that every row has, or an Arrow array with the
-bytes of each row. What the bytes mean is the business of :mod:`~changefeed.encoding.avro.values`
-and :mod:`~changefeed.encoding.protobuf.values`.
+bytes of each row. :mod:`~changefeed.encoding.avro.values` and
+:mod:`~changefeed.encoding.protobuf.values` know what the bytes mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sizes: TypeAlias = npt.NDArray[np.int64]
 
 
 def joined(pieces: list[Piece], rows: int) -> pa.Array:
-    """The pieces beside each other, for ``rows`` rows."""
+    """The concatenation of the pieces, for ``rows`` rows."""
     merged: list[Piece] = []
     for piece in pieces:
         last = merged[-1] if merged else None
@@ -41,7 +41,7 @@ def joined(pieces: list[Piece], rows: int) -> pa.Array:
 
 
 def validity(values: pa.Array) -> Mask | None:
-    """Which values are there; None when all are."""
+    """Which values are not NULL; None if none is NULL."""
     if not values.null_count:
         return None
     valid: Mask = values.is_valid().to_numpy(zero_copy_only=False)
@@ -117,10 +117,10 @@ def binary(data: Bytes, sizes: Sizes) -> pa.Array:
 
 
 def gathered(lists: pa.ListArray, items: pa.Array) -> pa.Array:
-    """The bytes of all elements of each list, without a copy.
+    """The bytes of all elements of each list, without a copy; nothing for NULL.
 
-    ``items`` are the elements' bytes in their order: those of one list lie beside each other, so
-    a list is a stretch of them. Nothing for NULL.
+    ``items`` are the bytes of the elements of all lists, in order: those of one list are
+    contiguous.
     """
     places = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1)
     starts = np.frombuffer(items.buffers()[1], np.int32, len(items) + 1, items.offset * 4)

@@ -65,7 +65,7 @@ def message_plan(
 
 
 def names_origin(options: Options) -> bool:
-    """The messages of a feed say which database they come from."""
+    """Whether the messages of a feed say which database they come from."""
     envelope = Envelope(options[ENVELOPE].value)
     return envelope is Envelope.DEBEZIUM or (
         envelope is Envelope.ENRICHED and "source" in options[ENRICHED_PROPERTIES]
@@ -73,7 +73,7 @@ def names_origin(options: Options) -> bool:
 
 
 def origin_of(uri: str, database: str) -> Origin:
-    """What messages say of a source.
+    """The origin that messages name for a source.
 
     Args:
         uri: of its connection.
@@ -88,7 +88,7 @@ def origin_of(uri: str, database: str) -> Origin:
 
 
 def source_members(source: str, job_id: int, sink: str) -> SourceMembers:
-    """What every message of a feed says about where it comes from."""
+    """The ``source`` members that all messages of a feed have."""
     return (("changefeed_sink", sink), ("job_id", str(job_id)), ("source_name", source))
 
 
@@ -100,7 +100,7 @@ def table_messages(
     query: QueryShape | None = None,
     origin: Origin = NOWHERE,
 ) -> MessagePlan:
-    """The same for a feed that has no job yet."""
+    """As :func:`message_plan`, for a feed that has no job yet."""
     logical = progress.partition is not None and progress.partition.of_messages
     # Options name columns of tables. A row of a target is found by its own key.
     headers = None if logical else options[HEADERS_JSON_COLUMN_NAME]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.core.formats import TRAITS
+from changefeed.core.logical_messages import BYTES, CONTENT
 from changefeed.core.schema import Form
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.contents import contents
 from changefeed.encoding.debezium.messages import with_tombstones
 from changefeed.encoding.formats import FORMATS, message_schema
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.json_envelope import headers
-from changefeed.encoding.json_text import clean_columns
+from changefeed.encoding.json_tokens import clean_columns
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.transactions import TransactionOrders
+from changefeed.encoding.typed_values import typed_values
+from changefeed.encoding.types import typed
 from changefeed.encoding.unsent import settle_unsent
 
-#: Rows and bytes encoded in one go: small enough for the processor's caches, and so that the
+#: Rows and bytes encoded at once: small enough for the processor's caches, and so that the
 #: text of all messages stays far below the 2 GiB an Arrow array can hold.
 STRETCH_ROWS = 16_384
 STRETCH_BYTES = 64 << 20
@@ -40,7 +43,7 @@ def encode_messages(
     Args:
         table: rows of the log's schema, the plan's ``inputs`` among its columns.
         plan: what the messages look like.
-        clean: columns whose text needs no escaping; None has a look.
+        clean: columns whose text needs no escaping; None: find out.
         now_ns: time for the enriched envelope's ``ts_ns``; None is the machine's clock.
         scan: the rows were read by a scan.
         orders: the places of changes in their transactions, for a plan that shows them.
@@ -54,7 +57,7 @@ def encode_messages(
     if plan.transactions and not scan:
         if orders is None:
             raise AssertionError("changes were not numbered in their transactions")
-        table = orders.beside(table)
+        table = orders.with_orders(table)
     if not scan:
         table, touched = settle_unsent(table, plan)
         clean = clean if clean is None else clean - touched
@@ -89,7 +92,7 @@ def _encode(
     rows = TokenRows(plan, batch, clean, now_ns, scan=scan)
     key, value = FORMATS[plan.format].messages(rows)
     if plan.content:
-        value = contents(batch, plan)
+        value = _contents(batch, plan)
     made = {"key": key, "value": value, "headers": headers(rows)}
     columns = [
         made[field.name].cast(field.type) if field.name in made else batch.column(field.name)
@@ -100,9 +103,19 @@ def _encode(
     return with_tombstones(messages) if ends else messages
 
 
+def _contents(batch: pa.RecordBatch, plan: MessagePlan) -> pa.Array:
+    """The contents of logical messages, byte for byte as the application wrote them."""
+    text = batch.column(f"a{plan.ordinal(CONTENT)}").cast(pa.binary())
+    if not text.null_count:
+        return text
+    place = plan.ordinal(BYTES)
+    values = batch.column(f"a{place}")
+    return pc.coalesce(text, typed_values(typed(plan.schema.columns[place]), values, BYTES))
+
+
 def text_inputs(plan: MessagePlan) -> frozenset[str]:
     """The log columns among a plan's inputs that JSON may have to escape."""
     if not TRAITS[plan.format].text or plan.envelope is Envelope.DEBEZIUM:
-        return frozenset()  # Debezium's tokens look for themselves
+        return frozenset()  # Debezium's tokens find out themselves
     columns = plan.schema.columns
     return frozenset(n for n in plan.inputs if columns[int(n[1:])].form is Form.TEXT)

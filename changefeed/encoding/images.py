@@ -69,7 +69,7 @@ class TokenRows:
         return self._tokens[name]
 
     def member(self, side: str, i: int) -> list[Part]:
-        """``"b": "y"``."""
+        """A member of a JSON object: ``"b": "y"``."""
         return [f"{self.name(i)}: ", *self.token(side, i)]
 
     def object(self, side: str, columns: Sequence[int]) -> list[Part]:
@@ -78,7 +78,7 @@ class TokenRows:
         return chosen(members, "{", "}", self.count)
 
     def left_out(self, side: str, i: int) -> pa.Array | None:
-        """Where the row has no such member, because its value was not sent; None is nowhere."""
+        """In which rows the member is missing because its value was not sent; None: in none."""
         name = unsent_name(i)
         return self.column(name) if side == "a" and name in self._batch.schema.names else None
 
@@ -114,9 +114,7 @@ class TokenRows:
         return int(pc.sum(self._is_delete).as_py() or 0)
 
     def before(self, side: str) -> list[Part]:
-        """The row before: always there on a delete, absent of a scan and where the change made
-        the row.
-        """
+        """The row before the change: of every delete, never of a scan or of an inserted row."""
         if not self.known:
             return ["null"]
         image = self.object("b", self.plan.before_columns)
@@ -127,7 +125,7 @@ class TokenRows:
         return [pc.if_else(self.had_before, joined(image, self.count), "null")]
 
     def unchanged(self, i: int) -> pa.Array:
-        """Where a row before the change had the same value in column ``i``, which is known."""
+        """In which rows the column ``i``, whose value before is known, did not change."""
         after, before = self.column(f"a{i}"), self.column(f"b{i}")
         both_null = pc.and_(pc.is_null(after), pc.is_null(before))
         same = pc.or_(both_null, pc.fill_null(pc.equal(after, before), False))
@@ -135,9 +133,9 @@ class TokenRows:
 
     @cached_property
     def had_before(self) -> pa.Array:
-        """Where there was a row before; a delete aside.
+        """Where there was a row before; for changes that are no deletes.
 
-        A key column of a row is never NULL. Without a key every column is asked.
+        A key column of a row is never NULL. Without a key all columns are checked.
         """
         key = [self.column(f"b{i}").is_valid() for i in self.plan.schema.key if i in self.known]
         return reduce(pc.or_, key) if key else pa.array([False] * self.count)
@@ -154,12 +152,13 @@ class TokenRows:
 
     @property
     def numbered(self) -> bool:
-        """The rows have their places in their transactions beside them."""
+        """Whether the rows have :data:`ORDERS`, their places in their transactions."""
         return self.plan.transactions and not self.scan
 
     def transaction(self, gap: str) -> list[Part]:
         """``{"id": "571:1536242855577149065.0000000000", "total_order": 1, ..}``, with ``gap``
-        behind colons and commas; null of a scan."""
+        after colons and commas; null for a scan.
+        """
         if not self.numbered:
             return ["null"]
         total, own = (self.column(name).cast(pa.string()) for name in ORDERS)
@@ -175,10 +174,10 @@ class TokenRows:
 
     @cached_property
     def wall(self) -> pa.Array:
-        """Nanoseconds of the commit as text."""
+        """The wall time of the commit in nanoseconds, as text."""
         return self.column("wall").cast(pa.string())
 
     @property
     def operation(self) -> pa.Array:
-        """``u`` or ``c`` of rows that are no deletes."""
+        """``u`` or ``c``, for rows that are no deletes."""
         return pc.if_else(pc.equal(self.column("op"), "u"), "u", "c")

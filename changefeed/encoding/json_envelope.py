@@ -72,9 +72,9 @@ def _row(rows: TokenRows, side: str) -> pa.Array:
 
 
 def _changed(rows: TokenRows, side: str) -> pa.Array:
-    """The columns whose value is another than before the change; all of a row that is new.
+    """The columns whose value changed; all columns of a new row.
 
-    A column of which the log has no value before counts as changed.
+    A column without a value before in the log counts as changed.
     """
     if side == "b":
         return pa.nulls(rows.count, pa.string())
@@ -109,7 +109,7 @@ _SHAPES: dict[Envelope, Callable[[TokenRows, str], pa.Array]] = {
 
 
 def _flat(rows: TokenRows, side: str, meta: dict[str, list[Part]]) -> pa.Array:
-    """The row itself with the metadata as its first member; of a delete only the key is known."""
+    """The row with the metadata as its first member; of deletes only the key is known."""
     members: list[tuple[list[Part], pa.Array | None]] = []
     if meta:
         members.append((['"__crdb__": ', *_members(meta)], None))
@@ -180,7 +180,9 @@ def _source(rows: TokenRows) -> list[Part]:
 
 
 def headers(rows: TokenRows) -> pa.Array:
-    """A JSON object: the fixed headers, then the column's; a name given twice counts last."""
+    """A JSON object: the fixed headers, then those of the column; of two equal names the last
+    counts.
+    """
     fixed = dict(rows.plan.extra_headers)
     text = json.dumps(fixed, ensure_ascii=False) if fixed else None
     always = pa.repeat(pa.scalar(text, pa.string()), rows.count)
@@ -199,7 +201,7 @@ def headers(rows: TokenRows) -> pa.Array:
 def _merged(rows: TokenRows, name: str, fixed: Mapping[str, str], always: pa.Array) -> pa.Array:
     text = pc.utf8_trim(rows.column(name), " ")
     nothing = pc.fill_null(pc.match_substring_regex(text, r"^(null|\{\s*\})\z"), True)
-    # Of rows of the other kind this column says nothing: theirs is the other side.
+    # Rows of the other kind have their headers on the other side.
     mine = pc.equal(rows.column("op"), "d") if name.startswith("b") else None
     wrong = pc.and_(pc.invert(nothing), pc.invert(pc.starts_with(pc.fill_null(text, "{"), "{")))
     if pc.any(wrong if mine is None else pc.and_(wrong, mine)).as_py():

@@ -1,7 +1,7 @@
 """Values of the log as JSON and CSV tokens, a column at a time.
 
 A text that is being built is a list of parts: constants, and Arrow arrays of strings of one
-length. :func:`joined` puts them beside each other.
+length. :func:`joined` concatenates them.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import Column, Form
-from changefeed.encoding.json_text import escaped
 
 #: A constant, or one text for each row.
 Part: TypeAlias = str | Any
 
-#: A field that must be quoted in CSV (RFC 4180), and one that would read as NULL otherwise.
+#: Fields that must be quoted in CSV (RFC 4180), or would be read as NULL without quotes.
 _MUST_QUOTE = r'[",\r\n]|^\s|\s\z|^\z'
+
+_MUST_ESCAPE = np.zeros(256, dtype=bool)
+_MUST_ESCAPE[:0x20] = True
+_MUST_ESCAPE[[0x22, 0x5C]] = True
 
 _JSON_NULL = '{"__crdb_json_null__": true}'
 
 
 def joined(parts: Iterable[Part], rows: int) -> pa.Array:
-    """The parts beside each other, for ``rows`` rows. No array may hold nulls."""
+    """The concatenation of the parts, for ``rows`` rows. No array may contain nulls."""
     merged: list[Part] = []
     for part in parts:
         if isinstance(part, str) and merged and isinstance(merged[-1], str):
@@ -101,7 +105,7 @@ def json_token(
 def csv_token(column: Column, values: pa.Array) -> pa.Array:
     """The CSV fields of a log column: nothing for NULL, ``""`` for an empty text.
 
-    This is how PostgreSQL's own COPY tells them apart.
+    PostgreSQL's own COPY distinguishes the two in the same way.
     """
     if column.form is Form.NATIVE:
         return _or(values.cast(pa.string()), "")
@@ -115,6 +119,56 @@ def csv_token(column: Column, values: pa.Array) -> pa.Array:
     return _or(values, "")
 
 
-def _or(values: pa.Array, otherwise: str) -> pa.Array:
-    """The values, or a constant for NULL."""
-    return pc.fill_null(values, otherwise) if values.null_count else values
+def _or(values: pa.Array, null: str) -> pa.Array:
+    return pc.fill_null(values, null) if values.null_count else values
+
+
+# ------------------------------------------------------------------------------- escaping
+
+
+def is_clean(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether no value has a character that a JSON string must escape."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return not any(_MUST_ESCAPE[_bytes(chunk)].any() for chunk in chunks)
+
+
+def clean_columns(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> frozenset[str]:
+    """Those of the text columns ``names`` that are clean."""
+    return frozenset(name for name in names if is_clean(table[name]))
+
+
+def escaped(column: pa.Array) -> pa.Array:
+    """The values as JSON writes them inside quotes (RFC 8259, section 7).
+
+    A clean column is returned unchanged. Only the characters that occur in the bytes are replaced;
+    escapes without a short form are written ``\\u001F``.
+    """
+    data = _bytes(column)
+    for code in np.unique(data[_MUST_ESCAPE[data]])[::-1]:  # the backslash before all that add some
+        column = pc.replace_substring(column, chr(code), _escape(int(code)))
+    return column
+
+
+_SHORT = {
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0C: "\\f",
+    0x0D: "\\r",
+    0x22: '\\"',
+    0x5C: "\\\\",
+}
+
+
+def _escape(code: int) -> str:
+    return _SHORT.get(code) or f"\\u{code:04X}"
+
+
+def _bytes(array: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The bytes of all values as one array, perhaps with some of NULLs."""
+    _, offsets, data = array.buffers()
+    if data is None or len(array) == 0:
+        return np.empty(0, dtype=np.uint8)
+    width = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    bounds = np.frombuffer(offsets, dtype=width)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]

@@ -1,4 +1,4 @@
-"""What a format is to the encoding: how it writes the messages of a plan, and control messages."""
+"""The interface of a format: how it writes the messages of a plan, and control messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SchemaWriter(Protocol):
 
 
 class MessageFormat(ABC):
-    """One format. It holds nothing: everything is in the plan and the rows."""
+    """One format. It has no state: everything is in the plan and the rows."""
 
     def messages(self, rows: TokenRows) -> tuple[pa.Array, pa.Array]:
         """The message keys, and the values; null where a message has none."""
@@ -65,7 +65,7 @@ class MessageFormat(ABC):
         """
 
     def value_field(self, plan: MessagePlan) -> pa.Field:
-        """The Arrow column of values, with what a reader without a registry must know.
+        """The Arrow column of values, with the metadata that a reader without a registry needs.
 
         Raises:
             ChangefeedError: CF1302, the columns' names do not go together in the format.
@@ -73,7 +73,7 @@ class MessageFormat(ABC):
         return MESSAGE_SCHEMA.field("value")
 
     def schemas(self, envelope: Envelope) -> SchemaWriter | None:
-        """What writes schemas for a registry; None where the format has none."""
+        """The writer of schemas for a registry; None if the format has no schemas."""
         return None
 
     def control(
@@ -86,17 +86,20 @@ class MessageFormat(ABC):
         schemas_enabled: bool = False,
     ) -> bytes:
         """The value of a message that is no row, without a registry: see
-        :func:`~changefeed.encoding.plan.control_payload`."""
+        :func:`~changefeed.encoding.plan.control_payload`.
+        """
         return control_payload(envelope, member, at, table, schemas_enabled=schemas_enabled)
 
     def types(self, plan: MessagePlan) -> Iterator[tuple[str, str]]:
-        """Files that a reader without a registry compiles: what of (key, value), and the text."""
+        """Files for a reader without a registry to compile: their names and texts."""
         yield from ()
 
 
 class RecordFormat(MessageFormat):
-    """A format whose messages have schemas. Keys and values are made together, because the columns
-    of a key are encoded once for both."""
+    """A format whose messages have schemas.
+
+    Keys and values are made together, because the columns of a key are encoded once for both.
+    """
 
     def values(self, rows: TokenRows) -> pa.Array:
         return self.messages(rows)[1]
@@ -107,4 +110,6 @@ class RecordFormat(MessageFormat):
 
     @abstractmethod
     def metadata(self, plan: MessagePlan) -> dict[bytes, str]:
-        """What the Arrow column of values says of their schema; empty where they have none."""
+        """The metadata of the Arrow column of values that has their schema; empty if they have
+        none.
+        """

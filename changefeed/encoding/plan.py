@@ -28,7 +28,7 @@ class SchemaIds:
 
 @dataclass(frozen=True, slots=True)
 class QueryShape:
-    """What messages must know of the CDC query whose result ``schema`` is.
+    """The properties of the CDC query whose result is ``schema`` that concern messages.
 
     Attributes:
         text: the query; messages of two queries differ.
@@ -60,7 +60,7 @@ class Origin:
     schema_is_database: bool = False
 
     def database_of(self, table: TableName) -> str:
-        """The database that a table is in; empty of no source."""
+        """The database of a table; empty if the source is unknown."""
         return table.schema if self.schema_is_database else self.database
 
 
@@ -70,8 +70,8 @@ class MessagePlan:
 
     Attributes:
         schema: the rows' shape.
-        topic: finished name, as the sink and ``topic_in_value`` show it (whatever
-            ``full_table_name`` or a topic prefix made of it).
+        topic: finished name, as the sink and ``topic_in_value`` show it (with what
+            ``full_table_name`` and a topic prefix made of it).
         envelope, format: the value's shape and writing.
         diff: add the row before the change (wrapped, enriched). Where the table's replica
             identity is not FULL the image holds the key columns alone.
@@ -89,11 +89,11 @@ class MessagePlan:
         key_column: this column alone is the message key.
         json_null_as_object: a JSON ``null`` in a column becomes ``{"__crdb_json_null__": true}``,
             so that it differs from a NULL.
-        source: the enriched envelope's ``source`` member, beside what the schema tells;
+        source: the enriched envelope's ``source`` member, in addition to what the schema has;
             None leaves the member out.
         registered: schema ids, for Avro and protobuf in Confluent's wire format; None writes bare
             datums and messages.
-        avro_name: what Avro's records and protobuf's messages are called after; the topic when
+        avro_name: what Avro's records and protobuf's messages are named after; the topic if
             empty.
         avro_namespace: their namespace.
         query: the CDC query that made the rows, if one did.
@@ -163,7 +163,7 @@ class MessagePlan:
         )
 
     def numbered(self, number: int) -> int:
-        """Position of the column that the source calls ``number``.
+        """Position of the column with the source's number ``number``.
 
         Raises:
             ChangefeedError: CF1101 the table no longer has one.
@@ -207,24 +207,24 @@ class MessagePlan:
 
     @property
     def ordered_by(self) -> tuple[int, ...]:
-        """Positions of the columns whose values rows share that have to stay in their order."""
+        """Positions of columns; rows with equal values in them must stay in their order."""
         return self.message_key if self.logical else self.schema.key
 
     @property
     def whole_deletes(self) -> bool:
-        """A delete shows more than its key in the flat envelopes."""
+        """Whether a delete shows more than its key in the flat envelopes."""
         return self.query is not None and self.query.whole_deletes
 
     @property
     def shows_before(self) -> bool:
-        """The value has a ``before`` member."""
+        """Whether the value has a ``before`` member."""
         if self.envelope is Envelope.DEBEZIUM:
             return self.schema.before_image is BeforeImage.FULL
         return self.diff and self.envelope in (Envelope.WRAPPED, Envelope.ENRICHED)
 
     @property
     def key_is_object(self) -> bool:
-        """The message key is an object, not an array."""
+        """Whether the message key is an object instead of an array."""
         return self.envelope in (Envelope.ENRICHED, Envelope.DEBEZIUM)
 
     @cached_property
@@ -257,7 +257,7 @@ class MessagePlan:
         return hash(self.fingerprint)
 
     def __getstate__(self) -> dict[str, object]:
-        # str hashes differ from process to process: what was cached stays here.
+        # Hashes of str differ from process to process: the cached one is not pickled.
         state = dict(self.__dict__)
         state.pop("_hash", None)
         return state
@@ -273,8 +273,8 @@ def control_payload(
 ) -> bytes:
     """The value of a message that is no row: ``member`` is ``resolved`` or ``truncate``.
 
-    ``table`` is the one that was truncated: tables may share a topic. With ``schemas_enabled``
-    it is what readers of messages that carry schemas take: a payload without a schema.
+    ``table`` is the truncated one: tables may share a topic. With ``schemas_enabled`` the value is
+    a payload without a schema, for readers of messages that carry schemas.
     """
     members = {"table": str(table)} if table is not None else {}
     text = json.dumps({**members, member: str(at)}, ensure_ascii=False)

@@ -74,12 +74,12 @@ class Record:
 
 
 def key_shape(plan: MessagePlan) -> Record:
-    """The message key."""
+    """The tree of the message key."""
     return _row(plan, plan.message_key, Side.KEY)
 
 
 def value_shape(plan: MessagePlan) -> Record | None:
-    """The message value; None where messages have none."""
+    """The tree of the message value; None where messages have none."""
     if TRAITS[plan.format].row_alone:
         return _flat(plan)
     if plan.envelope is Envelope.KEY_ONLY:
@@ -167,7 +167,7 @@ def _source(plan: MessagePlan) -> Record:
 
 
 def _flat(plan: MessagePlan) -> Record:
-    """A row of a Parquet file: the columns, then what happened to them."""
+    """The row of a Parquet file: its columns, then the metadata."""
     more: list[tuple[str, Leaf | Record]] = [(f"{META}event_type", Leaf(STRING, LeafOrigin.OP))]
     more += [(f"{META}{name}", leaf) for name, leaf in _stamps(plan)]
     if plan.shows_before:

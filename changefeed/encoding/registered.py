@@ -2,7 +2,7 @@
 
 Subjects are ``<avro_schema_prefix><topic>-key`` and ``-value``; the prefix is the schemas'
 namespace too. Where ``topic_name`` sends several tables to one topic, subject and records are
-called after the table, or their schemas would be versions of one another.
+named after the table, because their schemas would be versions of one another.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class FeedSchemas:
 
 
 def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:
-    """What registers the schemas of a feed; None for a feed without a registry.
+    """The registered schemas of a feed; None for a feed without a registry.
 
-    ``sink_uri`` is the real one, ``external://`` resolved. Connects to nothing.
+    ``sink_uri`` is the real one, ``external://`` resolved. Does not connect.
 
     Raises:
         ChangefeedError: the registry's URL is wrong.

@@ -98,7 +98,7 @@ def _seconds(text: str) -> float:
 
 
 def check_installed() -> None:
-    """Refuse to go on where the registry's client is not there.
+    """Check that the packages of the registry's client are installed.
 
     Raises:
         ChangefeedError: CF5005.
@@ -124,7 +124,7 @@ class SchemaRegistry:
     """A connection to a registry. Safe to use from several threads."""
 
     def __init__(self, settings: RegistrySettings, *, patience: float = PATIENCE) -> None:
-        """A request may take ``patience`` times what the registry may be silent."""
+        """``patience``: the longest time of a request, as a multiple of the registry's time-out."""
         self.settings = settings
         self._patience = patience
         self._client: SchemaRegistryClient | None = None
@@ -148,7 +148,7 @@ class SchemaRegistry:
             subject=f"subject {subject}",
             about=about,
         )
-        # The client passes on what the answer has, which may be a proxy's.
+        # The client does not check the answer, which may be a proxy's.
         if type(found) is not int or not 0 <= found < 1 << 32:
             raise ChangefeedError(
                 Code.SINK_UNREACHABLE,
@@ -194,7 +194,7 @@ class SchemaRegistry:
             ) from error
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -270,7 +270,7 @@ _FILES = {
 
 
 class _RegistryPool:
-    """The registries of this process: feeds of one registry share its connections."""
+    """Feeds that use one registry share its connections."""
 
     LIMIT = 8
 
@@ -292,5 +292,5 @@ _shared = _RegistryPool()
 
 
 def connect(settings: RegistrySettings) -> SchemaRegistry:
-    """The registry; connects at its first use."""
+    """The registry, shared by all feeds that use it; it connects at its first use."""
     return _shared.get(settings)

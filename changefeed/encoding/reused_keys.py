@@ -1,9 +1,9 @@
 """Rows that took over the key of a deleted one, where the delete is not delivered.
 
 A changed key is a delete of the old key and an insert of the new one, and the insert lacks what the
-source did not send. A target that does not hear of the delete of the row that had the key before
-would keep that row's value in its place. Nobody knows the value at the new key, so it is NULL, as
-in a target that gets deletes.
+source did not send. A target that is not sent the delete of the row that had the key before would
+keep that row's value. The value at the new key is unknown, so it is NULL, as in a target that gets
+deletes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from changefeed.encoding.select import key_values
 
 
 def end_unsent(table: pa.Table, plan: MessagePlan) -> pa.Table:
-    """Rows of the log, deletes and superseded ones among them, in which no value counts as unsent
-    that a row of its key from before cannot know: it is NULL, and stated."""
+    """Rows of the log, with deletes and superseded rows, in which a value counts as unsent only if
+    an earlier row of its key can have it; other unsent values are sent as NULL.
+    """
     lacking = table["missing"]
     if lacking.null_count == table.num_rows:
         return table
@@ -35,7 +36,7 @@ def end_unsent(table: pa.Table, plan: MessagePlan) -> pa.Table:
 
 
 def _before(table: pa.Table, keys: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Of each row the number of the one before it of the same key and transaction; NULL: none."""
+    """For each row the number of the preceding row with its key and transaction; NULL if none."""
     numbers = _numbers(table.num_rows)
     names = [f"k{i}" for i in range(len(keys))]
     sorted_by = [*names, "wall", "logical"]
@@ -54,7 +55,7 @@ def _before(table: pa.Table, keys: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray
 
 
 def _follows_its_delete(table: pa.Table, deleted: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether the row before is a delete, and the change before in the transaction."""
+    """Whether the preceding row is a delete, and directly precedes it in the transaction."""
     count = table.num_rows - 1
     follows = pc.equal(table["ord"].slice(1), pc.add(table["ord"].slice(0, count), 1))
     follows = pc.and_(follows, deleted.slice(0, count))

@@ -46,7 +46,7 @@ def wanted_rows(table: pa.Table, plan: MessagePlan, *, scan: bool = False) -> pa
 
 
 def key_values(table: pa.Table, plan: MessagePlan) -> list[pa.ChunkedArray]:
-    """The columns of the primary key: of a deleted row what it had."""
+    """The columns of the primary key; of deleted rows the values before."""
     return [values for _, values in _values(table, plan.schema.key, plan, scan=False)]
 
 
@@ -55,7 +55,7 @@ def _where(table: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 
 def _all(mask: pa.ChunkedArray | pa.Array) -> bool:
-    """Arrow says neither of no rows, unless it is told that none are enough."""
+    """True of no rows, for which ``pc.all`` is NULL by default."""
     return bool(pc.all(mask, min_count=0).as_py())
 
 
@@ -66,7 +66,7 @@ _Values = tuple[Column, pa.ChunkedArray]
 def _values(
     table: pa.Table, ordinals: Sequence[int], plan: MessagePlan, *, scan: bool
 ) -> list[_Values]:
-    """Each row's values: those after the change, of a deleted row those before."""
+    """The values after the change, and of deleted rows those before it."""
     deletes = None if scan else pc.equal(table["op"], "d")
     found = []
     for i in ordinals:
@@ -82,7 +82,7 @@ def _beyond(
 ) -> pa.ChunkedArray:
     """Which rows are above (or below) ``bound``, column by column from the last.
 
-    A bound of fewer columns than the rows have is about those columns.
+    A bound with fewer columns than the key concerns the first ones.
     """
     result: pa.ChunkedArray | None = None
     for (column, values), text in reversed(list(zip(rows, bound, strict=False))):
@@ -102,7 +102,6 @@ def _beyond(
 def _inside(
     table: pa.Table, plan: MessagePlan, condition: PartitionCondition, *, scan: bool
 ) -> pa.ChunkedArray:
-    """Which rows a condition of a partition holds for."""
     if isinstance(condition, Prefixes):
         prefixes = table[f"a{plan.numbered(condition.column)}"]  # messages are not deleted
         return pc.match_substring_regex(prefixes, _any_of(condition.patterns))
@@ -124,11 +123,10 @@ def _inside(
 
 
 def _any_of(patterns: Sequence[str]) -> str:
-    """A regular expression of whole texts that fit one of these globs."""
     return rf"(?s)\A(?:{'|'.join(map(_regex, patterns))})\z"
 
 
-#: What a glob is made of: a class of characters, any text, any character, a character.
+#: The parts of a glob: a class of characters, any text, any character, a character.
 _GLOB = re.compile(r"\[(!?)(\]?[^\]]*)\]|(\*)|(\?)|(.)", re.DOTALL)
 
 
@@ -136,7 +134,7 @@ def _regex(pattern: str) -> str:
     made = []
     for negated, members, star, mark, plain in _GLOB.findall(pattern):
         if members:
-            # A range that ends before it begins holds nothing, as for fnmatch.
+            # A range that ends before it begins is empty, as for fnmatch.
             held = re.sub(r"(.)-(.)", lambda m: "" if m[1] > m[2] else m[0], members)
             safe = re.sub(r"([\\\[\]^])", r"\\\1", held)
             nothing = r"[^\x00-\x{10FFFF}]" if not negated else "."
@@ -166,7 +164,6 @@ def _one_of(
 
 
 def _literal(column: Column, text: str) -> pa.Array:
-    """A bound as a value of the log."""
     if column.logical == "bool":
         return pa.array([text in ("true", "t")])
     return pa.array([int(text)] if column.logical in INTEGERS else [text])
@@ -175,13 +172,13 @@ def _literal(column: Column, text: str) -> pa.Array:
 #: Digits before and behind the point a numeric key may have to be compared.
 _DIGITS = 38
 _NUMBER = rf"^-?\d{{1,{_DIGITS}}}(\.\d{{1,{_DIGITS - 1}}})?\z"
-#: The order of what is no number in the log form, as numbers beyond all others.
+#: For the order of NaN and infinity: numbers beyond all others.
 _BEYOND = {'"-Infinity"': "-" + "9" * _DIGITS, '"Infinity"': "9" * _DIGITS}
 _BEYOND['"NaN"'] = _BEYOND['"Infinity"'] + ".5"
 
 
 def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The values as something that sorts as the type does. Texts sort by code point."""
+    """The values in a form that sorts as their type does; texts sort by code point."""
     if column.logical in INTEGERS:
         return values.cast(pa.int64())
     if column.logical in AS_THEY_ARE:
@@ -200,8 +197,8 @@ def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedAr
 def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """ISO dates and times sort as text, with three exceptions.
 
-    In UTC only once the final Z is off: ``3.5Z`` would sort before ``3Z``. Years of more than
-    four digits get a colon, which sorts behind all digits. Years before Christ have no order.
+    Those in UTC only without the final Z: ``3.5Z`` would sort before ``3Z``. Years of more than
+    four digits get a colon, which sorts after all digits. Years before Christ have no order.
     """
     if column.logical == "timestamptz":
         values = pc.utf8_rtrim(values, "Z")

@@ -23,15 +23,16 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.schema import Column, Form, TableName, TableSchema
 from changefeed.encoding.json_tokens import Part
 
-#: The columns that :meth:`TransactionOrders.beside` puts beside rows of the log.
+#: The columns that :meth:`TransactionOrders.with_orders` adds to rows of the log.
 ORDERS: Final = ("total_order", "data_collection_order")
 
 _Numbers = npt.NDArray[np.int64]
 
 
 def transaction_ids(xid: pa.Array, commit_time: Sequence[Part]) -> list[Part]:
-    """What transactions are called: their number at the source, which comes round again some day,
-    and their timestamp, which does not. A source may know no number: 0."""
+    """The ids of transactions: their number at the source, which recurs some day, and their
+    timestamp, which does not. The number is 0 if the source has none.
+    """
     numbers = pc.if_else(pc.equal(xid, 0), "", pc.binary_join_element_wise(
         xid.cast(pa.string()), ":", pa.scalar("", pa.string())
     ))  # fmt: skip
@@ -39,7 +40,7 @@ def transaction_ids(xid: pa.Array, commit_time: Sequence[Part]) -> list[Part]:
 
 
 def transaction_id(xid: int, at: Timestamp) -> str:
-    """One of :func:`transaction_ids`."""
+    """The id of one transaction, as in :func:`transaction_ids`."""
     return f"{xid}:{at}" if xid else str(at)
 
 
@@ -73,7 +74,7 @@ class TransactionOrders:
         self._parts.append((number, rows.select(["wall", "logical", "seq", "xid", "commit_us"])))
 
     def number(self) -> None:
-        """Number what was added."""
+        """Number the changes that were added; then :attr:`transactions` is known."""
         parts, self._parts = [(n, rows) for n, rows in self._parts if rows.num_rows], []
         if not parts:
             return
@@ -103,13 +104,15 @@ class TransactionOrders:
                 int(commit_us[start]),
                 int(seq[start]),
                 int(seq[start + size - 1]),
-                tuple((names[n], int(counts[i, n])) for n in _first_first(table[start:][:size])),
+                tuple(
+                    (names[n], int(counts[i, n])) for n in _by_first_change(table[start:][:size])
+                ),
             )
             for i, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True))
         )
 
-    def beside(self, rows: pa.Table) -> pa.Table:
-        """The rows, all of them numbered, with :data:`ORDERS` beside them."""
+    def with_orders(self, rows: pa.Table) -> pa.Table:
+        """The rows with :data:`ORDERS` added; all of them were numbered."""
         seq = rows["seq"].to_numpy()
         at = np.searchsorted(self._seq, seq)
         if len(at) and (at[-1] >= len(self._seq) or not np.array_equal(self._seq[at], seq)):
@@ -120,7 +123,7 @@ class TransactionOrders:
 
 
 def _within(group: _Numbers) -> _Numbers:
-    """For each element how many of its group there are up to it."""
+    """For each element its number within its group, from 1."""
     order = np.argsort(group, kind="stable")
     begins = np.ones(len(group), np.bool_)
     begins[1:] = group[order][1:] != group[order][:-1]
@@ -130,8 +133,7 @@ def _within(group: _Numbers) -> _Numbers:
     return found
 
 
-def _first_first(tables: npt.NDArray[Any]) -> list[int]:
-    """The tables of a transaction in the order of their first change."""
+def _by_first_change(tables: npt.NDArray[Any]) -> list[int]:
     found, first = np.unique(tables, return_index=True)
     return [int(n) for n in found[np.argsort(first)]]
 
@@ -144,8 +146,8 @@ def boundary_messages(
 ) -> pa.Table:
     """BEGIN and END of each transaction as messages, in order, with Debezium's members.
 
-    ``debezium``: written as Debezium's JSON, else as ours; ``schemas_enabled``: with the schemas of
-    keys and values.
+    ``debezium``: with the spacing of Debezium's JSON instead of CockroachDB's; ``schemas_enabled``:
+    with the schemas of keys and values.
     """
     gaps = (",", ":") if debezium else (", ", ": ")
 
@@ -179,7 +181,7 @@ def boundary_messages(
 
 
 def boundary_shape(source: str) -> TableSchema:
-    """The messages' members as columns of a table, for a sink that tells shapes."""
+    """The messages' members as columns of a table, for a sink that needs shapes."""
     text, count = Form.TEXT, Form.NATIVE
     columns = (
         Column("id", "text", "string", text, "text", nullable=False),
@@ -192,7 +194,7 @@ def boundary_shape(source: str) -> TableSchema:
 
 
 def boundary_table(source: str) -> TableName:
-    """What stands in the place of a table of the source: it has no schema, as every table does."""
+    """The name in place of a table of the source; unlike those it has no schema."""
     return TableName(source, "", "transaction")
 
 

@@ -1,7 +1,7 @@
 """Rows of the log as a sink of :attr:`sinks.base.Accepts.ROWS` gets them: typed, not encoded.
 
-The same rows as the messages of the feed would tell: those of its key range, with or without
-deletes, and only the columns it names. All of it works on whole Arrow columns::
+The same rows as the messages of the feed would have: those of its key range, with or without
+deletes, and only the columns it names. All functions work on whole Arrow columns::
 
     log rows -> deletes, superseded, key range -> wanted columns, a0..an and b* renumbered
 """
@@ -29,7 +29,7 @@ class RowPlan:
     """What a typed-row sink sees of one version of a table. Pickles into executors.
 
     Attributes:
-        plan: what the feed asks for; what concerns the writing of messages is not looked at.
+        plan: what the feed asks for; what concerns the writing of messages is ignored.
     """
 
     plan: MessagePlan
@@ -76,7 +76,7 @@ class RowPlan:
         return self._projected(rows)
 
     def scanned(self, batch: pa.RecordBatch | pa.Table, at: Timestamp) -> pa.Table:
-        """The same of rows that a scan read (``a0..an``) at ``at``."""
+        """As :meth:`rows`, for rows (``a0..an``) that a scan read at ``at``."""
         return self.rows(scan_rows(self.plan.schema, batch, at))
 
     def _projected(self, table: pa.Table) -> pa.Table:

@@ -50,7 +50,7 @@ def typed_values(kind: ParametricKind, values: pa.Array, column: str) -> pa.Arra
 
 
 def single_floats(values: pa.Array, column: str) -> pa.Array:
-    """Numbers as ``float32``: read as such, for one that is rounded twice may be another."""
+    """Numbers as ``float32``, read directly: rounded first to ``float64`` they may differ."""
     with _fitting(column):
         return _unquoted(values).cast(pa.float32())
 
@@ -72,8 +72,9 @@ def _fitting(column: str) -> Iterator[None]:
 
 
 def not_numbers(values: pa.Array) -> pa.Array | None:
-    """``NaN`` and ``Infinity`` among numerics, without quotes, NULL for numbers; None if all
-    are numbers."""
+    """``NaN`` and ``Infinity`` among numerics, without quotes, and NULL for numbers; None if all
+    are numbers.
+    """
     odd = pc.fill_null(pc.starts_with(values, _QUOTE), False)
     if not pc.any(odd).as_py():
         return None
@@ -108,7 +109,6 @@ _HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint
 
 
 def _bytes(kind: ParametricKind, values: pa.Array) -> pa.Array:
-    r"""``\xdead``: two digits a byte, lower case."""
     digits = pc.utf8_slice_codeunits(pc.fill_null(values, ""), 2)
     _, offsets, data = digits.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(digits) + 1, digits.offset * 4)
@@ -128,7 +128,7 @@ def _bytes(kind: ParametricKind, values: pa.Array) -> pa.Array:
 
 
 def _time(kind: ParametricKind, values: pa.Array) -> pa.Array:
-    """Microseconds of the day; the log form has ``24:00:00`` too."""
+    """Microseconds of the day; in the log form a time may be ``24:00:00``."""
     last = pc.equal(values, "24:00:00")
     clocks = pc.if_else(last, "00:00:00", values)
     moments = pc.binary_join_element_wise("1970-01-01T", clocks, "").cast(pa.timestamp("us"))
@@ -154,7 +154,7 @@ def _timestamptz(kind: ParametricKind, values: pa.Array) -> pa.Array:
 def _moments(
     values: pa.Array, to: pa.DataType, number: pa.DataType, read: Callable[[str], int]
 ) -> pa.Array:
-    # Arrow reads what is usual and nothing else; to look first takes as long again.
+    # Arrow reads only what is usual; to check that first takes as long again.
     with suppress(pa.ArrowInvalid):
         return values.cast(to).cast(number)
     usual = pc.fill_null(pc.match_substring_regex(values, _USUAL), True)
@@ -238,7 +238,7 @@ def _split(values: pa.Array) -> pa.ListArray:
     inner = pc.utf8_slice_codeunits(values, 1, -1)
     lists = pc.split_pattern(inner, ",")
     items = lists.flatten()
-    # Of an empty list an empty text; no number is one.
+    # The split of an empty list is an empty text, and no number is one.
     items = items.filter(pc.not_equal(items, ""))
     items = pc.if_else(pc.equal(items, "null"), None, items)
     sizes = pc.if_else(pc.equal(inner, ""), 0, pc.list_value_length(lists))
@@ -246,7 +246,6 @@ def _split(values: pa.Array) -> pa.ListArray:
 
 
 def _texts(values: pa.Array) -> pa.ListArray:
-    """Lists of JSON strings, by Arrow's reader of JSON."""
     if not len(values):
         return pa.array([], pa.list_(pa.string()))
     lines = pc.binary_join_element_wise('{"v":', pc.fill_null(values, "null"), "}\n", "")
@@ -265,7 +264,7 @@ def _texts(values: pa.Array) -> pa.ListArray:
 
 
 def _listed(sizes: pa.Array, items: pa.Array) -> pa.ListArray:
-    """Lists of these sizes over ``items``; one of no size (NULL) is NULL."""
+    """Lists of ``sizes`` over ``items``; a NULL size is a NULL list."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int32)
     np.cumsum(pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False), out=offsets[1:])
     mask = sizes.is_null() if sizes.null_count else None

@@ -8,7 +8,7 @@ logical type of the log      kind
 ``bool``, ``int16`` ..       ``BOOL``, ``INT`` (16, 32 or 64 bits)
 ``float32``, ``float64``     ``DOUBLE``: what the source printed, read back exactly
 ``decimal(p,s)``, p <= 38    ``DECIMAL``; NaN has no place in it, see each format
-``decimal`` and wider ones   ``STRING``: every digit, whatever the number
+``decimal`` and wider ones   ``STRING``: with every digit
 ``text``, ``uuid``, json     ``STRING``; also intervals, ``timetz``, ranges and all
                              types without a row here, as the source prints them
 ``bytes``                    ``BYTES``
@@ -29,8 +29,8 @@ from changefeed.core.schema import Column
 #: Digits that Spark's, Parquet's and Arrow's 128-bit decimals can have.
 MOST_DIGITS = 38
 
-#: What ``infinity`` of the log form becomes where a moment is a number: out of the range of
-#: its finite values, so nothing else means it. Microseconds as Debezium writes them; days
+#: The numbers for ``infinity`` of the log form where moments are numbers: out of the range of
+#: finite values, so they are unambiguous. Microseconds as Debezium writes them; days
 #: as PostgreSQL keeps them itself.
 INFINITE_MICROS = 9_223_372_036_825_200_000
 MINUS_INFINITE_MICROS = -9_223_372_036_832_400_000
@@ -61,7 +61,7 @@ class ParametricKind:
     """A kind with its parameters.
 
     Attributes:
-        bits: of an ``INT``; 32 also of a ``DOUBLE`` that the source keeps in so many.
+        bits: of an ``INT``; 32 also of a ``DOUBLE`` that the source stores in 32 bits.
         precision, scale: of a ``DECIMAL``; ``0 <= scale <= precision``.
         element: of an ``ARRAY``; every element may be NULL.
         number: the log's text is a number, which may be quoted (``"NaN"``).

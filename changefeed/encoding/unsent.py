@@ -2,8 +2,8 @@
 
 A source may leave a large value (PostgreSQL: TOAST) out of a change that did not touch it. Where
 the value as of the change is not known, the log has NULL and names the column in ``missing``. A
-message says so with a placeholder in the place of the value, or by leaving the member out, for NULL
-and later values are values of their own.
+message then has a placeholder instead of the value, or no such member, because NULL and later
+values would be wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from changefeed.encoding.debezium.fields import UUID_NAME, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.types import ParametricKind, ValueKind, typed
 
-#: What stands in the place of an unsent value.
+#: The placeholder of an unsent value.
 UNSENT = "__changefeed_unsent__"
 #: The same in Debezium's envelope.
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -34,20 +34,22 @@ _EPOCH = date(1970, 1, 1)
 
 
 def unsent_name(i: int) -> str:
-    """The column of truth values that says in which rows column ``i`` is to be left out."""
+    """The boolean column that marks the rows in which column ``i`` is to be left out."""
     return f"unsent{i}"
 
 
 def marked_name(i: int) -> str:
-    """The column of truth values that says in which rows column ``i`` is a placeholder, where its
-    values in the log have no room for one."""
+    """The boolean column that marks the rows in which column ``i`` is a placeholder, for columns
+    whose type in the log has no room for one.
+    """
     return f"marked{i}"
 
 
 def settle_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozenset[str]]:
-    """The rows with placeholders, and the columns (``a3``) that have some; where the plan omits
-    values, the rows with :func:`unsent_name` beside such columns; where a number becomes a text of
-    JSON, with :func:`marked_name`.
+    """The rows with placeholders, and the columns (``a3``) that have some.
+
+    Where the plan omits values, the rows get columns :func:`unsent_name`; where a number becomes a
+    text of JSON, columns :func:`marked_name`.
 
     Raises:
         ChangefeedError: CF4001 the plan wants no message without a value; the message's key or
@@ -87,7 +89,7 @@ def settle_unsent(table: pa.Table, plan: MessagePlan) -> tuple[pa.Table, frozens
 
 
 def _in_json(plan: MessagePlan) -> bool:
-    """A value of any type may be a text in the messages."""
+    """Whether the messages can have a text in place of a value of any type."""
     return TRAITS[plan.format].text and plan.envelope is not Envelope.DEBEZIUM
 
 
@@ -107,7 +109,7 @@ def refuse_unsent(table: pa.Table, plan: MessagePlan) -> None:
 
 
 def not_sent(schema: TableSchema, column: Column, why: str) -> ChangefeedError:
-    """A change came without a value of ``column``; ``why`` that stops the table."""
+    """The error of a change without a value of ``column``; ``why`` that stops the table."""
     table = schema.table
     return ChangefeedError(
         Code.VALUE_NOT_ENCODABLE,
@@ -135,7 +137,6 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
 
 
 def _of_text(column: Column, text: str) -> str:
-    """Of a column whose values are tokens of JSON, or a text."""
     if column.logical == "bytes":
         return _hex(text)
     if column.form is Form.TEXT:
@@ -145,7 +146,7 @@ def _of_text(column: Column, text: str) -> str:
 
 
 def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | None:
-    """Of a column that has this type in a typed format; ``decimals`` may be texts there."""
+    """``decimals``: whether a decimal may be a text in the format."""
     if kind.element is not None:
         if kind.element.kind is ValueKind.BYTES:
             return _array([_hex(UNSENT)])
@@ -157,12 +158,12 @@ def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | 
 
 
 def _of_debezium(column: Column) -> str | None:
-    """As Debezium's connector has it: for numbers in an array the codes of the letters."""
+    """As Debezium's connector has it: in an array of numbers the codes of the letters."""
     field = field_of(column)
     if field.items is None:
         if field.way is Conversion.BYTES:
             return _hex(UNAVAILABLE)
-        # There json is a string.
+        # json is a string there.
         return UNAVAILABLE if field.way is Conversion.TEXT else None
     letters = UNAVAILABLE.encode()
     if field.items.name == UUID_NAME:
@@ -180,10 +181,8 @@ def _of_debezium(column: Column) -> str | None:
 
 
 def _hex(text: str) -> str:
-    """Bytes as the log has them."""
     return "\\x" + text.encode().hex()
 
 
 def _array(elements: Sequence[int | str]) -> str:
-    """An array as the log has it."""
     return json.dumps(elements, separators=(",", ":"))

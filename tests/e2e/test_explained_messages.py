@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from changefeed.encoding.avro import reading as avro
+from changefeed.encoding.binary_format import header
 from changefeed.encoding.protobuf import reading as protobuf
 from changefeed.encoding.protobuf.schema import message_header
-from changefeed.encoding.registry_header import header
 from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker

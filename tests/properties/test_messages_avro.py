@@ -23,8 +23,8 @@ from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Deletes, Envelope
 from changefeed.encoding.arrow_schema import parquet_rows
 from changefeed.encoding.avro.schema import key_schema, value_schema
+from changefeed.encoding.binary_format import identifier
 from changefeed.encoding.encode import encode_messages
-from changefeed.encoding.names import identifier
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 from tests.helpers.avro_model import KINDS, column, key_of, value_of
 from tests.helpers.message_model import Row, _before, change, is_message, log_table, table

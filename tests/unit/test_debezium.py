@@ -21,12 +21,11 @@ from changefeed.core.formats import Format
 from changefeed.core.log_form import form_of
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.byte_text import base64
 from changefeed.encoding.compile import origin_of
 from changefeed.encoding.debezium import avro
 from changefeed.encoding.debezium.connect_values import unscaled
 from changefeed.encoding.debezium.fields import field_of
-from changefeed.encoding.debezium.tokens import tokens
+from changefeed.encoding.debezium.tokens import base64, tokens
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan, SchemaIds, control_payload
 from tests.helpers.message_model import Row, change, log_table

@@ -35,8 +35,8 @@ from changefeed.encoding.avro.schema import (
     schema_text,
     value_schema,
 )
+from changefeed.encoding.binary_format import identifier
 from changefeed.encoding.formats import message_schema
-from changefeed.encoding.names import identifier
 from changefeed.encoding.parquet import parquet_fields
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registered import FeedSchemas, feed_schemas

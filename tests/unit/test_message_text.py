@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.encoding.json_text import clean_columns, escaped, is_clean
+from changefeed.encoding.json_tokens import clean_columns, escaped, is_clean
 from tests.helpers.message_model import json_string
 
 VALUES = st.lists(

@@ -44,7 +44,7 @@ def numbered(*parts: tuple[TableName, pa.Table]) -> TransactionOrders:
 
 
 def places(orders: TransactionOrders, part: pa.Table) -> list[tuple[int, int]]:
-    made = orders.beside(part)
+    made = orders.with_orders(part)
     return list(
         zip(made["total_order"].to_pylist(), made["data_collection_order"].to_pylist(), strict=True)
     )
@@ -67,7 +67,7 @@ def test_parts_of_a_table_are_one() -> None:
 
 def test_a_change_that_was_not_counted_is_a_fault() -> None:
     with pytest.raises(AssertionError, match="not numbered"):
-        numbered((A, rows((1, 1)))).beside(rows((1, 2)))
+        numbered((A, rows((1, 1)))).with_orders(rows((1, 2)))
     with pytest.raises(AssertionError, match="not numbered"):
         encode_messages(rows((1, 1)), MessagePlan(SHAPE, "a", transactions=True))
 

@@ -1,6 +1,6 @@
 """Avro object containers read back: the files of ``format = 'avro'``, for a comparison.
 
-Block by block, so that memory stays bounded whatever the size of a file. Avro specification, Object
+Block by block, so that memory stays bounded for files of any size. Avro specification, Object
 Container Files.
 """
 
@@ -18,7 +18,7 @@ from changefeed.encoding.avro.reading import records_of
 
 
 class DamagedContainer(Exception):
-    """The bytes are no Avro object container, or not to its end."""
+    """The bytes are no Avro object container, or an incomplete one."""
 
 
 def container_records(stream: BinaryIO) -> Iterator[Any]:
@@ -66,7 +66,7 @@ def _size(stream: BinaryIO) -> int:
 
 
 def _long(stream: BinaryIO, *, at_end: bool = False) -> int | None:
-    """A number; None at the end of the stream where it may end."""
+    """A zigzag number; None at the end of the stream if ``at_end`` allows it."""
     number = _varint(stream, at_end=at_end)
     return None if number is None else (number >> 1) ^ -(number & 1)
 

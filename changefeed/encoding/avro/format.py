@@ -1,4 +1,4 @@
-"""``format = 'avro'``: messages, and their schemas for a registry or beside bare datums."""
+"""``format = 'avro'``: messages, and their schemas for a registry or next to bare datums."""
 
 from __future__ import annotations
 
@@ -10,13 +10,41 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.avro import schema as avro
-from changefeed.encoding.avro.messages import AvroMessages
+from changefeed.encoding.avro.values import NULL, THERE, constant, numbers, strings, union_pieces
+from changefeed.encoding.binary_format import header
+from changefeed.encoding.binary_record import Filler
+from changefeed.encoding.byte_columns import Piece
 from changefeed.encoding.debezium import avro as debezium
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.message_format import RecordFormat, SchemaWriter
 from changefeed.encoding.plan import MessagePlan
+from changefeed.encoding.record_shape import Leaf
 from changefeed.encoding.registry import RegistrySchema
-from changefeed.encoding.registry_header import header
+
+
+class AvroMessages(Filler):
+    """Fills :mod:`~changefeed.encoding.record_shape` with unions, in the order of the record."""
+
+    ABSENT = NULL
+
+    def head(self, schema_id: int) -> bytes:
+        return header(schema_id)
+
+    def record(self, name: str, pieces: list[Piece]) -> list[Piece]:
+        return [THERE, *pieces]
+
+    def column(self, leaf: Leaf, values: pa.Array) -> list[Piece]:
+        name = self._rows.plan.schema.columns[leaf.ordinal].name
+        return union_pieces(leaf.type, values, name)
+
+    def constant(self, name: str, value: str | int) -> bytes:
+        return constant(value) if isinstance(value, str) else THERE + avro.long_bytes(value)
+
+    def texts(self, name: str, values: pa.Array) -> list[Piece]:
+        return strings(values)
+
+    def numbers(self, name: str, values: pa.Array) -> list[Piece]:
+        return numbers(values)
 
 
 class AvroFormat(RecordFormat):

@@ -1,7 +1,7 @@
-"""Avro messages read back, one by one: for a comparison of what a target holds with its source.
+"""Avro messages read back, one by one, to compare a target with its source.
 
-The values of both sides go through here, so what matters is that equal values come out alike, and
-that none is out of Python's reach: dates and times stay the numbers that Avro writes them as.
+Both sides are read by these functions, so equal values must give equal results, and every value
+must be possible in Python: dates and times stay the numbers that Avro writes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import fastavro
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.registry_header import Read, header, reader_of_registered
+from changefeed.encoding.binary_format import Read, header, reader_of_registered
 
 
 def reader_of(schema: str) -> Read:
-    """What reads datums of a schema (its JSON text), without a header.
+    """A function that reads one datum of a schema (its JSON text), without a header.
 
     Raises:
         ChangefeedError: CF1303 the text is no Avro schema.
@@ -33,7 +33,7 @@ def member_names(schema: str) -> tuple[str, ...]:
 
 
 def records_of(schema: str) -> Callable[[BytesIO, int], Iterator[Any]]:
-    """What reads so many datums of a schema that lie beside each other.
+    """A function that reads a number of consecutive datums of a schema.
 
     Raises:
         ChangefeedError: CF1303 the text is no Avro schema.
@@ -57,9 +57,9 @@ def _record(data: BytesIO, parsed: Any) -> Any:
 
 
 def reader_by_id(schema_of: Callable[[int], str]) -> Read:
-    """What reads messages that begin with the id of their schema, as a registry gives it.
+    """A function that reads messages that begin with the id of their schema in a registry.
 
-    ``schema_of`` is asked once for each schema.
+    ``schema_of`` is called once for each schema.
 
     Raises:
         ChangefeedError: CF1303 by the reader: a message that has no such beginning, or is not in
@@ -71,7 +71,7 @@ def reader_by_id(schema_of: Callable[[int], str]) -> Read:
 
 
 def _numbers(schema: Any) -> Any:
-    """The schema without the types that Python has a class for, but for decimals."""
+    """Without the logical types that fastavro turns into Python objects, except decimals."""
     if isinstance(schema, dict):
         return {
             name: _numbers(part)

@@ -19,10 +19,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.names import identifier, namespace
+from changefeed.encoding.binary_format import identifier, namespace, varint
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, Record, key_shape, value_shape
-from changefeed.encoding.registry_header import varint
 from changefeed.encoding.types import ParametricKind, ValueKind
 
 Schema = dict[str, Any]
@@ -58,11 +57,11 @@ def value_schema(plan: MessagePlan) -> Schema | None:
 
 
 def schema_text(schema: Schema) -> str:
-    """A schema as registries and files have it; no reader can fail to understand it.
+    """A schema as text for registries and files, checked against the specification.
 
     Raises:
-        fastavro.schema.SchemaParseException: the specification allows no such schema, as two
-            records of one name.
+        fastavro.schema.SchemaParseException: the specification does not allow the schema, for
+            example two records of one name.
     """
     text = json.dumps(schema)
     _parsed(text)
@@ -76,8 +75,6 @@ def _parsed(text: str) -> object:
 
 
 class _Names:
-    """Writes a shape down under the names readers see."""
-
     def __init__(self, plan: MessagePlan) -> None:
         self._base = identifier(plan.avro_name or plan.topic)
         self._namespace = namespace(plan.avro_namespace)

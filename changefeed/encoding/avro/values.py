@@ -1,8 +1,8 @@
 """Arrow columns as Avro's binary form (Avro specification, Binary Encoding), whole columns at a
 time.
 
-A column becomes one or two parts whose bytes stand beside each other in a message; a value of
-a union ``[null, type]`` starts with its branch.
+A column becomes one or two pieces whose bytes follow each other in a message; a value of a union
+``[null, type]`` starts with its branch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from changefeed.encoding.typed_values import list_items, not_numbers, typed_valu
 from changefeed.encoding.types import ParametricKind, ValueKind
 
 NULL, THERE, SECOND = b"\x00", b"\x02", b"\x04"
-"""Branches of a union: none of it, the type after ``null``, the one after that."""
+"""Branches of a union: ``null``, the type after it, and the type after that."""
 
 
 def constant(text: str) -> bytes:
-    """A string that is there, in its union."""
+    """A text that is not NULL, in its union."""
     data = text.encode()
     return THERE + long_bytes(len(data)) + data
 
@@ -56,25 +56,25 @@ def union_pieces(kind: ParametricKind, values: pa.Array, column: str) -> list[Pi
 
 
 def numbers(values: pa.Array) -> list[Piece]:
-    """Integers."""
+    """Integers in their union with ``null``."""
     return [_branched(integers(values), validity(values))]
 
 
 def strings(values: pa.Array) -> list[Piece]:
-    """Texts or bytes: how long, then the bytes."""
+    """Texts or bytes in their union with ``null``: the length, then the bytes."""
     data = values.cast(pa.binary())
     head = _branched(lengths(data), validity(values))
     return [head, pc.fill_null(data, b"") if data.null_count else data]
 
 
 def truths(values: pa.Array) -> list[Piece]:
-    """Booleans."""
+    """Booleans in their union with ``null``."""
     bits = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
     return [fixed(THERE, bits.astype(np.uint8)[:, None], validity(values), NULL)]
 
 
 def doubles(values: pa.Array) -> list[Piece]:
-    """Floating point numbers of 64 bits."""
+    """Floating point numbers of 64 bits in their union with ``null``."""
     filled = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
     data = filled.astype("<f8").view(np.uint8).reshape(-1, 8)
     return [fixed(THERE, data, validity(values), NULL)]
@@ -94,7 +94,7 @@ _PIECES: dict[ValueKind, Callable[[pa.Array], list[Piece]]] = {
 
 
 def _branched(values: npt.NDArray[np.int64], valid: Mask | None) -> pa.Array:
-    """Each number after the branch that it is there; NULL is its branch alone."""
+    """Zigzag numbers, each after the branch of its type; NULL is its branch alone."""
     zigzag = ((values << 1) ^ (values >> 63)).view(np.uint64)
     return varints(THERE, zigzag, valid, NULL)
 
@@ -103,7 +103,7 @@ def _branched(values: npt.NDArray[np.int64], valid: Mask | None) -> pa.Array:
 
 
 def _decimals(values: pa.Array, odd: pa.Array | None) -> list[Piece]:
-    """The unscaled number in two's complement, big-endian, as few bytes as it takes."""
+    """The unscaled number in two's complement, big-endian, in as few bytes as possible."""
     rows = len(values)
     raw = values.buffers()[1]
     little = np.frombuffer(raw, np.uint8, rows * 16, values.offset * 16).reshape(-1, 16)
@@ -143,8 +143,9 @@ def _array(element: ParametricKind, values: pa.Array, column: str) -> list[Piece
 
 
 def listed(lists: pa.ListArray, items: pa.Array) -> list[Piece]:
-    """Arrays whose elements are ``items``: one block of all elements, then the end; of an empty
-    one the end alone."""
+    """Arrays of ``items``: one block with all elements, then the end; an empty array is only the
+    end.
+    """
     places = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1)
     counts = np.diff(places).astype(np.int64)
     head = _branched(counts, validity(lists))

@@ -2,7 +2,7 @@
 missing is a union with ``null``, one that may not is the type itself, and the types of Connect keep
 their names (``connect.name``).
 
-The records are called after the topic, ``orders.Key``, ``orders.Value`` and ``orders.Envelope``,
+The records are named after the topic, ``orders.Key``, ``orders.Value`` and ``orders.Envelope``,
 with ``avro_schema_prefix`` before it.
 """
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from changefeed.encoding.avro.schema import long_bytes
 from changefeed.encoding.avro.values import NULL, THERE, doubles, listed, numbers, strings, truths
+from changefeed.encoding.binary_format import header, identifier, namespace
 from changefeed.encoding.byte_columns import Piece, fixed, joined, validity
 from changefeed.encoding.debezium import schemas
 from changefeed.encoding.debezium.connect_values import (
@@ -28,9 +29,7 @@ from changefeed.encoding.debezium.connect_values import (
 )
 from changefeed.encoding.debezium.fields import ConnectType, Conversion, field_of
 from changefeed.encoding.debezium.messages import Messages
-from changefeed.encoding.names import identifier, namespace
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.registry_header import header
 
 Schema = dict[str, Any]
 
@@ -49,20 +48,20 @@ def value_schema(plan: MessagePlan) -> Schema:
 
 
 def _base(plan: MessagePlan) -> str:
-    """What the records are called after."""
+    """What the names of all records begin with."""
     outer = namespace(plan.avro_namespace)
     own = ".".join(identifier(part) for part in (plan.avro_name or plan.topic).split("."))
     return f"{outer}.{own}" if outer else own
 
 
 class _Translation:
-    """Schemas of Connect as Avro's. A record is written out once."""
+    """Translates Connect's schemas to Avro's; a record that occurs again is only named."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def record(self, schema: Schema) -> Schema:
-        """A struct, which is not known yet."""
+        """``schema`` is a struct that was not written yet."""
         name = schema["name"]
         self._known.add(name)
         space, _, own = name.rpartition(".")
@@ -202,13 +201,12 @@ def _text(text: str) -> bytes:
 
 
 def _required(pieces: list[Piece]) -> list[Piece]:
-    """Values that are all there, without the branch of their union."""
+    """The values without the branch of their union; none may be NULL."""
     first, *rest = pieces
     return [pc.binary_replace_slice(first, 0, 1, b""), *rest]
 
 
 def _union(field: ConnectType, logical: str, values: pa.Array, name: str) -> list[Piece]:
-    """The values as values of the union of ``null`` and their type."""
     if field.items is not None:
         lists = items(logical, values, name)
         elements = _union(field.items, element_of(logical), lists.values, name)
@@ -238,7 +236,7 @@ def _number(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _zero(field: ConnectType) -> bytes:
-    """See :attr:`ConnectType.zero`."""
+    """:attr:`ConnectType.zero` in Avro."""
     if field.way is Conversion.ZONED:
         return _text("1970-01-01T00:00:00Z")
     if field.way is Conversion.ZONED_TIME:

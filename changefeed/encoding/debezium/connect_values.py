@@ -24,7 +24,7 @@ _SECOND = 1_000_000
 
 @contextmanager
 def fitting(column: str) -> Iterator[None]:
-    """What a value does that has no place in its type.
+    """Turns the exceptions of a value that does not fit its type into an error of the column.
 
     Raises:
         ChangefeedError: CF4001.
@@ -39,9 +39,10 @@ def fitting(column: str) -> Iterator[None]:
 
 
 def connect_values(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
-    """The values as Arrow has them: integers, booleans, ``string`` and ``binary``. Floating point
-    numbers are the log's text; a ``SCALED`` number is its digits, of which :func:`scales` has
-    the scale. An array has :func:`items`.
+    """The values in Arrow's types: integers, booleans, ``string`` and ``binary``.
+
+    Floating point numbers stay the log's text; a ``SCALED`` number is its digits, and
+    :func:`scales` has its scale. For arrays see :func:`items`.
 
     Raises:
         ChangefeedError: CF4001, a value does not fit.
@@ -87,8 +88,8 @@ def element_of(logical: str) -> str:
     return logical[len("array<") : -1]
 
 
-def _joined(*parts: str | pa.Array) -> pa.Array:
-    """The parts beside each other; NULL where one is."""
+def joined(*parts: str | pa.Array) -> pa.Array:
+    """The concatenation of the parts; NULL where one is NULL."""
     return pc.binary_join_element_wise(
         *(pa.scalar(part, pa.string()) if isinstance(part, str) else part for part in parts),
         _NOTHING,
@@ -99,7 +100,7 @@ def _joined(*parts: str | pa.Array) -> pa.Array:
 
 
 def _signed(values: pa.Array) -> pa.Array:
-    """The 64 bits of an unsigned number, read with a sign."""
+    """The 64 bits of an unsigned number, read as a signed one."""
     return values.cast(pa.uint64()).view(pa.int64())
 
 
@@ -113,7 +114,7 @@ def _refuse_no_number(values: pa.Array, name: str) -> None:
 
 
 def scales(values: pa.Array) -> pa.Array:
-    """How many digits stand behind the point."""
+    """The number of digits after the point."""
     point = pc.find_substring(values, ".")
     return pc.if_else(
         pc.less(point, 0), 0, pc.subtract(pc.subtract(pc.binary_length(values), point), 1)
@@ -121,13 +122,14 @@ def scales(values: pa.Array) -> pa.Array:
 
 
 def unscaled(values: pa.Array) -> pa.Array:
-    """The digits of decimals, without their point, as numbers in two's complement: big-endian,
-    and no longer than they have to be (``BigInteger.toByteArray`` of Java)."""
+    """Decimals without their point, in two's complement: big-endian, in as few bytes as possible
+    (as Java's ``BigInteger.toByteArray``).
+    """
     digits = pc.replace_substring(values, ".", "")
     long = pc.greater(pc.binary_length(digits), _DIGITS)
     if not pc.any(long).as_py():
         return _big_endian(digits)
-    # So long a number is rare, and Arrow has no type for it.
+    # Such long numbers are rare, and Arrow has no type for them.
     rare = [_bytes(int(text)) for text in digits.filter(long).to_pylist()]
     short = _big_endian(pc.if_else(long, None, digits))
     return pc.replace_with_mask(short, pc.fill_null(long, False), pa.array(rare, pa.binary()))
@@ -152,7 +154,7 @@ def _big_endian(digits: pa.Array) -> pa.Array:
 
 
 def _packed(values: pa.Array, width: int) -> pa.Array:
-    """Zeros and ones as bits; the last one is the lowest of the first byte."""
+    """Zeros and ones as bits; the last character is the lowest bit of the first byte."""
     text = pc.fill_null(values, "0" * width).cast(pa.binary(width)).cast(pa.binary())
     ones = np.frombuffer(text.buffers()[2], np.uint8)[-width * len(text) :] == ord("1")
     bits = np.packbits(ones.reshape(-1, width)[:, ::-1], axis=1, bitorder="little")
@@ -161,7 +163,6 @@ def _packed(values: pa.Array, width: int) -> pa.Array:
 
 
 def _reversed(values: pa.Array) -> pa.Array:
-    """Each value's bytes from the last to the first."""
     return pc.binary_reverse(values) if len(values) else values
 
 
@@ -175,7 +176,6 @@ _KINDS = {
 
 
 def _units(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
-    """Days, or units of a time since its beginning."""
     numbers = typed_values(ParametricKind(_KINDS[field.way]), values, name)
     return numbers if field.divisor == 1 else _floor(numbers, field.divisor)
 
@@ -187,14 +187,14 @@ def _floor(numbers: pa.Array, divisor: int) -> pa.Array:
 
 
 def _zoned(values: pa.Array, digits: int) -> pa.Array:
-    """``2024-03-31T01:02:03.500000Z``: as many digits as the column has."""
+    """``2024-03-31T01:02:03.500000Z``: with as many digits as the column has."""
     if not digits:
         return values
     usual = pc.fill_null(pc.match_substring_regex(values, r"^\d{4}-[^B+]*Z$"), False)
     point = pc.find_substring(values, ".")
     whole = pc.utf8_slice_codeunits(values, 0, 19)
     fraction = pc.if_else(pc.less(point, 0), "", pc.utf8_slice_codeunits(values, 20, -1))
-    padded = _joined(whole, ".", pc.utf8_rpad(fraction, digits, "0"), "Z")
+    padded = joined(whole, ".", pc.utf8_rpad(fraction, digits, "0"), "Z")
     return pc.if_else(usual, padded, values)
 
 
@@ -205,7 +205,7 @@ _WITH_OFFSET = (
 
 
 def _in_utc(values: pa.Array) -> pa.Array:
-    """``01:02:03.5+02`` as Java writes the time of day in UTC: ``23:02:03.5Z``."""
+    """``01:02:03.5+02`` as ``23:02:03.5Z``: as Java writes a time of day in UTC."""
     parts = _parts(values, _WITH_OFFSET)
     east = {name: parts[f"east_{name}"] for name in ("hours", "minutes", "seconds")}
     offset = _time_of({**east, "micros": pa.scalar(0), "sign": parts["sign"]})
@@ -213,7 +213,7 @@ def _in_utc(values: pa.Array) -> pa.Array:
     moved = pc.add(pc.subtract(local, offset), 2 * _MICROS_PER_DAY)
     days = pc.multiply(pc.divide(moved, _MICROS_PER_DAY), _MICROS_PER_DAY)
     text = pc.subtract(moved, days).cast(pa.time64("us")).cast(pa.string())  # six digits
-    return _joined(pc.replace_substring_regex(text, r"\.?0*\z", ""), "Z")
+    return joined(pc.replace_substring_regex(text, r"\.?0*\z", ""), "Z")
 
 
 _INTERVAL = (
@@ -241,7 +241,7 @@ def _clock(values: pa.Array) -> pa.Array:
 
 
 def _parts(values: pa.Array, pattern: str) -> dict[str, pa.Array]:
-    """The groups of a pattern: numbers, 0 for one that is not there, and ``sign`` as -1 or 1.
+    """The groups of a pattern as numbers, 0 for a missing one, and ``sign`` as -1 or 1.
 
     Raises:
         ValueError: a value does not match.

@@ -6,7 +6,7 @@ That is ``decimal.handling.mode = precise``, ``time.precision.mode = adaptive``
 Connect is a primitive one and, for most, a name that says what the value means.
 
 The log has one logical type for columns of both families; what else Debezium distinguishes
-(digits of a second, ``year``, ``bit``, ``enum``) is told from the source's own type text.
+(digits of a second, ``year``, ``bit``, ``enum``) is taken from the source's own type text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Conversion(StrEnum):
     UNSCALED = "unscaled"
     """The digits of a decimal as a number in two's complement."""
     SCALED = "scaled"
-    """The same with its scale, which each value has for itself."""
+    """The same with its scale, which differs from value to value."""
     DAYS = "days"
     TIME = "time"
     """The time of day; ``divisor`` microseconds are a unit."""
@@ -59,8 +59,8 @@ class ConnectType:
 
     Attributes:
         type: ``boolean int16 int32 int64 float double string bytes array struct``.
-        way: how values get there.
-        name: what the value means, empty for a plain one.
+        way: how values are converted to it.
+        name: the meaning of the value; empty for a primitive type.
         parameters: of the name.
         divisor, digits: see :class:`Conversion`.
         items: the type of an array's elements.
@@ -90,7 +90,7 @@ class ConnectType:
 
 _ZEROS = {"boolean": "false", "string": '""', "bytes": '""', "array": "[]"}
 
-#: What a text that is a UUID is called.
+#: The type name of a UUID.
 UUID_NAME = "io.debezium.data.Uuid"
 
 _TEXT = ConnectType("string", Conversion.TEXT)
@@ -129,7 +129,7 @@ _CHOICE = re.compile(r"'((?:[^']|'')*)'")
 
 
 def field_of(column: Column) -> ConnectType:
-    """The type of a column."""
+    """The type that a column has in messages."""
     return _field(column.logical, column.type_name.strip())
 
 
@@ -174,8 +174,7 @@ def _field(logical: str, written: str) -> ConnectType:
 
 
 def _time(logical: str, written: str) -> ConnectType:
-    """Dates and times, by their digits after the second: six where none are written, for
-    MySQL none."""
+    """By the digits after the second: if none are written, six, for MySQL none."""
     mysql = bool(_MYSQL_MOMENT.match(written))
     found = _DIGITS.search(written)
     digits = int(found[1]) if found else 0 if mysql else 6

@@ -26,7 +26,7 @@ from changefeed.encoding.json_tokens import Part, joined, string
 
 @dataclass(frozen=True, slots=True)
 class SourceBlock:
-    """What all messages of a stretch say in ``source``; ``schema`` is None where there is none."""
+    """The ``source`` member of all messages of a stretch; a None ``schema`` is left out."""
 
     version: str
     connector: str
@@ -41,8 +41,10 @@ T = TypeVar("T")
 
 
 class Messages(ABC, Generic[T]):
-    """The messages of a stretch of log rows; every column is encoded once. ``T`` is what a format
-    puts beside each other."""
+    """The messages of a stretch of log rows; every column is encoded once.
+
+    ``T`` is the kind of piece that a format concatenates.
+    """
 
     def __init__(self, rows: TokenRows) -> None:
         self.rows = rows
@@ -67,8 +69,9 @@ class Messages(ABC, Generic[T]):
 
     @abstractmethod
     def unknown(self, i: int) -> list[T]:
-        """What stands for a value that the source did not send: null, or zero where the column is
-        NOT NULL, as Debezium has it."""
+        """The substitute for a value that the source did not send: null, or zero where the column
+        is NOT NULL, as in Debezium's messages.
+        """
 
     def member(self, side: str, i: int) -> list[T]:
         """Column ``i`` of the row after the change, or before it."""
@@ -80,8 +83,9 @@ class Messages(ABC, Generic[T]):
         return self._made[name]
 
     def shows_before(self, side: str) -> bool | pa.Array | None:
-        """Where there is a row before: of a delete always (the key at least), else where the source
-        sent the whole of it. None is nowhere."""
+        """Which messages have a row before: of deletes all (at least its key), else those for which
+        the source sent all of it. None: none has.
+        """
         rows = self.rows
         if side == "b":
             return True
@@ -91,7 +95,7 @@ class Messages(ABC, Generic[T]):
 
     @property
     def source(self) -> SourceBlock:
-        """Where the rows come from."""
+        """The origin of the rows."""
         origin, table = self.plan.origin, self.plan.schema.table
         return SourceBlock(
             version=__version__,
@@ -186,8 +190,9 @@ class JsonMessages(Messages[Part]):
 
 
 def with_tombstones(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """After each delete a message of its key without a value, so that compaction of the topic
-    drops the key."""
+    """Adds after each delete a message with its key and no value, so that compaction of the topic
+    removes the key.
+    """
     deletes = pc.equal(messages.column("op"), "d").to_numpy(zero_copy_only=False)
     if not deletes.any():
         return messages

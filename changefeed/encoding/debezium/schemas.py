@@ -16,12 +16,12 @@ Schema = dict[str, Any]
 
 
 def key_schema(plan: MessagePlan, base: str) -> Schema:
-    """The schema of a message key; the names of what is made of the table begin with ``base``."""
+    """The schema of a message key; the names that are made of the table begin with ``base``."""
     return _struct(f"{base}.Key", _columns(plan, plan.message_key), optional=False)
 
 
 def value_schema(plan: MessagePlan, base: str) -> Schema:
-    """The schema of a message value, likewise."""
+    """The schema of a message value; ``base`` as in :func:`key_schema`."""
     row = _struct(f"{base}.Value", _columns(plan, plan.columns), optional=True)
     fields = [
         row | {"field": "before"},
@@ -35,7 +35,7 @@ def value_schema(plan: MessagePlan, base: str) -> Schema:
 
 
 def with_schema(schema: Schema) -> str:
-    """What stands before the payload of a message that carries its schema."""
+    """The beginning of a message that carries its schema, up to the payload."""
     return f'{{"schema":{json.dumps(schema, ensure_ascii=False, separators=(",", ":"))},"payload":'
 
 

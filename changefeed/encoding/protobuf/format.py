@@ -9,12 +9,45 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
+from changefeed.encoding.binary_format import varint
+from changefeed.encoding.binary_record import Filler
+from changefeed.encoding.byte_columns import Piece
 from changefeed.encoding.images import TokenRows
 from changefeed.encoding.message_format import RecordFormat, SchemaWriter
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf import schema as protobuf
-from changefeed.encoding.protobuf.messages import ProtobufMessages
+from changefeed.encoding.protobuf.values import field_pieces, message, numbers, texts
+from changefeed.encoding.record_shape import Leaf
 from changefeed.encoding.registry import RegistrySchema
+
+
+class ProtobufMessages(Filler):
+    """Fills :mod:`~changefeed.encoding.record_shape` with numbered fields; a NULL has none."""
+
+    ABSENT = b""
+
+    def head(self, schema_id: int) -> bytes:
+        return protobuf.message_header(schema_id)
+
+    def record(self, name: str, pieces: list[Piece]) -> list[Piece]:
+        return message(protobuf.NUMBERS[name], pieces, self._rows.count)
+
+    def column(self, leaf: Leaf, values: pa.Array) -> list[Piece]:
+        schema = self._rows.plan.schema
+        number = protobuf.column_number(schema, leaf.ordinal)
+        return field_pieces(leaf.type, number, values, schema.columns[leaf.ordinal].name)
+
+    def constant(self, name: str, value: str | int) -> bytes:
+        number = protobuf.NUMBERS[name]
+        if isinstance(value, str):
+            return protobuf.text_field(number, value)
+        return protobuf.tag(number, protobuf.WireType.VARINT) + varint(value)
+
+    def texts(self, name: str, values: pa.Array) -> list[Piece]:
+        return texts(protobuf.NUMBERS[name], values)
+
+    def numbers(self, name: str, values: pa.Array) -> list[Piece]:
+        return numbers(protobuf.NUMBERS[name], values)
 
 
 class ProtobufFormat(RecordFormat):

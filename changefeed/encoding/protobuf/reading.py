@@ -1,4 +1,4 @@
-"""Protobuf messages read back, one by one: for a comparison of what a topic holds with its source.
+"""Protobuf messages read back, one by one, to compare a topic with its source.
 
 The types are read from the text of a ``.proto`` file as :mod:`.schema` writes it: records of
 scalars, moments, and arrays. What another program registered may have more, and is refused.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.encoding.binary_format import Read, reader_of_registered
 from changefeed.encoding.protobuf.schema import PROTO_KEY, WireType, message_header
-from changefeed.encoding.registry_header import Read, reader_of_registered
 
 __all__ = ["PROTO_KEY", "Read", "member_names", "reader_by_id", "reader_of"]
 
@@ -41,20 +41,18 @@ class _Field:
 
 @dataclass(slots=True)
 class _Message:
-    """Fields by number, and the messages that are declared inside."""
-
     fields: dict[int, _Field] = field(default_factory=dict)
     inner: dict[str, _Message] = field(default_factory=dict)
 
     @property
     def is_array(self) -> bool:
-        """A message around the elements of an array."""
+        """Whether the message only wraps the elements of an array."""
         return bool(self.inner) and [f.name for f in self.fields.values()] == ["items"]
 
 
 def reader_of(text: str) -> Read:
-    """What reads messages of the first type of a file, without a header: members by name, NULL
-    where a message does not have one.
+    """A function that reads messages of a file's first type, without a header: members by name,
+    NULL for those that a message does not have.
 
     Raises:
         ChangefeedError: CF1303 the text is no file as the feed writes it.
@@ -65,9 +63,9 @@ def reader_of(text: str) -> Read:
 
 
 def reader_by_id(text_of: Callable[[int], str]) -> Read:
-    """What reads messages that begin with the id of their schema, as a registry gives it.
+    """A function that reads messages that begin with the id of their schema in a registry.
 
-    ``text_of`` is asked once for each schema.
+    ``text_of`` is called once for each schema.
 
     Raises:
         ChangefeedError: CF1303 by the reader: a message that has no such beginning, or is not in
@@ -96,7 +94,7 @@ def _types(text: str) -> dict[str, _Message]:
 
 
 class _Parser:
-    """Reads the text of a file. What is not used of it is passed over to the next semicolon."""
+    """Reads the text of a file; skips what is not needed up to the next semicolon."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -210,7 +208,7 @@ def _value(declared: _Field, wire: int, raw: Any, types: Mapping[str, _Message])
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field: a number, or the bytes."""
+    """Number, wire type and value (a number or bytes) of each field."""
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)

@@ -2,8 +2,8 @@
 
 A column's field number is the source's number of the column, which no rename and no other column
 ever gets; members that are no columns have the numbers of :data:`NUMBERS`. So every version of a
-table can be read with the type of every other. A member that is not in a message is NULL, and a
-column is ``optional`` so that 0 and the empty text are there.
+table can be read with the type of every other. A member that is not in a message is NULL, and
+columns are ``optional`` so that 0 and the empty text are written.
 
 Sources: https://protobuf.dev/reference/protobuf/proto3-spec/ (the text),
 https://protobuf.dev/programming-guides/encoding/ (the bytes), and for the registries' header
@@ -20,10 +20,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
-from changefeed.encoding.names import identifier, namespace
+from changefeed.encoding.binary_format import header, identifier, namespace, varint
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, LeafOrigin, Record, key_shape, value_shape
-from changefeed.encoding.registry_header import header, varint
 from changefeed.encoding.types import ParametricKind, ValueKind
 
 #: Key of the ``.proto`` text in the metadata of the ``value`` column of messages that carry no
@@ -57,7 +56,7 @@ NUMBERS = {
     META: 18_999,
 }
 
-#: What a value says that is no row: of all rows up to then, or that those of a table are gone.
+#: The fields of a value that is no row: all rows up to a time were sent, or a table was emptied.
 CONTROL_FIELDS = ("table", "resolved", "truncate")
 
 #: Fields of an array's message and of its elements' messages.
@@ -77,7 +76,7 @@ _SCALARS = {
     ValueKind.BOOL: "bool",
     ValueKind.DOUBLE: "double",
     ValueKind.BYTES: "bytes",
-    # Protobuf has no decimal, no day and no time of day: they are what the source prints.
+    # Protobuf has no decimal, no date and no time of day: they are the source's text.
     ValueKind.DECIMAL: "string",
     ValueKind.STRING: "string",
     ValueKind.DATE: "string",
@@ -89,7 +88,6 @@ _IMPORT = "google/protobuf/timestamp.proto"
 
 
 def _scalar_name(kind: ParametricKind) -> str:
-    """The type of a value that is no array."""
     if kind.kind in _MOMENTS:
         return _MOMENT
     if kind.kind is ValueKind.INT:
@@ -122,19 +120,20 @@ def column_number(schema: TableSchema, ordinal: int) -> int:
 
 
 def tag(number: int, wire: WireType) -> bytes:
-    """What stands before a field's value."""
+    """The bytes before a field's value: its number and wire type."""
     return varint(number << 3 | wire)
 
 
 def text_field(number: int, text: str) -> bytes:
-    """A field with a text."""
+    """A field with a text: tag, length and bytes."""
     data = text.encode()
     return tag(number, WireType.LENGTH) + varint(len(data)) + data
 
 
 def message_header(schema_id: int) -> bytes:
-    """What Confluent's wire format begins with: behind the schema's id the place of the message
-    in the file. Ours are the first there, for which one zero byte stands."""
+    """The beginning of a message in Confluent's wire format: the schema's id, then the position of
+    the message in its file. changefeed uses the first message, which is written as one zero byte.
+    """
     return header(schema_id) + b"\0"
 
 
@@ -186,7 +185,7 @@ def control(
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A line of a message. ``label`` is ``optional`` or nothing."""
+    """A line of a message; ``label`` is ``optional`` or empty."""
 
     name: str
     type: str
@@ -207,10 +206,10 @@ def _control_fields() -> list[_Field]:
 
 
 class _File:
-    """The messages of one file; which comes first is what registries and readers take.
+    """The messages of one file; registries and readers use the first one.
 
-    Their names have a suffix each, so that none is a word of the language, and begin with what
-    the topic or table is called, so that types of many topics go into one program.
+    Each name ends with a suffix, so that none is a keyword, and begins with the name of the topic
+    or table, so that one program can have the types of many topics.
     """
 
     def __init__(self, name: str, prefix: str, part: str = "") -> None:
@@ -222,7 +221,6 @@ class _File:
         self._has_moments = False
 
     def add_value(self, shape: Record, plan: MessagePlan) -> None:
-        """The type of a value, with room for control messages, and all it needs."""
         if plan.envelope is Envelope.ROW:
             self.add_record(f"{self.base}_row", shape, plan.schema)
             self.add(f"{self.base}_row", [self.meta()])
@@ -232,18 +230,15 @@ class _File:
             self.add(f"{self.base}_envelope", _control_fields())
 
     def meta(self) -> _Field:
-        """The member of a row that is no column."""
         return _Field(META, f"{self.base}_crdb", NUMBERS[META])
 
     def add_record(self, name: str, record: Record, schema: TableSchema) -> None:
-        """The message of a record, and those of its members."""
         self.add(name, [])  # before those of its members
         for member_name, member in record.members:
             self.add(name, [self._field(member_name, member, schema)])
 
     def add(self, name: str, fields: Iterable[_Field]) -> None:
-        """Fields of a message; ``before`` and ``after`` are of one type, whose columns are those
-        of either."""
+        """``before`` and ``after`` have one type, which has the columns of both."""
         known = self._messages.setdefault(name, {})
         for field in fields:
             known.setdefault(field.number, field)
@@ -262,16 +257,18 @@ class _File:
         return _Field(identifier(name), type_name, number, label, member.note)
 
     def _scalar(self, kind: ParametricKind) -> tuple[str, str]:
-        """The type of a value that may be NULL: a message always may."""
+        """The type name and label of a value that may be NULL: messages may be NULL without a
+        label.
+        """
         name = _scalar_name(kind)
         if name != _MOMENT:
             return name, "optional"
         self._has_moments = True
-        # A package of that name of the user's own would be meant otherwise.
+        # Without the dot the name would mean a package ``google`` of the user's.
         return ("." + name if "google" in self._package.split(".") else name), ""
 
     def _array(self, element: ParametricKind) -> str:
-        """Elements are messages of their own: ``repeated`` alone has no place for NULL."""
+        """Elements are messages of their own, because ``repeated`` has no NULL."""
         short = _scalar_name(element).rpartition(".")[2].lower()
         name = f"{self._arrays}_{short}_array"
         type_name, label = self._scalar(element)
@@ -279,7 +276,6 @@ class _File:
         return name
 
     def text(self) -> str:
-        """The whole file."""
         head = ['syntax = "proto3";']
         if self._package:
             head += [f"package {self._package};"]
@@ -302,11 +298,11 @@ _TYPES = {"": "row", "_before": "row", "_key": "envelope_key"}
 
 
 def _distinct(fields: Collection[_Field]) -> Iterator[_Field]:
-    """The fields by number, under names that protobuf's compilers take beside each other.
+    """The fields by number, under names that all of protobuf's compilers accept together.
 
-    ``user_id``, ``userId`` and ``userid`` are one name in JSON to some compiler or other, which
-    is an error. The lowest number keeps the name, another gets its number added; members that
-    are no columns keep theirs always.
+    To some compilers ``user_id``, ``userId`` and ``userid`` are the same name in JSON, which is an
+    error. The lowest number keeps the name, others get their number added; members that are no
+    columns always keep theirs.
     """
     taken, named = set[str](), dict[int, str]()
     for field in sorted(fields, key=lambda field: (bool(field.note), field.number)):

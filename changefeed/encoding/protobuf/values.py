@@ -56,7 +56,7 @@ _AS_PRINTED = (ValueKind.STRING, ValueKind.DECIMAL, ValueKind.DATE, ValueKind.TI
 
 
 def texts(number: int, values: pa.Array) -> list[Piece]:
-    """Texts or bytes."""
+    """Texts or bytes as the field ``number``."""
     data = values.cast(pa.binary())
     sizes = lengths(data).view(np.uint64)
     head = varints(tag(number, WireType.LENGTH), sizes, validity(data))
@@ -64,16 +64,16 @@ def texts(number: int, values: pa.Array) -> list[Piece]:
 
 
 def numbers(number: int, values: pa.Array) -> list[Piece]:
-    """Integers; a negative one has ten bytes, whatever its type."""
+    """Integers as the field ``number``; negative ones of every type have ten bytes."""
     return [
         varints(tag(number, WireType.VARINT), integers(values).view(np.uint64), validity(values))
     ]
 
 
 def message(number: int, pieces: list[Piece], rows: int) -> list[Piece]:
-    """A message inside the message, which is there in every row.
+    """A nested message that every row has, as the field ``number``.
 
-    Its pieces stay apart: bytes are joined once, however deep they are.
+    Its pieces are not joined here: all bytes are joined once, at the top.
     """
     sizes = np.zeros(rows, np.int64)
     for piece in pieces:
@@ -95,8 +95,7 @@ def _floats(number: int, wire: WireType, values: pa.Array) -> list[Piece]:
 
 
 def _moments(number: int, micros: pa.Array) -> list[Piece]:
-    """``google.protobuf.Timestamp``: seconds and, counted on from them, nanoseconds; of both a
-    zero is left out."""
+    """``google.protobuf.Timestamp``: seconds, and nanoseconds counted from them; no zeros."""
     valid = validity(micros)
     whole = integers(micros)
     seconds = whole // _SECOND
@@ -108,7 +107,7 @@ def _moments(number: int, micros: pa.Array) -> list[Piece]:
 
 
 def _array(element: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
-    """A message with a message for each element, which a NULL leaves empty."""
+    """A message that has a message for each element; that of a NULL is empty."""
     lists = list_items(element, values, column)
     count = len(lists.values)
     value = field_pieces(element, VALUE, lists.values, column)
