@@ -20,7 +20,7 @@ may have decided on it.
 A WHERE that asks for more than the row (``event_op()``, ``cdc_prev``) selects changes: each is
 delivered or not, and nothing is deleted for leaving.
 
-An *image* is a row that Spark evaluates: a row after a change, before one, or what is known of a
+An *image* is a row that Spark evaluates: a row after a change, before one, or the known part of a
 deleted row (its key). All images of a batch are evaluated at once.
 """
 
@@ -47,7 +47,7 @@ from changefeed.query.written import KEEP, OP, ROW, TIME
 Evaluation = Callable[[CompiledQuery, pa.Table], pa.Table]
 
 _NOWHERE = -1
-#: Operations of the log as numbers, and what ``event_op()`` calls them.
+#: Operations of the log as numbers, and the words of ``event_op()`` for them.
 _OPS = ("c", "r", "u", "d")
 _INSERT, _READ, _UPDATE, _DELETE = range(4)
 _EVENTS = ("insert", "insert", "update", "delete")
@@ -88,8 +88,7 @@ def change_images(query: CompiledQuery, rows: pa.Table) -> tuple[pa.Table, pa.Ar
 
 @dataclass(frozen=True)
 class _Images:
-    """Where the images of one kind stand in the batch: for each row of the log its place there,
-    -1 where it has none."""
+    """The images of one kind in the batch: ``rows`` of the log, from place ``start`` on."""
 
     rows: np.ndarray
     start: int
@@ -101,7 +100,6 @@ class _Images:
 
 
 def _read_columns(query: CompiledQuery, rows: pa.Table) -> list[str]:
-    """The columns of the log that the query reads or its result takes as they are."""
     columns = range(len(query.source.columns)) if query.uses_prev else query.inputs
     read = {*columns, *query.source.key}
     read.update(output.ordinal for output in query.outputs if output.ordinal is not None)
@@ -139,14 +137,13 @@ class _Changes:
 
     @cached_property
     def _before(self) -> np.ndarray:
-        """Rows of the log whose row before is evaluated."""
         if self._query.of_changes or not (self._compares or self._shows_before):
             return np.empty(0, np.int64)
         return np.flatnonzero(self._existed & self._had_before)
 
     @cached_property
     def _deleted(self) -> np.ndarray:
-        """Rows of the log of which a delete may be told that has values of its own."""
+        """Rows of the log for which a delete with values of its own may be sent."""
         if self._query.of_changes:
             return np.flatnonzero(self._deletes)
         if not self._query.tells_change:
@@ -162,12 +159,12 @@ class _Changes:
         return known
 
     def images(self) -> tuple[pa.Table, pa.Array]:
-        """The batch, and the row of the log that each image is of."""
+        """The batch, and the row of the log that each image belongs to."""
         rows = np.concatenate([self._after, self._before, self._deleted])
         return self._batch(), pa.array(rows)
 
     def _batch(self) -> pa.Table:
-        """The images in the order after, before, deleted."""
+        """The order is: images after, before, deleted."""
         self._check_missing()
         query = self._query
         indices = [self._after, self._before, self._deleted]
@@ -199,8 +196,9 @@ class _Changes:
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _side(self, side: str, i: int, rows: np.ndarray) -> pa.Array:
-        """Values of a column after (a) or before (b) the changes ``rows``; k is the key of a
-        deleted row."""
+        """Values of a column after (a) or before (b) the changes ``rows``, or of deleted rows, of
+        which only the key is known (k).
+        """
         if side == "k" and i not in self._query.source.key:
             return pa.nulls(len(rows), self._query.source.columns[i].arrow)
         if side == "k":
@@ -217,7 +215,9 @@ class _Changes:
         return one_piece(self._rows[name])
 
     def _previous(self) -> pa.Array:
-        """``cdc_prev`` of each image; NULL where there was no row before, and in images of it."""
+        """``cdc_prev`` of each image; NULL where there was no row before, and in images of that
+        row.
+        """
         schema = self._query.source
         indices = np.concatenate([self._after, self._before, self._deleted])
         taken = pa.array(indices)
@@ -243,7 +243,6 @@ class _Changes:
         return one_piece(text).cast(pa.decimal128(30, 10))
 
     def _check_missing(self) -> None:
-        """Refuse rows of which a value is not known that the query reads."""
         missing = self._rows["missing"]
         if missing.null_count == len(missing):
             return
@@ -265,7 +264,6 @@ class _Changes:
     # -- the result -------------------------------------------------------------------------
 
     def made(self) -> pa.Table:
-        """The rows of the result's log."""
         query = self._query
         total = len(self._after) + len(self._before) + len(self._deleted)
         # Deletes alone may have no image: without the old row there is nothing to evaluate.
@@ -296,14 +294,14 @@ class _Changes:
         return self._table(op, keep, after, gone, result)
 
     def _at(self, images: _Images, place: np.ndarray) -> np.ndarray:
-        """For each row of the log the result's row of its image; -1 where there is none."""
+        """For each row of the log, the row of the result for its image; -1 if it has none."""
         places = images.places(self._count)
         return np.where(places >= 0, place[np.maximum(places, 0)] if len(place) else -1, _NOWHERE)
 
     def _outcome(
         self, after: np.ndarray, before: np.ndarray, deleted: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What each change becomes, and which are kept."""
+        """The operation that each change becomes, and which changes are kept."""
         op = self._op.copy()
         query = self._query
         if query.of_changes:
@@ -372,7 +370,7 @@ class _Changes:
         return pa.nulls(rows.num_rows, self._query.source.columns[ordinal].arrow)
 
     def _shown_before(self, i: int, old: pa.Array, gone: pa.Array) -> pa.Array:
-        """Of a delete that shows values of its own, plain columns are NULL but for the key."""
+        """In a delete with values of its own, plain columns are NULL except for the key."""
         query = self._query
         if not query.tells_change or i in query.schema.key:
             return old
@@ -381,7 +379,7 @@ class _Changes:
         return old
 
     def _missing(self, missing: pa.Array) -> pa.Array:
-        """Unsent values under the names that the result's columns have."""
+        """Unsent values by the names of the result's columns."""
         if missing.null_count == len(missing):
             return missing
         query = self._query
@@ -399,14 +397,13 @@ class _Changes:
 
 
 def _taken(column: Column, values: pa.Array | None, places: np.ndarray) -> pa.Array:
-    """Values at these places of the result, in the log's form; NULL where negative."""
+    """Values at ``places`` of the result, in the log's form; NULL where negative."""
     if values is None:
         return pa.nulls(len(places), column.arrow)
     return values.take(pa.array(places, mask=places < 0)).cast(column.arrow)
 
 
 def one_piece(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     if values.num_chunks == 1:

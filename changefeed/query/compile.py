@@ -1,7 +1,7 @@
 """Checks a query against one version of its table, by Spark's own analyzer on an empty batch.
 
-What Spark would take and a changefeed cannot is refused here: aggregates, functions that answer
-differently from call to call, expressions that make several rows of one.
+What Spark accepts and a changefeed cannot have is refused here: aggregates, functions with another
+result in each call, expressions that make several rows of one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.spark_sql import quoted
+from changefeed.query.expressions import TYPED, moment_in, moments, sequence, tree
 from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
-from changefeed.query.moments import TYPED, moment_in, moments
-from changefeed.query.scala import sequence, tree
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _numbers = itertools.count(1)
-#: Stands in :attr:`CompiledQuery.sql` for the name of the batch's view.
+#: The placeholder in :attr:`CompiledQuery.sql` for the name of the batch's view.
 VIEW = "__cf_view__"
 
 _GROUPS = {
@@ -86,7 +85,7 @@ _FORBIDDEN = {
     "SlidingWindow": "GROUP BY takes window(event_timestamp(), '1 minute')",
     "SessionWindow": "GROUP BY takes window(event_timestamp(), '1 minute')",
 }
-#: Words before ``(`` that are no functions there.
+#: Words before ``(`` that are not function names.
 _NO_FUNCTIONS = frozenset({"LIKE", "ILIKE", "IN", "ANY", "SOME", "ALL", "AND", "OR", "NOT"})
 
 
@@ -98,7 +97,7 @@ def compile_query(
     functions: Sequence[Function] = (),
     lookups: Mapping[str, Sequence[LookupField]] | None = None,
 ) -> CompiledQuery:
-    """What a query is on a table of this shape; the session knows ``functions``.
+    """Compile a query for a table of this shape; the session knows ``functions``.
 
     ``lookups`` are the columns of the tables that it joins, by alias.
 
@@ -112,8 +111,9 @@ def compile_query(
 
 @dataclass(frozen=True)
 class Analysis:
-    """A SELECT as Spark understood it: a name, type and expression for each column, and what it
-    groups by."""
+    """A SELECT as Spark understood it: name and type of each column, its expression, and the
+    expressions that it groups by.
+    """
 
     columns: list[tuple[str, str]]
     expressions: list[Any]
@@ -121,9 +121,9 @@ class Analysis:
 
 
 class QueryCompiler:
-    """One query on one shape of its table; :func:`compile_query` has the arguments.
+    """Compiles one query for one shape of its table; :func:`compile_query` has the arguments.
 
-    What groups changes is compiled by a subclass (:mod:`.grouped`).
+    A subclass compiles queries with GROUP BY (:mod:`.grouped`).
     """
 
     def __init__(
@@ -142,25 +142,25 @@ class QueryCompiler:
         self._schema = schema
         self._query = query
         self._sql = BatchSql(query, schema, constants)
-        #: The view of a batch without rows that the analyzer is given. Its own: queries of other
+        #: The name of the empty batch's view for the analyzer. It is unique: queries of other
         #: feeds are compiled at the same time in the same session.
         self._empty = f"__cf_check_{next(_numbers)}"
 
     def compile(self) -> CompiledQuery:
-        """The checked query."""
+        """The compiled query; raises what :func:`compile_query` names."""
         self._refuse_names()
         self._lookups = [self._lookup(join) for join in self._query.joins]
         for tokens in (*(item.tokens for item in self._sql.items), self._sql.where):
             self._refuse_functions(tokens)
             self._refuse_moments(tokens)
         with self._empty_batch(batch_fields(self._schema, lookups=self._lookups)):
-            # The WHERE first: in the whole, errors of it name columns of our own.
+            # The WHERE first: in the whole query, its errors name internal columns.
             condition = self._condition()
             return self._made(self._analysed(self._sql.select(self._empty)), condition)
 
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
-        """The view of a batch with these columns, for Spark's analyzer."""
+        """A view of an empty batch with these columns, for Spark's analyzer."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         # Rows of an RDD: of a table in memory the optimizer would drop every expression.
@@ -175,7 +175,6 @@ class QueryCompiler:
     # -- look-ups ---------------------------------------------------------------------------
 
     def _lookup(self, join: nodes.LookupJoin) -> LookupTable:
-        """A look-up with all its columns."""
         fields = tuple(self._known[join.alias])
         spans = [core_span(span) for span in join.spans[1:]] or [None] * len(join.keys)
         keys, types = [], []
@@ -217,7 +216,7 @@ class QueryCompiler:
             )
 
     def _read_of(self, expressions: Sequence[Any]) -> tuple[LookupTable, ...]:
-        """The look-ups that these expressions read, with the columns they read."""
+        """The look-ups that the expressions read, each only with the columns that they read."""
         found = []
         for lookup in self._lookups:
             names = {name for each in expressions for name in _fields_read(each, lookup.alias)}
@@ -232,7 +231,7 @@ class QueryCompiler:
         return tuple(found)
 
     def _columns_read(self, expressions: Sequence[Any]) -> set[str]:
-        """Columns of the batch, those that look-ups are joined by among them."""
+        """Columns of the batch, with those that the look-ups are joined by."""
         names = {self._true_name(a) for each in expressions for a in _attributes(each)}
         for lookup in self._lookups:
             same = {name for name in names if name.lower() == lookup.alias.lower()}
@@ -265,7 +264,7 @@ class QueryCompiler:
     def _refuse_functions(
         self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]], *, allowed: str = ""
     ) -> None:
-        """Refuse the functions that a query cannot have; ``allowed`` is a group that it can."""
+        """``allowed`` is a group of functions that the query may have."""
         for place, (token, span) in enumerate(tokens[:-1]):
             before = tokens[place - 1][0].text if place else ""
             following = tokens[place + 1][0]
@@ -287,7 +286,7 @@ class QueryCompiler:
                 )
 
     def _refuse_moments(self, tokens: Sequence[tuple[SparkToken, nodes.Span | None]]) -> None:
-        """Refuse words for moments as typed strings, ``timestamp 'now'``."""
+        """Refuse words for moments in typed strings, as ``timestamp 'now'``."""
         for place, (token, _) in enumerate(tokens[:-1]):
             if token.word not in TYPED:
                 continue
@@ -302,7 +301,6 @@ class QueryCompiler:
             raise refused(f"'{word}' is not supported by CDC queries", _MOMENT, span)
 
     def _function(self, name: str) -> tuple[str, str] | None:
-        """Group and class of a function of Spark; None when there is none of the name."""
         from pyspark.errors import AnalysisException
 
         jvm: Any = self._session._jvm
@@ -341,13 +339,12 @@ class QueryCompiler:
         return Analysis(columns, expressions, groups)
 
     def _parts(self, plan: Any) -> tuple[list[Any], list[Any]]:
-        """The columns of a plan, and what it groups by."""
         if plan.getClass().getSimpleName() != "Project":
             raise refused(*_NO_AGGREGATES, None)
         return list(sequence(plan.projectList())), []
 
     def _condition(self) -> list[Any]:
-        """The WHERE as Spark's expression; none where there is no WHERE."""
+        """The WHERE as Spark's expression; empty without a WHERE."""
         if not self._sql.filtered:
             return []
         found = self._analysed(self._sql.condition(self._empty))
@@ -371,7 +368,7 @@ class QueryCompiler:
                     _FORBIDDEN.get(kind, _CHANGES),
                     self._word(name),
                 )
-                # unix_timestamp() is one of current_timestamp(), which the query has nowhere.
+                # unix_timestamp() contains current_timestamp(), which the query does not name.
                 error.span = error.span or _origin(each, written)
                 raise error
         if not expression.deterministic():
@@ -382,11 +379,10 @@ class QueryCompiler:
             )
 
     def _word(self, name: str) -> nodes.Span | None:
-        """Where a word stands in the query."""
         return next((s for token, s in self._tokens() if token.text.lower() == name.lower()), None)
 
     def _moment(self, word: str) -> nodes.Span | None:
-        """Where the query has a string that begins with a word for a moment."""
+        """The place of a string that begins with a word for a moment."""
         strings = ((t, span) for t, span in self._tokens() if t.kind == "string")
         return next((span for t, span in strings if moment_in(t.text[1:]) == word), None)
 
@@ -422,7 +418,7 @@ class QueryCompiler:
         return ChangefeedError(Code.NOT_SUPPORTED, f"the query is wrong: {sentence}", span=span)
 
     def _unreadable(self, text: str) -> ChangefeedError:
-        """What Spark's analyzer has no error of its own for; ``text`` is not shown."""
+        """The error where Spark's analyzer has only an internal error; ``text`` is not shown."""
         # Spark 4.1 has this error without its text.
         if "COLUMN_IS_NOT_VARIANT_TYPE" in text:
             return ChangefeedError(
@@ -479,7 +475,7 @@ class QueryCompiler:
         expressions = [found.expressions[place] for place in evaluated]
         names = self._columns_read(expressions)
         tells = bool(names & CHANGE_COLUMNS)
-        # Without a WHERE every change is selected, whatever the expressions ask for.
+        # Without a WHERE every change is selected.
         of_changes = bool(where & CHANGE_COLUMNS) or (tells and not self._sql.filtered)
         read = names | where
         inputs = tuple(i for i, c in enumerate(self._schema.columns) if c.name in read)
@@ -556,7 +552,7 @@ class QueryCompiler:
         return columns, outputs
 
     def _true_name(self, attribute: Any) -> str:
-        """A column's own name: Spark compares names without case and keeps what was typed."""
+        """A column's own spelling: Spark ignores case and keeps what was typed."""
         name = str(attribute.name())
         columns = self._schema.columns
         if any(column.name == name for column in columns):
@@ -564,13 +560,13 @@ class QueryCompiler:
         return next((c.name for c in columns if c.name.lower() == name.lower()), name)
 
     def _unnamed(self, i: int, name: str) -> bool:
-        """Spark made the name up from the expression: ``(total * 2)``."""
+        """Whether Spark made the name from the expression: ``(total * 2)``."""
         words = [token for token, _ in self._sql.items[i].tokens]
         bare = name.replace("_", "").isalnum()
         return not bare and words[-1].kind not in ("word", "quoted")
 
     def _key(self, columns: list[Column], outputs: list[Output]) -> list[int]:
-        """Positions of the key; key columns that are not selected are added behind."""
+        """Positions of the key; key columns that are not selected are appended."""
         key = []
         for ordinal in self._schema.key:
             place = next((i for i, o in enumerate(outputs) if o.ordinal == ordinal), None)
@@ -582,8 +578,9 @@ class QueryCompiler:
         return key
 
     def _evaluated(self, computed: list[int], items: int) -> list[int]:
-        """The items of the SELECT that a batch needs: the expressions alone, unless one of them
-        uses the name that another item gives to a plain column."""
+        """The items that a batch needs: only the expressions, unless one of them uses the name that
+        another item gives to a plain column.
+        """
         try:
             self._analysed(self._sql.select(self._empty, computed))
         except ChangefeedError:
@@ -591,7 +588,7 @@ class QueryCompiler:
         return computed
 
     def _row_sql(self, found: Analysis, items: Sequence[int], outputs: Sequence[Output]) -> str:
-        """:meth:`_batch_sql` that answers for each row of the batch."""
+        """As :meth:`_batch_sql`, with a result for each row of the batch."""
         named = {place: found.columns[place][0] for place in items}
         inner = self._sql.each(VIEW, list(named.items())).text
         wanted = [
@@ -602,7 +599,7 @@ class QueryCompiler:
         return f"SELECT {', '.join([ROW, KEEP, *wanted])} FROM ({inner}) AS q"
 
     def _batch_sql(self, items: Sequence[int], outputs: Sequence[Output]) -> str:
-        """The SELECT of a batch: its items, of which only the expressions are kept."""
+        """The SELECT over a batch; only expressions are in its result."""
         wanted = [
             f"{output_sql(f'c{o.place}', o.spark_type)} AS c{o.place}"
             for o in outputs
@@ -624,8 +621,9 @@ def batch_fields(
     of_change: Collection[str] = (OP, TIME),
     lookups: Sequence[LookupTable] = (),
 ) -> list[pa.Field]:
-    """The columns of a batch: those of the table that are read, the row before, our own, what is
-    read of the change itself, and one for each look-up."""
+    """The columns of a batch: those of the table that are read, the row before, changefeed's own,
+    those of the change itself, and one for each look-up.
+    """
     chosen = range(len(schema.columns)) if inputs is None else inputs
     fields = [pa.field(schema.columns[i].name, input_type(schema.columns[i])) for i in chosen]
     if prev:
@@ -644,12 +642,12 @@ _OF_CHANGE = {OP: pa.string(), TIME: pa.decimal128(30, 10)}
 
 
 def prev_type(schema: TableSchema) -> pa.DataType:
-    """``cdc_prev``: the columns that have a value before the change."""
+    """The type of ``cdc_prev``: a struct of the table's columns."""
     return pa.struct([pa.field(c.name, input_type(c)) for c in schema.columns])
 
 
 def _origin(expression: Any, written: SqlDraft) -> Span | None:
-    """Where an expression stands in the statement, as far as Spark kept it."""
+    """The place of an expression in the statement, if Spark kept it."""
     start, stop = expression.origin().startIndex(), expression.origin().stopIndex()
     if start.isEmpty() or stop.isEmpty():
         return None
@@ -663,8 +661,9 @@ def _attributes(expression: Any) -> Iterator[Any]:
 
 
 def _fields_read(expression: Any, alias: str) -> Iterator[str]:
-    """The fields of the struct ``alias`` that an expression reads; ``*`` for the whole struct,
-    and a name that no field has where it only asks whether the struct is NULL."""
+    """The fields of the struct ``alias`` that an expression reads: ``*`` for the whole struct, the
+    empty name where the expression only asks whether the struct is NULL.
+    """
     for each in tree(expression):
         kind = each.getClass().getSimpleName()
         for child in sequence(each.children()):
@@ -687,7 +686,7 @@ def _no_name(
 
 
 def plain_column(expression: Any) -> Any | None:
-    """The column that an expression is, under whatever name; None of any other expression."""
+    """The column if the expression is only a column, perhaps with another name; else None."""
     kind = expression.getClass().getSimpleName()
     if kind == "Alias":
         return plain_column(expression.child())
@@ -700,19 +699,18 @@ def refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:
 
 
 def core_span(span: nodes.Span | None) -> Span | None:
-    """A place in the statement as errors have it."""
+    """A span of the syntax as one of an error."""
     return None if span is None else Span(span.start, span.end)
 
 
 def _no_field(parameters: Mapping[str, str], span: Span | None) -> ChangefeedError:
-    """A struct, or a look-up table, has no such column."""
     name = str(parameters.get("fieldName", "")).replace("`", "")
     known = [part.strip("` ") for part in str(parameters.get("fields", "")).split(", ")]
     return _no_name(f"field {name} does not exist", name, known, span)
 
 
 def _sentence(text: str) -> str:
-    """Spark's own sentence without its code and the query around it."""
+    """Spark's sentence without its error code and the quoted query."""
     first = text.strip().splitlines()[0] if text.strip() else "unknown error"
     if first.startswith("["):
         first = first.partition("] ")[2] or first

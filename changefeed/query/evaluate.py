@@ -2,8 +2,8 @@
 
 A small batch goes through the query's compiled function in the driver's JVM
 (:mod:`.projection`): some 5 ms for 100 rows, and nothing is planned. Above :data:`DIRECT_BYTES`
-(more with few cores) the batch is cut over the executors and evaluated by a job. The option
-``engine`` can ask for jobs, or for none.
+(more with few cores) a job distributes the batch over the executors. The option
+``engine`` can force or forbid jobs.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ DIRECT_BYTES = 1 << 20
 DIRECT_BYTES_FEW_CORES = 16 << 20
 FEW_CORES = 8
 
-#: A feed tells of a job at most this often (seconds).
-TELL_SECONDS = 600.0
+#: A feed reports a job at most this often (seconds).
+REPORT_SECONDS = 600.0
 
-#: So many compiled queries are kept.
+#: The most compiled queries that are kept.
 COMPILED_KEPT = 500
 
 _SETTINGS = {
-    # A batch is cut over the tasks of a job, not kept in the plan.
+    # A batch is distributed over the tasks of a job, not kept in the plan.
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     # Names in double quotes are names, as in the rest of the language and in PostgreSQL.
     "spark.sql.ansi.enabled": "true",
@@ -64,8 +64,7 @@ _SETTINGS = {
 class QuerySessions:
     """The Spark session of queries: one for each JVM of the node.
 
-    It shares the context of the node's session and has settings, views and functions of its
-    own.
+    It shares the context of the node's session, but has settings, views and functions of its own.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class QuerySessions:
         self._compiled: OrderedDict[Hashable, CompiledQuery] = OrderedDict()
 
     def of(self, plain: SparkSession) -> SparkSession:
-        """The session beside the node's present one."""
+        """The session of queries that shares its context with ``plain``, the node's session."""
         with self._lock:
             if self._made is None or self._made[0] is not plain:
                 session = plain.newSession()
@@ -102,7 +101,7 @@ class QuerySessions:
             return self._made[1]
 
     def projection(self, session: SparkSession, query: CompiledQuery) -> Projection | None:
-        """The query as a function; None where Spark has none for it."""
+        """The query as a compiled function; None if Spark has none for it."""
         with self._lock:
             known = self._projections.get(query)
             if known is None or known[0] is not session:
@@ -126,7 +125,7 @@ class QuerySessions:
             self._forget(session, names - {f.name for f in functions})
             self.register(session, functions)
             fields = tuple((alias, tuple(columns)) for alias, columns in lookups.items())
-            # A feed that is resumed asks again.
+            # A feed that is resumed compiles its query again.
             key = (schema, schema.version, query, constants, functions, fields)
             with self._lock:
                 known = self._compiled.get(key)
@@ -147,7 +146,6 @@ class QuerySessions:
         return LookupCache(lambda lookup: read_lookup(self.spark, lookup), self.clock, refresh)
 
     def _forget(self, session: SparkSession, names: set[str]) -> None:
-        """Forgets functions that were dropped since."""
         with self._lock:
             for name in names & self._registered.keys():
                 session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {quoted(name)}")
@@ -179,10 +177,10 @@ class Evaluator:
 
     Args:
         sessions: Spark's sessions for queries.
-        direct_bytes: batches up to this size need no job; by the number of cores when not given.
-        lookups: the feed's look-up tables; ones that are read once when not given.
-        engine: ``spark`` makes a job of every batch but the smallest, ``driver`` of none.
-        note: told of jobs, now and then.
+        direct_bytes: batches up to this size need no job; None: depends on the number of cores.
+        lookups: the feed's look-up tables; None: tables that are read once.
+        engine: with ``spark`` all but the smallest batches are jobs, with ``driver`` none.
+        note: called with a sentence when a job runs, at most every :data:`REPORT_SECONDS`.
     """
 
     def __init__(
@@ -260,12 +258,12 @@ class Evaluator:
                 frame = frame.coalesce(1)  # one task: groups need no shuffle
             frame.createOrReplaceTempView(view)
             self.jobs += 1
-            self._tell(batch.num_rows)
+            self._report(batch.num_rows)
             return session.sql(sql.replace(VIEW, view)).toArrow()
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         now = self._sessions.clock.monotonic()
-        if self._note is not None and now - self._noted >= TELL_SECONDS:
+        if self._note is not None and now - self._noted >= REPORT_SECONDS:
             self._noted = now
             self._note(f"the query over {rows:,} rows as a Spark job")
 
@@ -278,7 +276,7 @@ def _in_order(made: pa.Table) -> pa.Table:
 
 
 class _rows_that_fail:
-    """What an expression raises on a row, as an error of the table without the row's values."""
+    """Turns an exception of an expression into an error of the table, without the row's values."""
 
     def __init__(self, query: CompiledQuery) -> None:
         self._query = query

@@ -1,5 +1,5 @@
-"""CDC queries, and what Spark said of them, as texts: one process asks by the state and another
-one, which has Spark, answers."""
+"""CDC queries and compiled queries as texts: a process puts a query into the state, and another
+one, which has Spark, compiles it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grammar import nodes
 
 
 def query_text(schema: TableSchema, query: nodes.Query) -> str:
-    """A query over a table of this shape, with the places of its words in the statement."""
+    """A query over a table of this shape as text, with the places of its words in the statement."""
     fields = asdict(query)
     return json.dumps({"schema": _shape(schema), "query": fields})
 
@@ -31,7 +31,7 @@ def query_of(text: str) -> tuple[TableSchema, nodes.Query]:
 
 
 def compiled_text(compiled: CompiledQuery) -> str:
-    """A query that was checked."""
+    """A compiled query as text."""
     fields = {name: getattr(compiled, name) for name in _PLAIN}
     fields["source"] = _shape(compiled.source)
     fields["schema"] = _shape(compiled.schema)
@@ -54,7 +54,7 @@ def compiled_of(text: str) -> CompiledQuery:
     return CompiledQuery(**fields)
 
 
-#: What JSON has a form for.
+#: The fields that JSON can hold.
 _PLAIN = (
     "text", "shown", "sql", "row_sql", "inputs", "filtered", "of_changes", "tells_change",
     "uses_prev", "where_inputs", "where_lookups", "feed", "window",

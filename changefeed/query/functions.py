@@ -1,9 +1,9 @@
 """Python functions in CDC queries: found, registered with Spark, called in its workers.
 
 A function is called in Spark's Python workers, on Arrow columns. One whose parameters are
-annotated ``pyarrow.Array`` gets the columns themselves; any other one gets a row's values at a
-time, None for NULL. The process of a statement never imports the module: it asks a Python of its
-own (:mod:`.probe`).
+annotated ``pyarrow.Array`` gets the columns themselves; other functions get the values of one row
+at a time, None for NULL. The process of a statement never imports the module: a Python process for
+this purpose does (:mod:`.probe`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROBE_SECONDS = 60
 
 
 def called(query: nodes.Query) -> set[str]:
-    """The names before brackets in a query, in lower case."""
+    """The names of the functions that a query calls, in lower case."""
     names = set()
     for text in (query.items, query.where):
         tokens = lexemes_of(text)
@@ -41,7 +41,7 @@ def called(query: nodes.Query) -> set[str]:
 
 
 def is_vectorized(reference: str, path: str, arguments: int) -> bool:
-    """Whether ``module:function`` takes Arrow columns; imports it in a process of its own.
+    """Whether ``module:function`` takes Arrow columns; imports it in another process.
 
     Raises:
         ChangefeedError: CF1204 it cannot be imported, is no function, or does not take so many
@@ -79,7 +79,7 @@ def is_vectorized(reference: str, path: str, arguments: int) -> bool:
 
 
 def register(session: SparkSession, function: Function) -> None:
-    """Make the function known to a session under its name."""
+    """Register the function with a session under its name."""
     import pyarrow as pa
     from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.pandas.types import to_arrow_type
@@ -90,7 +90,7 @@ def register(session: SparkSession, function: Function) -> None:
     made = _evaluation(function, kinds, to_arrow_type(returns))
     # Spark reads from these that it is called with columns.
     made.__annotations__ = {"columns": pa.Array, "return": pa.Array}
-    # Its stubs know only how it decorates.
+    # The stubs of arrow_udf know it only as a decorator.
     wrap: Any = arrow_udf
     session.udf.register(function.name, wrap(made, returns))
 
@@ -98,7 +98,7 @@ def register(session: SparkSession, function: Function) -> None:
 def _evaluation(
     function: Function, kinds: Sequence[pa.DataType], returns: pa.DataType
 ) -> Callable[..., pa.Array]:
-    """What a worker calls; errors say no value."""
+    """The function that a worker calls; its errors contain no value."""
 
     def evaluate(*columns: pa.Array) -> pa.Array:
         import pyarrow as pa
@@ -166,7 +166,7 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
 
 
 def _check_cast(function: Function, name: str, kind: str, found: str) -> None:
-    """Refuse an argument whose type (as Spark's JSON) has no cast to the declared one."""
+    """Refuse an argument whose type (Spark's, as JSON) cannot be cast to the declared one."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import DataType, _parse_datatype_json_string

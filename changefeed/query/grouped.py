@@ -1,7 +1,7 @@
 """Checks a query with GROUP BY: aggregates over the changes of each window of commit time.
 
-The key of the result is what the query groups by, so each of these expressions is a column of the
-SELECT; of the window it is ``window.start`` or ``window.end``.
+The key of the result are the expressions that the query groups by, so the SELECT must have a column
+for each of them; for the window ``window.start`` or ``window.end``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Any
 from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
-from changefeed.query.compile import (
-    VIEW,
-    Analysis,
-    QueryCompiler,
-    batch_fields,
-    refused,
-)
+from changefeed.query.compile import VIEW, Analysis, QueryCompiler, batch_fields, refused
+from changefeed.query.expressions import sequence, tree
 from changefeed.query.model import CompiledQuery, LookupField, Output
-from changefeed.query.scala import sequence, tree
 from changefeed.query.types import output_column, output_sql
 from changefeed.query.windows import (
     CALL_LENGTH,
@@ -51,7 +45,7 @@ _BY_ORDER = frozenset(
         "Mode", "PandasMode", "ApproximatePercentile", "HistogramNumeric", "ReservoirSample",
     }
 )  # fmt: skip
-#: Behind the last token.
+#: Follows the last token.
 _END = SparkToken("", "", 0)
 _ORDERED = (
     "its result depends on the order of rows, and a window may be evaluated again after a crash"
@@ -206,7 +200,7 @@ class _GroupedCompiler(QueryCompiler):
         return [output_column(name, kind) for name, kind in found.columns[:-1]]
 
     def _group_key(self, found: Analysis) -> list[int]:
-        """Positions of the columns that a row of the result is known by."""
+        """Positions of the columns that are the key of the result."""
         key = []
         for number, group in enumerate(found.groups):
             place = next(
@@ -227,7 +221,7 @@ class _GroupedCompiler(QueryCompiler):
         return key
 
     def _group_text(self, number: int) -> tuple[str, Span | None]:
-        """An expression of the GROUP BY as it was typed, and its place."""
+        """An expression of the GROUP BY as typed, and its place."""
         parts: list[list[tuple[SparkToken, nodes.Span | None]]] = [[]]
         tokens = [token for token, _ in self._sql.group]
         for (token, depth), (_, span) in zip(nested(tokens), self._sql.group, strict=True):
@@ -241,7 +235,6 @@ class _GroupedCompiler(QueryCompiler):
         return self._query.group[part[0][0].start : part[-1][0].end], place
 
     def _windows_sql(self, kinds: Sequence[str]) -> str:
-        """The groups of whole windows, and when the window of each ends."""
         wanted = [f"{output_sql(f'c{i}', kind)} AS c{i}" for i, kind in enumerate(kinds)]
         names = [*(f"c{i}" for i in range(len(kinds))), ROW]
         inner = self._sql.grouped(VIEW).text
@@ -250,7 +243,7 @@ class _GroupedCompiler(QueryCompiler):
 
 
 def _is_of_group(expression: Any, group: Any) -> bool:
-    """The column has the value of what is grouped by, or the begin or end of the window."""
+    """Whether a column is a GROUP BY expression, or the begin or end of the window."""
     if expression.getClass().getSimpleName() == "Alias":
         expression = expression.child()
     if expression.semanticEquals(group):

@@ -4,8 +4,8 @@ A query names the columns of a look-up by its alias. In a batch the look-up is o
 that name, a struct: NULL where no row of the look-up has the key. So Spark evaluates ``c.name``
 as it evaluates any field, and an inner join is the condition ``c IS NOT NULL``.
 
-The rows are kept sorted by key. A key is found by binary search, so a small batch costs the same
-whatever the size of the look-up.
+The rows are kept sorted by key. A key is found by binary search, so the cost of a small batch
+hardly depends on the size of the look-up.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from changefeed.spark.session import NodeSpark
 
-#: The rows of a look-up are held in memory; a table of more is refused.
+#: The most rows of a look-up, which are held in memory.
 LOOKUP_ROWS = 2_000_000
 
 #: Formats that need more than PySpark has.
 _PACKS = {"delta": ("delta",), "iceberg": ("iceberg",)}
-#: Types of Spark that a key may have, and what they are compared as.
+#: Types of Spark that a key may have, and the kind they are compared as.
 _KEY_TYPES = {
     "tinyint": "integer",
     "smallint": "integer",
@@ -47,12 +47,12 @@ _KEY_TYPES = {
     "timestamp": "moment",
     "timestamp_ntz": "local moment",
 }
-#: How Spark says that the name of a table leads nowhere.
+#: Spark's error conditions for a table that does not exist.
 _NOT_THERE = ("TABLE_OR_VIEW_NOT_FOUND", "PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND")
 
 
 def key_kind(spark_type: str) -> str | None:
-    """What keys of this type are compared as; None of a type that no key may have."""
+    """The kind that keys of this type are compared as; None if the type cannot be a key."""
     return _KEY_TYPES.get(spark_type)
 
 
@@ -84,7 +84,7 @@ def _fields(frame: DataFrame) -> tuple[LookupField, ...]:
 def _frame(
     spark: NodeSpark, parts: Sequence[str], join: nodes.LookupJoin | None = None
 ) -> Iterator[DataFrame]:
-    """The table as Spark sees it now; its errors say where ``join`` stands."""
+    """The table as it is now; errors have the place of ``join``."""
     with spark.use(packs=_PACKS.get(parts[0].lower(), ())) as session:
         from pyspark.errors import AnalysisException
 
@@ -171,7 +171,7 @@ def _whole(values: pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Keys as one column: integers as they are, anything else as text; NULL with a NULL in it."""
+    """Keys as one column: integers unchanged, other types as text; NULL if a part is NULL."""
     parts = [_whole(column) for column in columns]
     if len(parts) == 1 and pa.types.is_integer(parts[0].type):
         return parts[0].cast(pa.int64())
@@ -182,7 +182,7 @@ def _keys(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         texts.append(part.cast(pa.string()))
     if len(texts) == 1:
         return texts[0]
-    # The length before each part tells ('a', 'bc') from ('ab', 'c').
+    # The length before each part distinguishes ('a', 'bc') from ('ab', 'c').
     sized = [
         pc.binary_join_element_wise(pc.utf8_length(text).cast(pa.string()), text, ":")
         for text in texts
@@ -194,9 +194,8 @@ def read_lookup(spark: NodeSpark, lookup: LookupTable) -> LookupRows:
     """The rows that a look-up has now; waits for Spark.
 
     Raises:
-        ChangefeedError: CF4004 its columns are others than when the query was checked, it has
-            too many rows or several of one key, or it cannot be read any more; CF4002, CF4003 of
-            Spark.
+        ChangefeedError: CF4004 its columns differ from when the query was checked, it has too many
+            rows or several of one key, or it can no longer be read; CF4002, CF4003 of Spark.
     """
     with _frame(spark, lookup.parts) as frame:
         there = {field.name: field.spark_type for field in _fields(frame)}
@@ -220,8 +219,7 @@ def read_lookup(spark: NodeSpark, lookup: LookupTable) -> LookupRows:
 
 
 class LookupCache:
-    """The look-ups of one feed. Read when first needed, and again when they are older than the
-    feed wants.
+    """The look-ups of one feed, read when first needed and again after ``refresh``.
 
     Args:
         read: reads a look-up.
@@ -239,10 +237,10 @@ class LookupCache:
         self._known: dict[LookupTable, tuple[float, LookupRows]] = {}
 
     def rows(self, lookup: LookupTable) -> LookupRows:
-        """The rows of a look-up, none older than the feed wants.
+        """The rows of a look-up, read at most ``refresh`` seconds ago.
 
         Raises:
-            ChangefeedError: see :func:`read_lookup`; what was read before is not used then.
+            ChangefeedError: see :func:`read_lookup`; rows that were read before are not used then.
         """
         with self._lock:
             known = self._known.get(lookup)

@@ -42,7 +42,7 @@ class LookupField:
 
 @dataclass(frozen=True)
 class LookupTable:
-    """A look-up that a query joins.
+    """A look-up table that a query joins.
 
     Attributes:
         parts: its name in Spark.
@@ -50,7 +50,7 @@ class LookupTable:
         keys: positions of columns of the feed's table, each with the look-up's column that is
             equal to it.
         key_types: the types of the look-up's columns among them, as Spark names them.
-        left: changes without a row of it stay.
+        left: changes without a row in it are kept.
         fields: the columns that the query reads.
     """
 
@@ -70,13 +70,13 @@ class LookupTable:
 
     @property
     def read(self) -> tuple[tuple[str, str], ...]:
-        """Name and type of each column that is read of it."""
+        """Name and type of each of its columns that is read."""
         keys = {name: kind for (_, name), kind in zip(self.keys, self.key_types, strict=True)}
         return tuple((keys | {field.name: field.spark_type for field in self.fields}).items())
 
     @property
     def shown(self) -> str:
-        """Its name for people."""
+        """Its name in messages for users."""
         return ".".join(part if part.isidentifier() else quoted(part) for part in self.parts)
 
 
@@ -92,12 +92,12 @@ class CompiledQuery:
         outputs: one for each column of ``schema``.
         shown: how many of them the SELECT has; those behind are key columns for the message key.
         sql: evaluates a batch, with a placeholder for its name; None where nothing is computed.
-        row_sql: the same with a row for each row of the batch, ``__cf_keep`` among its columns.
+        row_sql: the same with a result for each row of the batch and the column ``__cf_keep``.
         inputs: columns of the table that ``sql`` reads.
         filtered: there is a WHERE.
         of_changes: the WHERE asks for more than the row (``event_op()``, ``cdc_prev``): it
             selects changes, not rows.
-        tells_change: an expression of the SELECT does.
+        tells_change: an expression of the SELECT asks for more than the row.
         uses_prev: ``cdc_prev`` is read.
         where_inputs: columns of the table that the WHERE reads.
         functions: Python functions that it calls.
@@ -129,13 +129,13 @@ class CompiledQuery:
 
     @cached_property
     def shape(self) -> QueryShape:
-        """What the encoding of messages must know of the query."""
+        """The properties of the query that concern the encoding of messages."""
         hidden = tuple(range(self.shown, len(self.outputs)))
         return QueryShape(self.text, hidden, self.tells_change, self.feed)
 
     @cached_property
     def of_change(self) -> frozenset[str]:
-        """What a batch has to tell of the change itself: its operation, its time."""
+        """Which columns a batch needs that describe the change itself: its operation, its time."""
         from changefeed.query.written import OP, TIME  # a listing does without Arrow
 
         read = f"{self.sql} {self.row_sql}".lower()
@@ -169,7 +169,7 @@ class CompiledQuery:
 
 
 def no_images(compiled: CompiledQuery) -> ChangefeedError:
-    """``cdc_prev`` of a table that does not log its old rows."""
+    """The error of ``cdc_prev`` for a table that does not log its old rows."""
     table = compiled.source.table
     return ChangefeedError(
         Code.SOURCE_NOT_SET_UP,

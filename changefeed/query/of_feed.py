@@ -27,18 +27,17 @@ from grammar import nodes
 
 
 class FeedQuery:
-    """What a feed with ``AS SELECT`` does with rows.
+    """The query of a feed with ``AS SELECT``: turns rows of the table into rows of its result.
 
     Called by the threads of the feed and its scan, and by a statement that compares.
 
     Args:
-        query: as the job keeps it.
-        job: whose query it is.
-        catalog: knows when versions of the table were seen.
+        query: as stored in the job.
+        job: the feed.
+        catalog: knows when versions of the table were first seen.
         sessions: Spark's sessions for queries.
         lookup_refresh: seconds after which look-up tables are read again.
-        engine: where batches are evaluated; see :class:`.evaluate.Evaluator`.
-        note: told of Spark jobs; see there.
+        engine, note: see :class:`.evaluate.Evaluator`.
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class FeedQuery:
         self._lock = threading.Lock()
 
     def require_of_rows(self, schema: TableSchema) -> CompiledQuery:
-        """The query over this version, whose result follows from the rows of the table alone.
+        """The query over this version, if its result follows from the rows of the table alone.
 
         Raises:
-            ChangefeedError: CF1303 it tells of changes; see :meth:`compiled`.
+            ChangefeedError: CF1303 it depends on changes; see :meth:`compiled`.
         """
         compiled = self._known(schema)
-        said = self.grouped or SCHEMA_TIME in called(self._query)
-        if said or compiled.of_changes or compiled.tells_change:
+        by_time = self.grouped or SCHEMA_TIME in called(self._query)
+        if by_time or compiled.of_changes or compiled.tells_change:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 f"{schema.table} cannot be verified: the query tells of changes, not only of rows",
@@ -89,7 +88,7 @@ class FeedQuery:
         return compiled
 
     def _known(self, schema: TableSchema) -> CompiledQuery:
-        """The query over this version, whatever its rows before a change have."""
+        """As :meth:`compiled`, without the check that rows before changes are logged."""
         with self._lock:
             known = self._compiled.get(schema)
             if known is None:
@@ -101,7 +100,7 @@ class FeedQuery:
         try:
             compiled = self._sessions.compile(schema, self._query, constants)
         except ChangefeedError as error:
-            # Places are offsets into the job's own copy of the query, which nobody sees.
+            # Places are offsets into the job's own copy of the query, which users do not see.
             error.span = None
             raise
         if compiled.lookups or CREATION_TIME in called(self._query):
@@ -110,12 +109,14 @@ class FeedQuery:
 
     @property
     def grouped(self) -> bool:
-        """It groups changes by windows of commit time: :mod:`.windows` delivers its feed."""
+        """Whether it groups changes by windows of commit time; :mod:`.windows` then delivers its
+        feed.
+        """
         return bool(self._query.group)
 
     @property
     def window_length(self) -> int:
-        """Nanoseconds of its windows."""
+        """The length of its windows in nanoseconds."""
         length = window_length(self._query)
         if length is None:
             raise AssertionError("the query groups nothing")
@@ -124,7 +125,7 @@ class FeedQuery:
     def window_batch(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
         """Changes with their windows, for :meth:`groups`; see :mod:`changefeed.query.window_rows`.
 
-        Of a row that one transaction changed several times this is one change.
+        A row that one transaction changed several times is one change.
         """
         return window_batch(self.compiled(schema), rows.filter(rows["last"]))
 
@@ -146,7 +147,7 @@ class FeedQuery:
         Args:
             schema: of ``rows``.
             rows: in log order.
-            plan: what becomes of the result.
+            plan: of the result's messages.
             superseded: keep rows that a later row of their transaction supersedes, because they
                 may have values that it lacks. A row that satisfied the query only within its
                 transaction then ends in a delete.

@@ -1,6 +1,6 @@
-"""Imports one Python function by name. As a program it says as JSON what the function is.
+"""Imports one Python function by name. As a program it prints the function's properties as JSON.
 
-It is started without the current directory among the places to import from.
+It is started without the current directory on the import path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def load(reference: str, path: str) -> Callable[..., Any]:
 
     Raises:
         ImportError, AttributeError: it is not there. TypeError: it is no function.
-        Exception: whatever the module raises.
+        Exception: what the module raises.
     """
     if path and path not in sys.path:
         sys.path.append(path)
@@ -33,7 +33,7 @@ def load(reference: str, path: str) -> Callable[..., Any]:
 
 
 def takes_arrow(function: Callable[..., Any]) -> bool:
-    """Its parameters are all annotated as arrays of Arrow."""
+    """Whether all its parameters are annotated as Arrow arrays."""
     names = [str(p.annotation) for p in inspect.signature(function).parameters.values()]
     return bool(names) and all("pyarrow" in name or "pa.Array" in name for name in names)
 

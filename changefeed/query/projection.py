@@ -1,10 +1,10 @@
-"""A query as a function of Spark's own: rows in, rows out, without a plan or a job for each batch.
+"""A query as a compiled function of Spark: rows in, rows out, without a plan or a job per batch.
 
 Spark's optimizer turns the query into projections over the columns of a batch, and its code
-generator compiles them once. A batch then goes through them in the driver's JVM: Arrow bytes in,
-Arrow bytes out, a few calls whatever the query is. The classes are not part of Spark's public
-interface: where one of them is missing, or the plan holds anything but projections, there is no
-such function and the batch goes the way of DataFrames (:mod:`.evaluate`).
+generator compiles them once. A batch then passes through them in the driver's JVM: Arrow bytes in,
+Arrow bytes out, with a few calls for any query. The classes are not part of Spark's public
+interface: if one of them is missing, or the plan has something else than projections, there is no
+such function and the batch is evaluated as a DataFrame (:mod:`.evaluate`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from changefeed.query.compile import VIEW, batch_fields
+from changefeed.query.expressions import sequence
 from changefeed.query.model import CompiledQuery
-from changefeed.query.scala import sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 #: The expressions of one projection, and the columns that it reads.
 _Stage = tuple[Any, Any]
 
-#: The rows of a batch above this size go and come through files: as text they are copied five
+#: The rows of larger batches are exchanged through files: as text they are copied five
 #: times.
 _BY_FILE = 256 << 10
-#: Threads that evaluate one query at the same time: the next chunk of a backlog beside this one.
+#: Threads that evaluate one query at the same time: two chunks of a backlog.
 _AT_ONCE = 2
 
 
 class Projection:
     """A compiled query in one JVM.
 
-    The generated code has buffers, so each thread of those that evaluate the query at the same
-    time has code of its own; others wait.
+    The generated code has buffers, so two threads cannot share it: each of the :data:`_AT_ONCE`
+    threads that may evaluate the query at the same time has its own.
     """
 
     def __init__(self, session: SparkSession, stages: list[_Stage], given: Any, made: Any) -> None:
@@ -112,13 +112,13 @@ class Projection:
                 self._idle.append(steps)
 
     def _compiled(self) -> list[Any]:
-        """The generated code, which Spark itself keeps; the buffers are new."""
+        """Spark caches the generated code; the buffers are new."""
         package = self._jvm.org.apache.spark.sql.catalyst.expressions
         factory = getattr(getattr(package, "UnsafeProjection$"), "MODULE$")
         return [factory.create(expressions, given) for expressions, given in self._stages]
 
     def _through(self, steps: list[Any], rows: Any) -> Any:
-        """Rows of Spark -> one array of Arrow's bytes, as an iterator."""
+        """Rows of Spark -> an iterator of one array with Arrow's bytes."""
         for step in steps:
             rows = rows.map(step)
         return self._converters.toBatchWithSchemaIterator(
@@ -126,8 +126,9 @@ class Projection:
         )
 
     def _as_text(self, batches: Any) -> memoryview:
-        """The bytes of an iterator of one array. py4j itself reads arrays of bytes one by one in
-        Python (60 ns each), texts as a whole."""
+        """The bytes of an iterator of one array. py4j reads arrays of bytes one by one in Python
+        (60 ns each), but texts as a whole.
+        """
         text = self._jvm.java.io.ByteArrayOutputStream()
         encoder = self._jvm.java.util.Base64.getEncoder().wrap(text)
         self._put(batches, self._jvm.java.io.DataOutputStream(encoder))
@@ -135,7 +136,7 @@ class Projection:
         return memoryview(binascii.a2b_base64(text.toString()))[4:]
 
     def _by_files(self, steps: list[Any], batch: pa.Table) -> pa.Table:
-        """:meth:`run` for many bytes. The second file has no name any more when it is read."""
+        """:meth:`run` for many bytes. The second file is already unlinked when it is read."""
         with (
             tempfile.NamedTemporaryFile(prefix="changefeed-query-") as given,
             tempfile.NamedTemporaryFile(prefix="changefeed-query-") as made,
@@ -161,7 +162,7 @@ class Projection:
                 return reader.read_all()
 
     def _put(self, batches: Any, out: Any) -> None:
-        """Write the bytes behind their length, which is four bytes."""
+        """Write the bytes after their length, which has four bytes."""
         try:
             self._jvm.org.apache.spark.api.python.PythonRDD.writeIteratorToStream(batches, out)
         finally:
@@ -170,12 +171,13 @@ class Projection:
 
 @contextmanager
 def _released(held: Callable[[], list[Any]]) -> Iterator[None]:
-    """Close what an iterator of Spark's holds outside of the heap if it is not read to its end:
-    an expression fails on a row."""
+    """Close what an iterator of Spark holds outside the heap if it is not read to its end, because
+    an expression fails on a row.
+    """
     try:
         yield
     except BaseException:
-        # Of a JVM that is gone nothing is left to close.
+        # If the JVM is gone, nothing is left to close.
         with suppress(Exception):
             for each in held():
                 each.close()
@@ -188,7 +190,7 @@ def _write(sink: pa.NativeFile, batch: pa.Table) -> None:
 
 
 def _stages(plan: Any) -> list[_Stage] | None:
-    """The projections of a plan over rows, the first one first; None for any other plan."""
+    """The projections of a plan over rows, in order of evaluation; None for any other plan."""
     stages: list[_Stage] = []
     while plan.getClass().getSimpleName() == "Project":
         child = plan.child()

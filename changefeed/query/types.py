@@ -52,7 +52,7 @@ def input_kind(column: Column) -> ParametricKind:
 
 
 def _readable(kind: ParametricKind) -> ParametricKind:
-    """Times of day have no type in Spark that a query can rely on; they stay text."""
+    """Spark has no type for times of day that a query can rely on; they stay text."""
     if kind.element is not None:
         element = _readable(kind.element)
         return replace(kind, element=element)
@@ -114,7 +114,7 @@ _JSON_OPTIONS = (
 
 
 def output_column(name: str, spark_type: str) -> Column:
-    """The column of the log for an expression of this type; its name alone tells it from others."""
+    """The column of the log for an expression of this type; it is identified by its name."""
     physical, form, logical = _log_form(spark_type)
     return Column(name, spark_type, physical, form, logical)
 
@@ -135,7 +135,9 @@ def _log_form(spark_type: str) -> tuple[str, Form, str]:
 
 
 def output_sql(name: str, spark_type: str) -> str:
-    """What brings a computed column into Arrow: text where Arrow would not print it as we do."""
+    """The SQL that makes a computed column readable for :func:`log_text`: text, except where Arrow
+    prints the type as the log form does.
+    """
     if spark_type in _PLAIN and spark_type != "binary":
         return name
     if spark_type == "binary":

@@ -1,8 +1,8 @@
 """Windows of changes: from rows of a table's log to a batch for Spark, and to rows of the result.
 
-A batch has one row for each change: the row after it, of a delete what is known (its key). What
-Spark makes of whole windows are rows of the log of the result: inserts, committed in the last
-instant of their window.
+A batch has one row for each change: the row after it, or the key of a deleted row. The groups that
+Spark computes for whole windows become rows of the log of the result: inserts, committed in the
+last instant of their window.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def result_rows(query: CompiledQuery, groups: pa.Table, last_seq: int) -> pa.Tab
     """The groups of whole windows as rows of the log of the result, in the order of windows.
 
     Args:
-        groups: what Spark made: when the window of each ends, and the columns ``c<i>``.
+        groups: Spark's result: when the window of each ends, and the columns ``c<i>``.
         last_seq: sequence number of the last change in the windows. No group is without a change,
             so numbers up to it rise from window to window.
     """
@@ -56,7 +56,7 @@ def result_rows(query: CompiledQuery, groups: pa.Table, last_seq: int) -> pa.Tab
     ]
     ends = one_piece(groups[END])
     table = pa.table({END: ends} | {f"a{i}": each for i, each in enumerate(values)})
-    # One order whatever the tasks of the job were, so that a window told again is told alike.
+    # The order must not depend on the job's tasks: a repeated window must give the same rows.
     by = [(END, "ascending"), *((f"a{i}", "ascending") for i in query.schema.key)]
     table = table.take(pc.sort_indices(table, sort_keys=by))
     ends = one_piece(table[END])

@@ -2,8 +2,8 @@
 
 A query groups the changes of its table by ``window(event_timestamp(), '1 minute')``, and perhaps by
 more. Windows do not overlap and begin at multiples of their length since 1970 UTC, as Spark's do.
-All changes of a window are known when the log has come to its end, so a window is evaluated once,
-and nothing of it has to be kept between two of them: the feed's progress is the end of a window.
+All changes of a window are known when the log has reached its end. So a window is evaluated once,
+and no state is kept between two windows: the feed's progress is the end of a window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from changefeed.options.types import parse_nanos
 from grammar import nodes
 from grammar.select import SparkToken, lexemes_of
 
-#: The column of a batch that has the window of each change, and what the query calls it.
+#: The column of a batch that has the window of each change, and its name in queries.
 WINDOW: Final = "window"
 #: The same with its type: begin (inclusive) and end (exclusive).
 WINDOW_FIELD: Final = pa.field(
@@ -33,7 +33,7 @@ WINDOW_FIELD: Final = pa.field(
     ),
     nullable=False,
 )
-#: How many tokens ``window(event_timestamp(), '1 minute')`` has.
+#: The number of tokens of ``window(event_timestamp(), '1 minute')``.
 CALL_LENGTH: Final = 8
 #: The shortest and the longest window in nanoseconds. Longer than the log keeps changes by
 #: default would never be whole.
@@ -53,7 +53,7 @@ def is_window(tokens: Sequence[SparkToken]) -> bool:
 
 
 def window_length(query: nodes.Query) -> int | None:
-    """Nanoseconds of the query's windows; None of a query that does not group.
+    """The length of the query's windows in nanoseconds; None if it does not group.
 
     Raises:
         ChangefeedError: CF1303 it groups by no window, by several, or by one that cannot be.
@@ -80,12 +80,12 @@ def window_length(query: nodes.Query) -> int | None:
 
 
 def first_start(done: Timestamp, length: int) -> int:
-    """Where the first window begins (ns) of which nothing is at or below ``done``."""
+    """The begin (ns) of the first window that lies wholly above ``done``."""
     return -(-(done.wall + 1) // length) * length
 
 
 def last_end(upto: Timestamp, length: int) -> int:
-    """Where the last window ends (ns) that is whole once everything up to ``upto`` is known."""
+    """The end (ns) of the last window that is complete when everything up to ``upto`` is known."""
     return (upto.wall + 1) // length * length
 
 

@@ -12,7 +12,7 @@ from changefeed.query.windows import CALL_LENGTH, WINDOW, is_window
 from grammar import nodes
 from grammar.select import SparkToken, lexemes_of, nested, unquoted
 
-#: Columns of a batch beside those of the table.
+#: Columns of a batch in addition to those of the table.
 ROW = "__cf_row"
 ALWAYS = "__cf_always"
 KEEP = "__cf_keep"
@@ -22,19 +22,19 @@ PREV = "cdc_prev"
 
 #: Functions of a change, and the batch's column that each one reads.
 FUNCTIONS = {"event_op": OP, "event_timestamp": TIME}
-#: The function that tells when the feed was made.
+#: The function that returns when the feed was created.
 CREATION_TIME = "changefeed_creation_timestamp"
-#: The function that tells when the version of the table was first seen.
+#: The function that returns when the version of the table was first seen.
 SCHEMA_TIME = "event_schema_timestamp"
 #: CockroachDB's hidden column for the same.
 PSEUDO_COLUMNS = {"crdb_internal_mvcc_timestamp": TIME}
-#: What asks for more than the row.
+#: Columns that are not part of the row itself.
 CHANGE_COLUMNS = frozenset({OP, TIME, PREV})
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is the same for every change of a table version. Nanoseconds since 1970 UTC.
+    """Values that are the same for every change of a table version. Nanoseconds since 1970 UTC.
 
     Attributes:
         created: when the changefeed was created.
@@ -46,29 +46,25 @@ class Constants:
 
     def literal(self, function: str) -> str | None:
         """The value of a function without arguments as SQL; None of any other."""
-        known = {
-            CREATION_TIME: self.created,
-            SCHEMA_TIME: self.schema_seen,
-        }
-        value = known.get(function)
+        value = {CREATION_TIME: self.created, SCHEMA_TIME: self.schema_seen}.get(function)
         return None if value is None else f"CAST('{value}' AS DECIMAL(30, 10))"
 
 
 @dataclass
 class SqlDraft:
-    """SQL text that is being put together; remembers which token of the query stands where."""
+    """SQL text that is being assembled; remembers which token of the query is where."""
 
     text: str = ""
     places: list[tuple[int, int, nodes.Span | None]] = field(default_factory=list)
 
     def add(self, text: str, span: nodes.Span | None = None) -> None:
-        """Append; ``span`` is where it stands in the statement."""
+        """Append text; ``span`` is its place in the statement."""
         if span is not None:
             self.places.append((len(self.text), len(self.text) + len(text), span))
         self.text += text
 
     def span(self, start: int, stop: int) -> Span | None:
-        """The statement's characters for those from ``start`` to ``stop`` (inclusive)."""
+        """The place in the statement of the characters from ``start`` to ``stop`` (inclusive)."""
         found = [s for low, high, s in self.places if low <= stop and start < high and s]
         return Span(min(s.start for s in found), max(s.end for s in found)) if found else None
 
@@ -81,7 +77,7 @@ class SelectItem:
 
     @property
     def span(self) -> Span | None:
-        """Where it stands in the statement."""
+        """Its place in the statement."""
         spans = [span for _, span in self.tokens if span is not None]
         return Span(spans[0].start, spans[-1].end) if spans else None
 
@@ -112,12 +108,12 @@ class BatchSql:
         self.items = list(self._items(tokens, spans))
         self.where = list(zip(conditions, spans[len(tokens) : count], strict=True))
         self.group = list(zip(groups, spans[count:], strict=True))
-        #: What inner joins ask of a row beside the WHERE.
+        #: The conditions of inner joins, in addition to the WHERE.
         self._inner = [f"{quoted(j.alias)} IS NOT NULL" for j in query.joins if not j.left]
 
     @property
     def filtered(self) -> bool:
-        """Not every row satisfies it."""
+        """Whether the query selects only some rows."""
         return bool(self.where or self._inner)
 
     def _items(
@@ -181,10 +177,10 @@ class BatchSql:
         return out
 
     def each(self, view: str, items: Sequence[tuple[int, str]]) -> SqlDraft:
-        """A row for each row of the batch: whether it satisfies the WHERE (``__cf_keep``), and the
-        items under these names, NULL where it does not.
+        """A result for each row of the batch: whether it satisfies the WHERE (``__cf_keep``), and
+        the items under these names, NULL where it does not.
 
-        An expression is then never evaluated on a row that the WHERE leaves out.
+        So an expression is never evaluated on a row that the WHERE excludes.
         """
         alias = quoted(self.alias)
         out = SqlDraft(f"SELECT `{ROW}`, `{KEEP}`")
@@ -203,7 +199,7 @@ class BatchSql:
         return out
 
     def _unnamed(self, number: int, name: str) -> Sequence[tuple[SparkToken, nodes.Span | None]]:
-        """The tokens of an item without the name that is given to it."""
+        """The tokens of an item without its alias."""
         tokens = self.items[number].tokens
         if len(tokens) < 3 or unquoted(tokens[-1][0].text).lower() != name.lower():
             return tokens
@@ -212,7 +208,7 @@ class BatchSql:
         return tokens if tokens[-2][0].text == "." else tokens[:-1]
 
     def condition(self, view: str) -> SqlDraft:
-        """The WHERE alone: a table of it, to look at what it reads."""
+        """The WHERE as the only column of a SELECT, to find out what it reads."""
         out = SqlDraft("SELECT (")
         self._add_condition(out)
         out.add(f") AS c FROM {view} AS {quoted(self.alias)}")
@@ -255,7 +251,7 @@ class BatchSql:
                 out.add(token.text, span)
                 place += 1
                 following = tokens[place][0].start if place < len(tokens) else -1
-                # r'..' and 1e3 are one: nothing may come between what stood together.
+                # Tokens that were adjacent stay adjacent, as in r'..' and 1e3.
                 if following != token.end:
                     out.add(" ")
 

@@ -1,7 +1,9 @@
-"""Words for moments, such as ``'now'``: Spark replaces them by the time at which it reads a query.
+"""Walks Spark's expressions from Python, and finds words for moments, such as ``'now'``, in them.
+
+Spark replaces these words by the time at which it reads a query.
 
 A query with ``timestamp 'now'``, or with a constant text that becomes a date or a timestamp, would
-tell another moment after every start of the node.
+give another result after every start of the node.
 """
 
 from __future__ import annotations
@@ -10,12 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from changefeed.query.scala import sequence, tree
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What Spark replaces; ``epoch`` is the same moment always.
+#: Words that Spark replaces; ``epoch`` is always the same moment.
 _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 #: Words before a string that make a date or a timestamp of it.
 TYPED = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ"})
@@ -29,11 +29,12 @@ def moment_in(text: str) -> str | None:
 
 
 def moments(session: SparkSession, plan: Any) -> Iterator[str]:
-    """The words for moments in the columns of an analysed plan: constants, also computed ones,
-    that become dates or timestamps."""
+    """The words for moments in the columns of an analysed plan: in constants, also computed ones,
+    that are cast to dates or timestamps.
+    """
     jvm: Any = session._jvm
     rules = jvm.org.apache.spark.sql.catalyst.optimizer
-    # Shows what functions like to_date() stand for.
+    # Replaces functions like to_date() by their expressions.
     replaced = getattr(getattr(rules, "ReplaceExpressions$"), "MODULE$").apply(plan)
     for expression in sequence(replaced.expressions()):
         for each in tree(expression):
@@ -43,7 +44,7 @@ def moments(session: SparkSession, plan: Any) -> Iterator[str]:
 
 
 def _constant(expression: Any) -> str | None:
-    """The constant text that an expression makes a date or a timestamp of."""
+    """The constant text that an expression casts to a date or a timestamp."""
     if expression.getClass().getSimpleName() != "Cast":
         return None
     child = expression.child()
@@ -52,3 +53,19 @@ def _constant(expression: Any) -> str | None:
         return None
     value = child.eval(None)
     return None if value is None else str(value.toString())
+
+
+# ------------------------------------------------------------------------------- walking
+
+
+def sequence(items: Any) -> Iterator[Any]:
+    """The elements of a Scala sequence."""
+    for i in range(items.size()):
+        yield items.apply(i)
+
+
+def tree(expression: Any) -> Iterator[Any]:
+    """An expression and all expressions inside it."""
+    yield expression
+    for child in sequence(expression.children()):
+        yield from tree(child)
