@@ -5,7 +5,11 @@
 * :mod:`.build` makes the :class:`~changefeed.plan.stages.FeedPlan`; it finds every problem,
   not the first, and changes nothing.
 * :mod:`.bulk_work` knows which work of a feed cannot be a Spark job.
-* :mod:`.alter` plans ALTER CHANGEFEED; :mod:`.cdc` translates YugabyteDB's CREATE CDC
-  (its options: :mod:`.cdc_options`).
-* :mod:`.explain` and :mod:`.check` are the tables that EXPLAIN and VALIDATE answer.
+* :mod:`.alter` plans ALTER CHANGEFEED; :mod:`.cdc` translates YugabyteDB's CREATE CDC.
+* :mod:`.explain` and :mod:`.check` make the tables that EXPLAIN and VALIDATE return.
+
+::
+
+    statement -> names (source), sink_resolution (sink), options
+              -> targets -> tables -> stages.FeedPlan -> EXPLAIN | VALIDATE | the job table
 """

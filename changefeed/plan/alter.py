@@ -1,7 +1,7 @@
-"""ALTER CHANGEFEED -> :class:`AlterPlan`: what the job becomes, all of it checked first.
+"""ALTER CHANGEFEED -> :class:`AlterPlan`: the altered job, completely checked before.
 
-A feed may be altered while it runs: its generation rises and the runner plans again. What
-belongs to a feed's start (cursor, initial_scan, end_time) and the kind of its sink stay.
+A feed may be altered while it runs: its generation rises and the runner plans again. Options of a
+feed's start (cursor, initial_scan, end_time) and the kind of its sink cannot be altered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from changefeed.options import (
 )
 from changefeed.plan.build import distinct, feed_sql, look_at_targets
 from changefeed.plan.context import PlanContext
-from changefeed.plan.notices import sharing_notices, table_notices
 from changefeed.plan.queries import group_problems, lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
 from changefeed.plan.stages import TableStage
@@ -41,7 +40,9 @@ from changefeed.plan.tables import (
     check_table,
     definite,
     find_tables,
+    sharing_notices,
     shown,
+    table_notices,
     table_stages,
     watches_of,
 )
@@ -66,10 +67,10 @@ from sinks.registry import takers
 class AlterPlan:
     """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`.
 
-    ``renamed`` has the present names of tables that are followed; the rest goes by these names.
+    ``renamed`` has the present names of renamed tables; the other fields use these names.
 
-    ``rescan`` has, of each table to be scanned again, the number of another table that has its
-    name by now; 0 where it is the same table.
+    ``rescan`` has the tables to be scanned again; the value is the number of another table that has
+    the name now, 0 if it is the same table.
     """
 
     job: Job
@@ -104,8 +105,6 @@ def plan_alter(statement: nodes.AlterChangefeed, job: Job, around: PlanContext) 
 
 
 class _Alteration:
-    """The feed as it changes, action by action."""
-
     def __init__(self, statement: nodes.AlterChangefeed, job: Job, around: PlanContext) -> None:
         self.statement = statement
         self.job = job
@@ -118,7 +117,7 @@ class _Alteration:
         self.added: list[TableStage] = []
         self.dropped: list[TableName] = []
         self.renamed: dict[TableName, TableName] = {}
-        #: Failed tables that a RESCAN of all leaves out, because the source has them no more.
+        #: Failed tables that a RESCAN of all leaves out, because the source no longer has them.
         self.missing: list[TableName] = []
         self.rescans: dict[TableName, int] = {}
         self.new_scans = InitialScan.YES
@@ -126,7 +125,7 @@ class _Alteration:
 
     @property
     def source(self) -> Source:
-        """Opened when an action needs it: SET and INTO do without."""
+        """Opened when an action needs it: SET and INTO do not."""
         if self._source is None:
             connection = self.around.catalog.connection(self.job.source)
             self._source = self.around.open_source(connection.name, connection.uri)
@@ -256,7 +255,7 @@ class _Alteration:
             return None
 
     def _topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
-        """Topics of the tables that stay, for a sink URI with other prefixes."""
+        """Topics of the tables that stay, with the prefixes of the new sink URI."""
         named = {
             target.name.parts[-2:]: target.topic
             for target in self.targets
@@ -270,7 +269,7 @@ class _Alteration:
         return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
 
     def _check_moved(self, sink: ResolvedSink, options: Options) -> None:
-        """The tables that stay get targets of their own at the new place."""
+        """At the new place each table that stays must have its own target."""
         new = self._topics(sink, options)
         topics = {t: new.get(t, progress.topic) for t, progress in self.tables.items()}
         catalog = self.around.catalog
@@ -278,8 +277,8 @@ class _Alteration:
         self.problems += found.values()
 
     def _look(self, sink: ResolvedSink, options: Options) -> None:
-        """Look at the new place itself: a feed that works stays where it is unless that can take
-        its rows. Whose the tables there are is for the sink to decide, which knows the feed.
+        """Look at the new place itself: a feed that works must not move to one that cannot take its
+        rows. Who owns the tables there is decided by the sink, which knows the feed.
         """
         look = self.around.probe or self.around.guard
         if look is None:
@@ -290,7 +289,7 @@ class _Alteration:
         self.problems += [p for p in problems if p.code is not Code.TARGET_NOT_OURS]
 
     def _check_columns(self, old: Options, new: Options) -> None:
-        """Columns that changed options name must be in every table that stays."""
+        """Columns that the changed options name must be in every table that stays."""
         if all(old[row] == new[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME)):
             return
         where = nodes.TableTarget(nodes.QualifiedName(()), span=self.statement.feed.span)
@@ -369,7 +368,7 @@ class _Alteration:
         options: Options,
         spans: Mapping[TableName, nodes.Span | None],
     ) -> None:
-        """No table gets the target of another."""
+        """No table may get the target of another."""
         new = self._topics(sink, options) if sink.written != self.job.sink_uri else {}
         held = {t: new.get(t, p.topic) for t, p in self.tables.items()}
         held |= {stage.schema.table: stage.progress.topic for stage in self.added}
@@ -403,15 +402,15 @@ class _Alteration:
             self.dropped.append(table)
 
     def _known_as(self, name: TableName) -> TableName | None:
-        """The renamed table of the feed that its sink knows by a name."""
+        """The renamed table of the feed for which its sink still uses the name."""
         return next((t for t, progress in self.tables.items() if progress.original == name), None)
 
     def _messages(self) -> TableName | None:
-        """What stands for the feed's logical messages among its tables."""
+        """The table that stands for the feed's logical messages."""
         return next((t for t, progress in self.tables.items() if _of_messages(progress)), None)
 
     def _drop_messages(self, target: nodes.MessagesTarget) -> None:
-        """A feed has one target of messages; it goes as a whole."""
+        """A feed has one target of messages; it is dropped as a whole."""
         table = self._messages()
         asked = [t for t in self.targets if isinstance(t, nodes.MessagesTarget)]
         same = [t for t in asked if t.prefixes == target.prefixes]
@@ -425,7 +424,6 @@ class _Alteration:
         self.dropped.append(table)
 
     def _named(self, name: nodes.QualifiedName) -> list[TableName]:
-        """The tables of the feed that a name can mean."""
         return [t for t in self.tables if _names(name.parts, t)]
 
     def _not_watched(
@@ -434,7 +432,7 @@ class _Alteration:
         fits: Sequence[TableName],
         span: nodes.Span | None = None,
     ) -> None:
-        """A name that is not one table of the feed: say what it is instead."""
+        """The problem of a name that is not exactly one table of the feed."""
         name = ".".join(written.parts)
         span = written.span or span
         if fits:
@@ -460,7 +458,7 @@ class _Alteration:
         )
 
     def _leave_out(self, target: nodes.TableTarget, table: TableName) -> bool:
-        """Take the table out of the targets' texts, so that no pattern brings it back."""
+        """Remove the table from the targets' texts, so that no pattern includes it."""
         kept: list[nodes.FeedTarget] = []
         for known in self.targets:
             if isinstance(known, nodes.TableTarget):
@@ -569,12 +567,11 @@ class _Alteration:
         return found
 
     def _located(self, tables: Sequence[TableName]) -> TableLocations:
-        """Where the tables are at the source now."""
         ids = {self.tables[table].table_id for table in tables} - {0}
         try:
             seen = self.source.locate(sorted(tables), sorted(ids))
         except ChangefeedError:
-            seen = None  # the scan meets the same trouble, and waits or says so
+            seen = None  # the scan has the same problem, and waits or reports it
         return seen or TableLocations({}, {})
 
     def _failed_with(self, table: TableName, *codes: Code) -> bool:
@@ -582,8 +579,7 @@ class _Alteration:
         return known.state is TableState.FAILED and known.error_code in codes
 
     def _present_name(self, table: TableName, seen: TableLocations) -> TableName | None:
-        """Under which other name a table lives on whose own name nothing has now, as its feed or
-        its scan has found."""
+        """The present name of a lost table, if nothing has its old name now."""
         lost = self._failed_with(
             table, Code.TABLE_REPLACED, Code.NAME_UNKNOWN, Code.TARGET_NOT_WATCHABLE
         )
@@ -594,10 +590,10 @@ class _Alteration:
     def _follow(
         self, table: TableName, now: TableName, sink: ResolvedSink, options: Options
     ) -> None:
-        """Go on with a renamed table under its present name; its target in ``sink``, as it is
-        before the statement, keeps its name.
+        """Continue with a renamed table under its present name; its target in ``sink`` keeps its
+        name.
 
-        A feed follows a rename by itself while it has what came before it; here it had not.
+        A feed follows a rename by itself while it has the changes before it; here it had not.
         """
         progress = self.tables[table]
         pulled = sink.capabilities.pulled
@@ -612,7 +608,7 @@ class _Alteration:
         self.renamed[table] = now
 
     def _missing(self, table: TableName, seen: TableLocations) -> ChangefeedError | None:
-        """Why a lost table cannot be scanned: nothing has its name now."""
+        """Why a lost table cannot be scanned: no table has its name now."""
         if table in seen.ids or not self._failed_with(table, Code.TABLE_REPLACED):
             return None
         try:
@@ -624,13 +620,14 @@ class _Alteration:
         return None
 
     def _successor(self, table: TableName, seen: TableLocations) -> int:
-        """The number of another table that has the name by now, 0 if there is none: also of one
-        that the feed has not come to yet, and would stop at after the statement."""
+        """The number of another table that has the name now, 0 if there is none. It may be one that
+        the feed has not reached yet, and at which it would stop after the statement.
+        """
         known, present = self.tables[table].table_id, seen.ids.get(table, 0)
         return 0 if known in (0, present) else present
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
-        """Which tables are others by now, and what no message can say."""
+        """Which tables were renamed or replaced, and what a rescan cannot deliver."""
         notices = [
             f"table {shown(table)} was renamed: the feed goes on with it as {shown(now)}, and its "
             f"target stays {self.tables[now].topic}"
@@ -657,33 +654,32 @@ class _Alteration:
 
 
 def _of_messages(progress: TableProgress) -> bool:
-    """It is the source's logical messages."""
     return progress.partition is not None and progress.partition.of_messages
 
 
 def _same_kind(old: str, new: str) -> bool:
-    """Two schemes of one sink (kafka, confluent-cloud) are one kind."""
+    """Two schemes of one sink (kafka, confluent-cloud) are the same kind."""
     return old == new or registry.entry(old).location == registry.entry(new).location
 
 
 def _names(parts: tuple[str, ...], table: TableName) -> bool:
-    """Whether a name as written can mean the table."""
+    """Whether a name as written may mean the table."""
     full = (table.source, table.schema, table.name)
     return full[-len(parts) :] == parts or parts == (table.source, table.name)
 
 
 def _covers(target: nodes.SchemaTarget | nodes.DatabaseTarget, table: TableName) -> bool:
-    """Whether the pattern's schema is the table's; whether its globs fit does not matter."""
+    """Whether the pattern's schema is the table's; its globs are ignored."""
     return isinstance(target, nodes.DatabaseTarget) or target.name.parts[-1] == table.schema
 
 
 def _without(
     target: nodes.SchemaTarget | nodes.DatabaseTarget, table: TableName
 ) -> nodes.SchemaTarget | nodes.DatabaseTarget | None:
-    """The pattern without one table; None when it cannot be said.
+    """The pattern without one table; None if no pattern can express that.
 
-    EXCLUDE takes one name more. INCLUDE loses the name if it is there as itself; a glob
-    that fits the table cannot be narrowed.
+    EXCLUDE gets one more name. INCLUDE loses the name if it is listed; a glob that matches the
+    table cannot be narrowed.
     """
     whole = isinstance(target, nodes.DatabaseTarget)
     name = glob.escape(shown(table) if whole else table.name)

@@ -34,7 +34,6 @@ from changefeed.options import (
 )
 from changefeed.plan.context import PlanContext
 from changefeed.plan.names import choose_source
-from changefeed.plan.notices import sharing_notices, table_notices
 from changefeed.plan.queries import (
     key_problems,
     lookup_problems,
@@ -52,15 +51,13 @@ from changefeed.plan.tables import (
     definite,
     find_tables,
     named_topic,
+    sharing_notices,
+    table_notices,
     table_stages,
     watches_of,
 )
 from changefeed.plan.target_names import clashes, topics_of
-from changefeed.plan.targets import (
-    ResolvedTarget,
-    parse_targets,
-    target_text,
-)
+from changefeed.plan.targets import ResolvedTarget, parse_targets, target_text
 from changefeed.sources.base import Attachment, Handover, Source
 from grammar import nodes
 from grammar.parser import parse
@@ -97,8 +94,7 @@ def check_create(
 def check_living(
     job: Job, around: PlanContext
 ) -> tuple[nodes.CreateChangefeed, list[ChangefeedError], list[str]]:
-    """The statement of a feed that is there, tied to ``around.text``, what hinders the feed as it
-    is now, and what was not looked at.
+    """Check a feed that exists: its statement, its problems as it is now, and what was not checked.
 
     ``around.text`` is the statement as SHOW CREATE has it.
     """
@@ -123,7 +119,7 @@ def check_living(
 
 
 def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
-    """Flattened, in the order of the text, each once."""
+    """The single problems, in the order of the text, without repetitions."""
     flat = [each for p in problems for each in (p.problems if isinstance(p, Problems) else [p])]
     seen: dict[tuple[str, str], ChangefeedError] = {}
     for problem in flat:
@@ -132,12 +128,12 @@ def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
 
 
 class Planner:
-    """One planning; collects problems in :attr:`problems`."""
+    """Plans one statement; collects problems in :attr:`problems`."""
 
     def __init__(
         self, statement: nodes.CreateChangefeed, around: PlanContext, living: Job | None = None
     ) -> None:
-        """``living`` is the feed that the statement describes, if it is there already."""
+        """``living`` is the feed that the statement describes, if it exists already."""
         self.statement = statement
         self.around = around
         self.living = living
@@ -146,12 +142,12 @@ class Planner:
         self.overlooked: list[str] = []
 
     def plan(self) -> FeedPlan | None:
-        """The plan; None (and problems) when too little is known to make one."""
+        """The plan; None (and problems) if too little is known for one."""
         self._check_name()
         connection = self._attempt(self._connection)
         sink = self._attempt(self._sink)
         options = self._attempt(lambda: self._options(sink))
-        # With the options that are right the target can be looked at all the same.
+        # With the valid options the target can be looked at nevertheless.
         looked = options or (self._right_options(sink) if self.around.probe else None)
         if sink is not None:
             self.problems += check_sink(sink, looked or Options.from_dict({}))
@@ -169,7 +165,6 @@ class Planner:
         )
 
     def _attempt(self, step: Callable[[], T]) -> T | None:
-        """The step's result; its errors are problems."""
         try:
             return step()
         except ChangefeedError as error:
@@ -183,7 +178,7 @@ class Planner:
         found: Sequence[ResolvedTarget],
         database: str,
     ) -> None:
-        """Look at the target itself, unless it is plain already that it cannot be used."""
+        """Look at the target itself, unless it is already clear that it cannot be used."""
         if sink is None or options is None or check_sink(sink, options):
             return
         named = {f.schema.table: named_topic(f.target) for f in found}
@@ -236,7 +231,6 @@ class Planner:
         return find_sink(self.catalog, literal.text, to_span(literal.span))
 
     def _right_options(self, sink: ResolvedSink | None) -> Options | None:
-        """What is left of the options without those that are wrong."""
         right: list[nodes.Option] = []
         found: Options | None = None
         for node in (None, *self.statement.options):
@@ -267,7 +261,7 @@ class Planner:
     def _found(
         self, source: Source, held: Attachment, options: Options | None, sink: ResolvedSink | None
     ) -> list[ResolvedTarget]:
-        """The tables, after every check the source makes of itself and of them."""
+        """The tables, after all checks by the source."""
         diff = bool(options and options.needs_logged_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
@@ -291,7 +285,7 @@ class Planner:
         options: Options | None,
         sink: ResolvedSink | None,
     ) -> list[ResolvedTarget]:
-        """The table with its query, where Spark can read it; else problems."""
+        """The table with its query, if Spark can compile it."""
         query, compiler = self.statement.query, self.around.compile_query
         if query is None or not found:
             return found
@@ -398,7 +392,7 @@ class Planner:
         options: Options,
         found: Sequence[ResolvedTarget],
     ) -> Handover | None:
-        """Where the connector stopped, if the log has it or can begin there; else problems."""
+        """Where the connector stopped, if the log has that position or can begin there."""
         span = self._cursor_span()
         if options[INITIAL_SCAN] is not InitialScan.NO:
             self.problems.append(_no_scan_of_the_past(options, span))
@@ -434,7 +428,7 @@ class Planner:
     def _check_cursor(
         self, cursor: Timestamp, options: Options, source: str, found: Sequence[ResolvedTarget]
     ) -> None:
-        """A cursor needs a log that goes back to it; a scan of the past is not to be had."""
+        """The log must go back to the cursor, and a scan of the past is impossible."""
         span = self._cursor_span()
         if options[INITIAL_SCAN] is not InitialScan.NO:
             self.problems.append(_no_scan_of_the_past(options, span))
@@ -474,15 +468,16 @@ def look_at_targets(
     topics: Mapping[TableName, str],
     job: int = 0,
 ) -> tuple[list[ChangefeedError], list[str]]:
-    """What the target itself says against the feed, and what was not looked at. ``job`` is the
-    number of a feed that is there."""
+    """What the target itself objects to, and what was not checked. ``job`` is the number of a feed
+    that exists.
+    """
     targets = [Target(f.schema.table, topics[f.schema.table], _shape(f)) for f in found]
     if around.probe is not None:
         return around.probe(sink, options, targets, job)
     if around.guard is None or not targets or sink.owner(options) is None:
         return [], []
     problems, _ = around.guard(sink, options, targets, job)
-    # A target that does not answer now is no reason against a feed: it will be retried.
+    # A target that does not answer now is no problem of the feed: it will be retried.
     return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
 
 

@@ -1,7 +1,7 @@
 """Which bulk work of a feed Spark cannot do, and why: for EXPLAIN, scans and backlogs alike.
 
-What Spark can do is not always a job: :func:`changefeed.core.engines.choose_engine` chooses by the
-amount that waits.
+What Spark can do is not always done by it: :func:`changefeed.core.engines.choose_engine` chooses by
+the amount of work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ONE_WRITER = "delivery = 'exactly_once' is one writer's transaction"
 def scan_hindrance(
     sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool
 ) -> str:
-    """Why the node reads the tables of a scan itself; empty: Spark's workers can.
+    """Why the node itself reads the tables of a scan; empty: Spark's workers can.
 
     Args:
-        sink: what the feed's sink can do.
+        sink: the capabilities of the feed's sink.
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
         parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
@@ -38,10 +38,10 @@ def scan_hindrance(
 def backlog_hindrance(
     sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool
 ) -> str:
-    """Why the node delivers the changes that wait itself; empty: lanes of a Spark job can.
+    """Why the node itself delivers a backlog; empty: lanes of a Spark job can.
 
     Args:
-        sink: what the feed's sink can do.
+        sink: the capabilities of the feed's sink.
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
         numbered: the feed has ``transaction_metadata``.

@@ -1,4 +1,4 @@
-"""VALIDATE: every problem of a statement as a table, or one row that says it is fine."""
+"""VALIDATE: every problem of a statement as a table, or one row that says there is none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ COLUMNS = ("severity", "code", "place", "where", "problem", "hint")
 
 Row = tuple[str, str, str, str, str, str]
 
-#: What VALIDATE checks.
+#: Statements that VALIDATE checks.
 Checked = nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc | nodes.AlterChangefeed
 
-#: A problem with more of the statement than this is about all of it.
+#: A problem with a longer part of the statement concerns all of it.
 _LONGEST = 40
 
-#: What a problem can be about: the values of ``place``.
+#: The values of ``place``: what a problem concerns.
 CONNECTION, TABLE, QUERY, SINK, OPTION, STATEMENT = (
     "connection",
     "table",
@@ -34,7 +34,7 @@ CONNECTION, TABLE, QUERY, SINK, OPTION, STATEMENT = (
 
 @dataclass(frozen=True, slots=True)
 class StatementPart:
-    """A part of the statement: what it is, how it is called, where it stands."""
+    """A part of the statement: its kind, its name, and its place."""
 
     kind: str
     name: str
@@ -50,10 +50,10 @@ def problem_rows(
     statement: Checked,
     source: str = "",
 ) -> list[Row]:
-    """Errors in the order of the text, then warnings; ``ok`` where a plan has no error.
+    """Errors in the order of the text, then warnings; ``ok`` if a plan has no error.
 
-    ``statement`` is what ``text`` holds: a problem's place is a part of it. ``source`` is the
-    connection that it reads from, where that is known.
+    ``statement`` is the parsed ``text``: a problem's place is a part of it. ``source`` is the
+    connection that it reads from, if that is known.
     """
     places = list(_places(statement))
     # Where FROM does not name it; it has no place in the text.
@@ -76,9 +76,9 @@ def _row(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -
 
 
 def _places(statement: Checked) -> Iterator[StatementPart]:
-    """The parts that a problem can be about, the smaller before those around them.
+    """The parts that a problem can concern, smaller ones before those around them.
 
-    The URI of the sink is named without its secrets and parameters.
+    The sink's URI is shown without secrets and parameters.
     """
     if isinstance(statement, nodes.AlterChangefeed):
         for action in statement.actions:
@@ -137,7 +137,7 @@ def _named(kind: str, name: str, span: nodes.Span) -> StatementPart:
 
 
 def _where(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -> tuple[str, str]:
-    """Which part of the statement, or of the system, the problem is about, and its name."""
+    """The part of the statement, or of the system, that the problem concerns, and its name."""
     span = problem.span
     if span is not None and text:
         for place in places:

@@ -1,4 +1,4 @@
-"""What planning asks: the catalog, the sources, the change log and the session."""
+"""What planning depends on: the catalog, the sources, the change log and the session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from changefeed.sources.registry import open_source as open_registered
 from grammar import nodes
 
 OpenSource = Callable[[str, str], Source]
-#: Source name -> what the change log goes back to; None where there is no log.
+#: Source name -> the oldest timestamp of its change log; None if there is no log.
 LogOldest = Callable[[str], Timestamp | None]
 #: Whether the change log of a source has every change of a table, which it has since the
 #: timestamp (None: it has none), that committed after the position.
@@ -27,11 +27,12 @@ CompileQuery = Callable[[TableSchema, nodes.Query], CompiledQuery]
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What planning looks at: the state, the session's USE, the clock, how to open a source,
-    and how to look at the target: for VALIDATE in every respect (``probe``), for CREATE and ALTER
-    only whose the targets are (``guard``), as far as the target answers. ``compile_query`` checks
-    CDC queries; None where there is no Spark. ``given`` is the connection to read, which need not
-    be in the state yet."""
+    """What planning depends on: the state, the session's USE, the clock, and these:
+
+    ``probe`` checks the target in every respect, for VALIDATE; ``guard`` only who owns the targets,
+    for CREATE and ALTER, if the target answers. ``compile_query`` compiles CDC queries; None
+    without Spark. ``given`` is the connection to read, which need not be in the state yet.
+    """
 
     catalog: Catalog
     clock: Clock

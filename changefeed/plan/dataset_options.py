@@ -1,4 +1,4 @@
-"""The options of FOR DATASET that say what an extract is; the others are those of a feed."""
+"""The options of FOR DATASET that describe an extract; the others are those of a feed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from changefeed.plan.own_options import split_options
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
-#: Name -> the values, where there is a list of them, and what it says.
+#: Name -> the values, if there is a list of them, and its meaning.
 DATASET_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "extract": (("full", "delta"), "An extract holds all rows, or those that may have changed."),
     "every": ((), "How often to compare; without it, when files have changed."),
@@ -50,13 +50,13 @@ TABLE_OPTIONS = ("current_table", "history_table", "sensitive_table", "sensitive
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """The values of :data:`DATASET_OPTIONS`, and the feed's own options, unread.
+    """The values of :data:`DATASET_OPTIONS`, and the feed's own options, unchecked.
 
     Attributes:
         every: seconds.
-        date: None is the day of each comparison.
-        folders: ``current_path`` and the like as written, where they are.
-        tables: ``current_table`` and the like as ``database.table``, where they are.
+        date: None: the day of each comparison.
+        folders: ``current_path`` and the like as written, if given.
+        tables: ``current_table`` and the like as ``database.table``, if given.
         sensitive: names of columns.
     """
 
@@ -75,7 +75,7 @@ class DatasetOptions:
 
 
 def parse_dataset_options(options: Sequence[nodes.Option], *, text: str = "") -> DatasetOptions:
-    """Check the options of the extract; those of the feed are handed on.
+    """Check the options of the extract; those of the feed are returned unchecked.
 
     Raises:
         ChangefeedError: as :func:`changefeed.options.parse_options`.

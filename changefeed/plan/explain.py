@@ -9,7 +9,7 @@ COLUMNS = ("stage", "detail")
 
 
 def explain_rows(plan: FeedPlan) -> list[tuple[str, str]]:
-    """One row per fact, in the order a row of a table goes through the stages."""
+    """One row per fact, in the order in which a table's row passes the stages."""
     rows: list[tuple[str, str]] = []
     tables = 0
     for stage in plan.stages:

@@ -1,4 +1,4 @@
-"""Which source a statement reads, and which sink it writes: names and URIs made definite."""
+"""Finds the source that a statement reads, by the names in it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def scheme_of(uri: str) -> str:
 
 
 def database_of(uri: str) -> str:
-    """The database a source's URI names; empty when it names none."""
+    """The database that a source's URI names; empty if it names none."""
     try:
         return urlsplit(uri).path.strip("/")
     except ValueError:
-        return ""  # the source itself will say what is wrong with the URI
+        return ""  # the source itself reports what is wrong with the URI
 
 
 def find_source(catalog: Catalog, name: str, span: nodes.Span | None) -> Connection:
@@ -68,8 +68,8 @@ def choose_source(
 ) -> Connection:
     """The one source of a feed.
 
-    In this order: FROM; the source part of a target's name; a DATABASE target; a first part
-    that is a connection where nothing else is chosen; USE; the only source there is.
+    In this order: FROM; the source part of a target's name; a DATABASE target; a first part that
+    is a connection if no other is chosen; USE; the only source there is.
 
     Raises:
         ChangefeedError: CF1101 none can be chosen, CF1303 targets of two sources.
@@ -101,7 +101,7 @@ def choose_source(
 
 
 def _source_part(target: nodes.FeedTarget) -> str | None:
-    """The part of the name that can only be a source."""
+    """The first part of the name if it can only be a source."""
     parts = target.name.parts
     full = {nodes.TableTarget: 3, nodes.SchemaTarget: 2}.get(type(target), 99)
     return parts[0] if len(parts) >= full else None
@@ -122,7 +122,7 @@ def _refuse_others(targets: Sequence[nodes.FeedTarget], source: str) -> None:
 def _of_database(
     known: Sequence[Connection], target: nodes.DatabaseTarget, session: str | None
 ) -> Connection:
-    """``DATABASE d``: d is a connection, or the database one leads to (USE decides a tie)."""
+    """``DATABASE d``: d is a connection, or the database that one leads to (USE breaks a tie)."""
     name = target.name.parts[-1]
     named = [c for c in known if c.name == name]
     leading = [c for c in known if database_of(c.uri) == name]

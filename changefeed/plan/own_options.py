@@ -1,4 +1,4 @@
-"""Options of a statement's own: alone, or in one list with those of the feed."""
+"""Options that belong to one statement: alone, or in one list with those of the feed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from changefeed.options import OptionReader, to_span
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
-#: The options of CREATE and ALTER EXTERNAL CONNECTION: name, values, what it says.
+#: The options of CREATE and ALTER EXTERNAL CONNECTION: name, values, meaning.
 CONNECTION_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "check": (("yes", "no"), "Whether the server is tried before the connection is stored."),
 }
 
 
 def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
-    """Whether the statement of a connection tries the server: it does unless it says otherwise.
+    """Whether the statement of a connection is to try the server; the default is yes.
 
     Raises:
         ChangefeedError: CF1203, CF1204, CF1205 an option is wrong.
@@ -49,9 +49,9 @@ def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
 def split_options(
     options: Sequence[nodes.Option], own: Collection[str], reading: OptionReader
 ) -> tuple[dict[str, nodes.Literal], tuple[nodes.Option, ...]]:
-    """The values of the options ``own`` by name, and the other options, unread.
+    """The values of the options ``own`` by name, and the other options, unchecked.
 
-    One that is given twice or without a value is a problem of ``reading``, and left out.
+    An option without a value or given twice is added to the problems of ``reading``.
     """
     values: dict[str, nodes.Literal] = {}
     others = []

@@ -1,4 +1,4 @@
-"""What planning has to say of a CDC query: options it implies, problems, notices, EXPLAIN."""
+"""Planning of CDC queries: implied options, problems, notices, and lines of EXPLAIN."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from grammar import nodes
 
 
 class QueryTable(Protocol):
-    """A table of a plan, as far as notices look at it."""
+    """What notices need of a table of a plan."""
 
     @property
     def schema(self) -> TableSchema:
-        """Its shape."""
+        """The table's shape."""
         ...
 
     @property
     def query(self) -> CompiledQuery | None:
-        """The query over it."""
+        """The CDC query over it, if there is one."""
         ...
 
 
 def query_options(
     query: nodes.Query | None, written: Sequence[nodes.Option], sink: ResolvedSink | None
 ) -> list[nodes.Option]:
-    """What a query's statement means without saying it: CockroachDB's envelope ``bare``, and no
-    initial scan where it groups changes."""
+    """Options that the statement of a query implies: CockroachDB's envelope ``bare``, and no
+    initial scan if the query groups changes.
+    """
     if query is None:
         return []
     given = {option.name: option for option in written}
@@ -79,7 +80,7 @@ def _envelope(given: Mapping[str, nodes.Option], sink: ResolvedSink | None) -> l
 def query_problems(
     compiled: CompiledQuery, target: nodes.FeedTarget, options: Options | None
 ) -> list[ChangefeedError]:
-    """What the query and the options need of each other and of the table."""
+    """What query, options and table require of each other."""
     problems = []
     table = compiled.source.table
     span = to_span(target.span)
@@ -115,7 +116,9 @@ def query_problems(
 
 
 def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedError]:
-    """Groups are made of changes, and belong to no transaction."""
+    """Options that a query with GROUP BY cannot have: groups are made of changes of many
+    transactions.
+    """
     if options[INITIAL_SCAN] is not InitialScan.NO:
         yield ChangefeedError(
             Code.OPTIONS_CONTRADICT,
@@ -134,7 +137,7 @@ def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedEr
 
 
 def lookup_problems(query: nodes.Query | None, options: Options) -> list[ChangefeedError]:
-    """``lookup_refresh`` means something only where there is a look-up."""
+    """``lookup_refresh`` needs a look-up."""
     if LOOKUP_REFRESH.name not in options.given or (query is not None and query.joins):
         return []
     return [
@@ -149,7 +152,7 @@ def lookup_problems(query: nodes.Query | None, options: Options) -> list[Changef
 def key_problems(
     compiled: CompiledQuery, sink: ResolvedSink, span: nodes.Span | None
 ) -> list[ChangefeedError]:
-    """A merged table needs the key of the source's table; what a query groups by has values."""
+    """A merged table needs the key of the source's table; a key of groups must not be NULL."""
     if not sink.capabilities.takes_rows:
         return []
     if compiled.window is not None:
@@ -183,7 +186,7 @@ def _null_group(column: Column, sink: ResolvedSink, span: nodes.Span | None) -> 
 
 
 def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[str]:
-    """What a query does that its author may not expect."""
+    """Effects of a query that its author may not expect."""
     for table in tables:
         query = table.query
         if query is None or not query.filtered or query.window is not None:
@@ -209,7 +212,7 @@ def query_notices(tables: Sequence[QueryTable], sink: ResolvedSink) -> Iterator[
 
 
 def query_lines(query: CompiledQuery, options: Options) -> Iterator[str]:
-    """EXPLAIN: what the query makes, of which rows, and where."""
+    """Lines of EXPLAIN: what the query makes, of which rows, and where."""
     table = query.source.table
     columns = ", ".join(f"{name} {kind}" for name, kind in query.types())
     yield f"{table.schema}.{table.name}: {query.text}"

@@ -31,7 +31,7 @@ class ResolvedSink:
 
     @property
     def shown(self) -> str:
-        """Without secrets; a named connection also says what it stands for."""
+        """The URI without secrets; for a named connection also the URI behind it."""
         if self.written is None:
             return ""
         if external_name(self.written) is None:
@@ -39,9 +39,9 @@ class ResolvedSink:
         return f"{sink_location(self.written)} ({sink_location(self.real)})"
 
     def topics(self, options: Options, database: str) -> Callable[[TableName, str | None], str]:
-        """What gives the finished topic of a table and its target's ``AS topic``.
+        """A function that returns the finished topic of a table and its target's ``AS topic``.
 
-        ``database`` is what ``full_table_name`` begins with.
+        ``database`` is the first part of a ``full_table_name``.
 
         Raises:
             ChangefeedError: the URI or an option is wrong.
@@ -55,8 +55,8 @@ class ResolvedSink:
         return topic
 
     def files_a_day(self, options: Options, tables: int) -> tuple[float, tuple[int, int] | None]:
-        """Seconds that changes gather before they are committed, and what
-        :meth:`sinks.base.Sink.files_a_day` says.
+        """How long changes are gathered before a commit, in seconds, and the result of
+        :meth:`sinks.base.Sink.files_a_day`.
 
         Raises:
             ChangefeedError: the URI or an option is wrong.
@@ -67,7 +67,7 @@ class ResolvedSink:
         return sink.pacing().seconds, sink.files_a_day(tables)
 
     def owner(self, options: Options) -> Sink | None:
-        """What knows the names of targets, where each table needs one of its own.
+        """The sink, if each table needs its own target there; it knows their names.
 
         Raises:
             ChangefeedError: the URI or an option is wrong.
@@ -109,7 +109,7 @@ def job_options(catalog: Catalog, job: Job) -> tuple[ResolvedSink, Options]:
 
 
 def check_sink(sink: ResolvedSink, options: Options) -> list[ChangefeedError]:
-    """Every problem of the URI and its parameters that shows without connecting."""
+    """Every problem of the URI and its parameters that is visible without connecting."""
     if sink.written is None:
         return []
     problems = registry.check(sink.real, options)
@@ -119,8 +119,9 @@ def check_sink(sink: ResolvedSink, options: Options) -> list[ChangefeedError]:
 
 
 def _identity(catalog: Catalog, source: str) -> str:
-    """The source's own identity; asked of it before its first feed. Empty where it does not say:
-    the feed asks again."""
+    """The source's identity, read from it before its first feed; empty if it does not answer: the
+    feed asks again.
+    """
     known = catalog.source_state(source).identity
     if known:
         return known
@@ -132,8 +133,10 @@ def _identity(catalog: Catalog, source: str) -> str:
 
 
 class Probe(Protocol):
-    """Connects to the target of a feed and says what is wrong there, and what it could not look
-    at. Changes nothing."""
+    """Connects to the target of a feed; returns problems, and what could not be checked.
+
+    Changes nothing.
+    """
 
     def __call__(
         self,
@@ -142,13 +145,13 @@ class Probe(Protocol):
         targets: Sequence[Target],
         job: int = 0,
     ) -> tuple[list[ChangefeedError], list[str]]:
-        """``options`` are those of the feed, none of a connection that no feed writes to; ``job``
-        is its number, 0 where it is not made yet."""
+        """``options`` are the feed's, empty for a connection without a feed; ``job`` is its number,
+        0 if it does not exist yet."""
         ...
 
 
 def probe_of(catalog: Catalog) -> Probe:
-    """Looks at the target itself, where the sink has a way; changes nothing there."""
+    """A probe that looks at the target itself, if the sink can."""
 
     def probe(
         sink: ResolvedSink, options: Mapping[str, object], targets: Sequence[Target], job: int = 0
@@ -169,7 +172,7 @@ def probe_of(catalog: Catalog) -> Probe:
         try:
             opened = registry.open_sink(sink.real, options)
         except ChangefeedError:
-            return [], []  # told already: it shows without connecting
+            return [], []  # check_sink reports it without connecting
         overlooked = ""
         try:
             overlooked = opened.overlooked()

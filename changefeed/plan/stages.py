@@ -4,7 +4,7 @@
 
     source -> table* -> scan -> log -> select -> envelope -> encode -> engine -> sink -> resolved
 
-A stage tells its facts in :meth:`Stage.lines`; secrets are out of all of them.
+:meth:`Stage.lines` has the facts of a stage, without secrets.
 """
 
 from __future__ import annotations
@@ -57,23 +57,27 @@ SHOWN_TABLES = 20
 
 
 class Stage(Protocol):
-    """One step of a row's way."""
+    """One step on the way of a row."""
 
     @property
     def name(self) -> str:
-        """In one word."""
+        """The stage in one word."""
         ...
 
     def lines(self) -> Iterator[str]:
-        """What it does, one fact a line."""
+        """What the stage does, one fact a line."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStage:
-    """Where rows come from. ``holds``: what we hold at the source, for people, empty for nothing;
-    ``fresh``: it is made by this statement; ``parts_travel``: see
-    :class:`changefeed.sources.base.Source`."""
+    """Where rows come from.
+
+    Attributes:
+        holds: what changefeed occupies at the source, for people; empty if nothing.
+        fresh: this statement creates it.
+        parts_travel: see :class:`changefeed.sources.base.Source`.
+    """
 
     source: str
     shown_uri: str
@@ -95,12 +99,12 @@ class TableStage:
 
     Attributes:
         schema: its shape now.
-        progress: what the job table will hold of it.
-        rows_estimate: by the source's statistics; 0 when it does not say.
+        progress: its row of the job table.
+        rows_estimate: by the source's statistics; 0 if unknown.
         bytes_estimate: size at the source.
-        target: canonical text of the target it came by.
+        target: canonical text of the target that it belongs to.
         query: the CDC query over it.
-        stored: row images of it are kept beside the change log.
+        stored: its row images are kept in addition to the change log.
     """
 
     schema: TableSchema
@@ -114,7 +118,7 @@ class TableStage:
 
     @property
     def shown(self) -> str:
-        """``schema.table``."""
+        """The name as ``schema.table``."""
         return f"{self.schema.table.schema}.{self.schema.table.name}"
 
     def lines(self) -> Iterator[str]:
@@ -217,7 +221,7 @@ def _selection(progress: TableProgress) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class EncodeStage:
-    """The shape and the writing of messages, with one made up for the first table."""
+    """Shape and format of messages, with an example for the first table."""
 
     options: Options
     sample: MessagePlan | None
@@ -237,10 +241,10 @@ class EncodeStage:
 
 
 def _types(plan: MessagePlan) -> Iterator[str]:
-    """The files a reader without a schema registry compiles."""
+    """The files for a reader without a schema registry to compile."""
     if not TRAITS[plan.format].schemas:
         return
-    # Arrow, which the encoding needs, is not loaded for a statement that has no use of it.
+    # Most statements do without Arrow, which the encoding needs.
     from changefeed.encoding.formats import FORMATS
 
     for name, text in FORMATS[plan.format].types(plan):
@@ -294,7 +298,7 @@ class SinkStage:
 
 @dataclass(frozen=True, slots=True)
 class EngineStage:
-    """Where the feed's bulk work runs: what can be said before the node knows how much waits."""
+    """Where the feed's bulk work runs, as far as that is known before the amount of work is."""
 
     options: Options
     capabilities: Capabilities
@@ -333,7 +337,7 @@ class EngineStage:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedStage:
-    """Progress and what the reader hears of it."""
+    """Progress, and the messages about it for readers."""
 
     options: Options
     target: str
@@ -355,17 +359,17 @@ class ResolvedStage:
 
 @dataclass(frozen=True, slots=True)
 class FeedPlan:
-    """A feed that can be made: everything RUN needs, checked.
+    """A feed that can be created: everything that RUN needs, checked.
 
     Attributes:
-        name: as written, None to make one up.
-        if_not_exists: an existing feed of that name is fine.
-        source, tables, sink: the stages that hold facts.
+        name: as written; None: the catalog chooses one.
+        if_not_exists: an existing feed of that name is accepted.
+        source, tables, sink: the stages with data.
         options: typed.
-        targets: canonical texts; patterns kept.
+        targets: canonical texts, with patterns as patterns.
         start: the source's position when this was planned.
         statement: canonical SQL without secrets.
-        notices: what is allowed but deserves a word.
+        notices: what is valid but may surprise.
     """
 
     name: str | None
@@ -383,12 +387,12 @@ class FeedPlan:
 
     @property
     def sinkless(self) -> bool:
-        """Its rows stream to the client."""
+        """Whether its rows are sent to the client."""
         return self.sink.uri is None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """In the order a row takes."""
+        """The stages in the order in which a row passes them."""
         scan = self.options[INITIAL_SCAN]
         only = scan is InitialScan.ONLY
         scanned = [table for table in self.tables if table.progress.scan_wanted]
@@ -420,7 +424,7 @@ class FeedPlan:
         return (EngineStage(self.options, self.sink.capabilities, query, travel),)
 
     def spec(self) -> JobSpec:
-        """What the job table gets."""
+        """The row of the job table."""
         cursor = self.options[CURSOR]
         return JobSpec(
             source=self.source.source,

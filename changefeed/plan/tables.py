@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Position
@@ -19,7 +20,7 @@ from changefeed.options import (
 )
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
-from changefeed.plan.target_names import topics_of
+from changefeed.plan.target_names import sharing, topics_of
 from changefeed.plan.targets import (
     ResolvedTarget,
     look_up,
@@ -31,12 +32,13 @@ from changefeed.plan.targets import (
 from changefeed.sources.base import KeyRange, Source, TableInfo, Watch
 from grammar import nodes
 from grammar.spelling import did_you_mean
+from sinks.registry import entry
 
 
 def find_tables(
     targets: Sequence[nodes.FeedTarget], source: Source, *, diff: bool
 ) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
-    """The tables that targets mean now, and what is wrong with the targets."""
+    """The tables that the targets mean now, and the problems of the targets."""
     asked, problems = wishes(targets, source, diff=diff)
     found, missing = look_up(asked, source)
     messages, others = look_up_messages(targets, source)
@@ -46,7 +48,7 @@ def find_tables(
 def watches_of(
     found: Sequence[ResolvedTarget], options: Options | None, sink: ResolvedSink | None
 ) -> list[Watch]:
-    """The tables as the source is to check them."""
+    """The tables in the form in which the source checks them."""
     diff = whole = False
     if options is not None:
         diff = options.needs_logged_before
@@ -60,7 +62,7 @@ def watches_of(
 
 
 def check_messages(found: Sequence[ResolvedTarget], scan: InitialScan) -> list[ChangefeedError]:
-    """Whether a feed can have the logical messages that it asks for."""
+    """The problems of logical messages in a feed that is only a scan."""
     return [
         ChangefeedError(
             Code.NOT_SUPPORTED,
@@ -75,7 +77,7 @@ def check_messages(found: Sequence[ResolvedTarget], scan: InitialScan) -> list[C
 
 
 def check_row_images(source: Source, options: Options) -> list[ChangefeedError]:
-    """Whether the source's changes can be completed from row images."""
+    """The problem if the source's changes cannot be completed from row images."""
     if not options.stores_images or source.takes_row_images:
         return []
     return [
@@ -90,7 +92,7 @@ def check_row_images(source: Source, options: Options) -> list[ChangefeedError]:
 
 
 def _messages_wanted(place: ResolvedTarget) -> Partition | None:
-    """Which of the source's logical messages a target wants; None of a table."""
+    """The condition on logical messages; None for a table."""
     if not isinstance(place.target, nodes.MessagesTarget):
         return None
     column = next(c for c in place.schema.columns if c.name == PREFIX)
@@ -146,14 +148,14 @@ def table_stages(
 
 
 def named_topic(target: nodes.FeedTarget) -> str | None:
-    """The name that ``AS`` gives the target of a table."""
+    """The topic that ``AS`` gives the target; None without ``AS``."""
     return target.topic if isinstance(target, nodes.TableTarget | nodes.MessagesTarget) else None
 
 
 def check_table(
     schema: TableSchema, target: nodes.FeedTarget, options: Options | None
 ) -> list[ChangefeedError]:
-    """What the target's columns and range, and the options, need of the table."""
+    """The problems of the target's columns and range, and of options that name columns."""
     if isinstance(target, nodes.MessagesTarget):
         return []  # options name columns of tables
     problems = []
@@ -192,7 +194,7 @@ def check_table(
 
 
 def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
-    """Whether a row can be in the range of keys that the target names."""
+    """The problem if no row can be in the range of keys that the target names."""
     own = place.target
     if not isinstance(own, nodes.TableTarget):
         return []
@@ -200,7 +202,7 @@ def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
     if not (low or high) or place.schema.keyless:
         return []
     if max(len(low), len(high)) > len(place.schema.key):
-        return []  # said by check_table
+        return []  # check_table reports it
     problem = source.range_problem(place.schema, KeyRange(low or None, high or None))
     if problem is None:
         return []
@@ -209,7 +211,7 @@ def check_range(place: ResolvedTarget, source: Source) -> list[ChangefeedError]:
 
 
 def shown(table: TableName) -> str:
-    """``schema.table``: how a table is named inside its source."""
+    """A table's name within its source: ``schema.table``."""
     return f"{table.schema}.{table.name}"
 
 
@@ -228,6 +230,52 @@ def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedE
 def definite(
     targets: Sequence[nodes.FeedTarget], found: Sequence[ResolvedTarget], source: Source
 ) -> list[nodes.FeedTarget]:
-    """The targets with names that mean the same in every session."""
+    """The targets with full names, which mean the same in every session."""
     tables = {id(f.target): f.schema.table for f in found if not f.joined}
     return [qualified(target, source.name, tables.get(id(target))) for target in targets]
+
+
+# ------------------------------------------------------------------------------- notices
+
+
+def table_notices(tables: Sequence[TableStage], sink: ResolvedSink) -> list[str]:
+    """Facts about the tables that users may not expect: no primary key, a shared topic."""
+    notices = [
+        f"table {t.shown} has no primary key: all its columns are the key of its messages"
+        for t in tables
+        if t.schema.keyless
+    ]
+    if sink.written is not None and "topic_name=" not in sink.real:
+        word, by_topic = entry(sink.scheme).target, dict[str, list[str]]()
+        for table in tables:
+            by_topic.setdefault(table.progress.topic, []).append(table.shown)
+        notices += [
+            f"{' and '.join(names)} share the {word} {topic}; full_table_name keeps them apart"
+            for topic, names in by_topic.items()
+            if len(names) > 1
+        ]
+    return notices
+
+
+def sharing_notices(
+    tables: Sequence[TableStage], sink: ResolvedSink, catalog: Catalog, job: int = 0
+) -> list[str]:
+    """Other feeds that write to the same topics or into the same folder."""
+    if not sink.capabilities.shared_topics:
+        return []
+    topics = {table.progress.topic for table in tables}
+    notices = []
+    for other in sharing(sink, catalog, job):
+        common = sorted(topics & {progress.topic for progress in catalog.tables(other.id)})
+        if common:
+            listed = ", ".join(common[:5]) + (", .." if len(common) > 5 else "")
+            notices.append(
+                f'changefeed "{other.name}" writes to {listed} at the same place: readers get the '
+                "messages of both, and a resolved timestamp of one does not cover the other"
+            )
+        elif not sink.capabilities.resolved_by_topic:
+            notices.append(
+                f'changefeed "{other.name}" writes to the same place: a resolved timestamp there '
+                "says nothing of the tables of the other changefeed"
+            )
+    return notices

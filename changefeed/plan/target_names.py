@@ -1,8 +1,9 @@
 """Which target each table of a feed gets, and which tables would share one.
 
-A sink with tables of its own (``Capabilities.owns_targets``) keeps one target per source table:
-two tables that shared one would overwrite each other's rows. It says itself which names are one
-name there. Elsewhere (topics, files) tables may share a target, and get a notice at most.
+A sink with tables of its own (``Capabilities.owns_targets``) keeps one target per source table,
+because two tables in one target would overwrite each other's rows. The sink itself decides which
+names are equal there. In other sinks (topics, files) tables may share a target, perhaps with a
+notice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sinks.base import Sink
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A table that has a target: of this feed, or of another one (its name)."""
+    """A table that has a target; ``feed`` is the name of the feed if it is another one."""
 
     table: TableName
     feed: str = ""
@@ -36,12 +37,10 @@ class Holder:
 def topics_of(
     tables: Mapping[TableName, str | None], sink: ResolvedSink, options: Options, database: str
 ) -> dict[TableName, str]:
-    """The finished topic of each table; the value of ``tables`` is the name that AS gives it.
+    """The finished topic of each table; the values of ``tables`` are the names that AS gives.
 
-    ``database`` is what ``full_table_name`` begins with.
-
-    Tables of one name in several schemas are called ``schema_table`` where the sink keeps one
-    target a table.
+    Tables of one name in several schemas are named ``schema_table`` if the sink keeps one target
+    per table. ``database`` is the first part of a ``full_table_name``.
 
     Raises:
         ChangefeedError: the URI or an option is wrong.
@@ -76,7 +75,7 @@ def clashes(
         options: the feed's.
         held: topics of the feed's other tables.
         catalog: knows the other feeds.
-        job: the feed's number; 0 where it is not made yet.
+        job: the feed's number; 0 if it does not exist yet.
     """
     owner = sink.owner(options)
     if owner is None:
@@ -131,7 +130,6 @@ def _refused(table: TableName, why: str) -> ChangefeedError:
 def _of_others(
     sink: ResolvedSink, catalog: Catalog, job: int
 ) -> Iterable[tuple[TableName, str, str]]:
-    """Tables, topics and names of the other feeds into the same place."""
     for other in sharing(sink, catalog, job):
         for progress in catalog.tables(other.id):
             yield progress.table, progress.topic, other.name

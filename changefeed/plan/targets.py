@@ -1,7 +1,7 @@
 """Targets of a statement -> tables of the source.
 
-A SCHEMA or DATABASE target means the tables that fit now and those made later: the job keeps
-the target's text, and :func:`matching` is asked again while the feed runs.
+A SCHEMA or DATABASE target means the tables that match now and those created later: the job keeps
+the target's text, and :func:`matching` is called again while the feed runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
 
-#: Errors of the source as a whole: no use to ask it for the next table.
+#: Errors of the source as a whole, after which asking for the next table is useless.
 _WHOLE_SOURCE = (Code.SOURCE_UNREACHABLE, Code.SOURCE_REFUSED_LOGIN)
 
 
@@ -27,7 +27,7 @@ _WHOLE_SOURCE = (Code.SOURCE_UNREACHABLE, Code.SOURCE_REFUSED_LOGIN)
 class TableRequest:
     """A table that a statement asks for.
 
-    ``joined``: it came by a pattern. ``fallback``: ``a.t`` may mean table t of source a.
+    ``joined``: it matched a pattern. ``fallback``: ``a.t`` may mean table t of source a.
     """
 
     target: nodes.FeedTarget
@@ -38,7 +38,7 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTarget:
-    """A table that is there, and the query over it if there is one."""
+    """A table that exists, and the query over it if there is one."""
 
     target: nodes.FeedTarget
     schema: TableSchema
@@ -48,17 +48,17 @@ class ResolvedTarget:
 
     @property
     def messages(self) -> bool:
-        """It is no table: the source's logical messages."""
+        """Whether it is the source's logical messages instead of a table."""
         return isinstance(self.target, nodes.MessagesTarget)
 
     @property
     def delivered(self) -> TableSchema:
-        """The shape of what the feed delivers: of a query its result."""
+        """The shape of what the feed delivers: of a query, its result."""
         return self.schema if self.query is None else self.query.schema
 
 
 def target_text(target: nodes.FeedTarget) -> str:
-    """The canonical SQL of a target, as the job keeps it."""
+    """The canonical SQL of a target, as the job stores it."""
     return to_sql(target)
 
 
@@ -88,7 +88,7 @@ def query_of(job: Job) -> nodes.Query | None:
 def qualified(
     target: nodes.FeedTarget, source: str, table: TableName | None = None
 ) -> nodes.FeedTarget:
-    """The target with its name made definite, so that it means the same in every session."""
+    """The target with its full name, which means the same in every session."""
     name = target.name
     if isinstance(target, nodes.TableTarget) and table is not None:
         parts: tuple[str, ...] = (table.schema, table.name)
@@ -118,8 +118,8 @@ def _renamed(target: nodes.FeedTarget, name: nodes.QualifiedName) -> nodes.FeedT
 def rename_hindrance(
     now: TableName, tables: Container[TableName], *, query: bool, pulled: bool
 ) -> str:
-    """Why a feed cannot continue with one of its ``tables`` that has the name ``now`` at the
-    source; empty: it can.
+    """Why a feed cannot continue with one of its ``tables`` whose name at the source is now
+    ``now``; empty: it can.
 
     Args:
         query: the feed is a CDC query.
@@ -140,9 +140,9 @@ def renamed_targets(
     now: TableName,
     topic_of: Callable[[str], str] | None,
 ) -> tuple[str, ...]:
-    """The targets of a job whose table has another name now, and keeps its topic.
+    """The targets of a job after one of its tables was renamed; the table keeps its topic.
 
-    ``topic_of`` finishes the name that ``AS`` gives; None where the feed has no topics.
+    ``topic_of`` finishes the name that ``AS`` gives; None for a feed without topics.
     """
     targets = []
     for target in parse_targets(texts):
@@ -157,7 +157,7 @@ def renamed_targets(
 
 
 def _kept_topic(table: TableProgress, topic_of: Callable[[str], str] | None) -> str | None:
-    """What ``AS`` has to say for the topic that a table has without it."""
+    """The name that ``AS`` needs for the topic that the table has without it."""
     if topic_of is None:
         return None
     known = table.known_as
@@ -180,11 +180,9 @@ def matching(target: nodes.SchemaTarget | nodes.DatabaseTarget, source: Source) 
 def wishes(
     targets: Sequence[nodes.FeedTarget], source: Source, *, diff: bool
 ) -> tuple[list[TableRequest], list[ChangefeedError]]:
-    """What is asked for, table by table; a name given twice is a problem. Logical messages are
-    no table (:func:`look_up_messages`).
+    """The tables that targets ask for; a pattern without tables is a problem.
 
-    A table named by itself counts before a pattern that fits it too; of two patterns the
-    first counts.
+    Logical messages are no table, see :func:`look_up_messages`.
     """
     found: list[TableRequest] = []
     problems: list[ChangefeedError] = []
@@ -231,10 +229,14 @@ def _matches_nothing(target: nodes.SchemaTarget | nodes.DatabaseTarget) -> Chang
 def look_up(
     asked: Sequence[TableRequest], source: Source
 ) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
-    """The shapes of the tables asked for, each table once."""
+    """The shapes of the requested tables, each table once; a table named twice is a problem.
+
+    A table with a target of its own counts before a pattern that matches it; of two patterns the
+    first counts.
+    """
     found: dict[TableName, ResolvedTarget] = {}
     problems: list[ChangefeedError] = []
-    # Tables named by themselves first: they win over patterns.
+    # Tables with a target of their own first: they win over patterns.
     for wish in sorted(asked, key=lambda wish: wish.joined):
         try:
             schema = _describe(wish, source)
@@ -257,7 +259,7 @@ def look_up(
 def look_up_messages(
     targets: Sequence[nodes.FeedTarget], source: Source
 ) -> tuple[list[ResolvedTarget], list[ChangefeedError]]:
-    """The target that asks for logical messages, if one does; a second one is a problem."""
+    """The target that asks for logical messages, if there is one; a second one is a problem."""
     asked = [target for target in targets if isinstance(target, nodes.MessagesTarget)]
     if not asked:
         return [], []
@@ -273,7 +275,7 @@ def look_up_messages(
 
 
 def second_messages(target: nodes.MessagesTarget) -> ChangefeedError:
-    """A feed has messages already."""
+    """The problem of a second target of logical messages."""
     return ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
         "a changefeed can have only one MESSAGES target",

@@ -1,4 +1,4 @@
-"""Figures in a person's words, for plans, notices and listings."""
+"""Durations, sizes and counts as text for people: in plans, notices and listings."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def count_text(count: float) -> str:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """``a, b, c``."""
+    """The names separated by commas: ``a, b, c``."""
     return ", ".join(names)

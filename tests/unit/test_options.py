@@ -46,7 +46,7 @@ from changefeed.options.types import (
     parse_moment,
     parse_size,
 )
-from changefeed.plan.cdc_options import CDC_OPTIONS, parse_cdc_options
+from changefeed.plan.cdc import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
