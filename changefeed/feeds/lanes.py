@@ -153,21 +153,21 @@ class LaneDelivery:
     sink: Sink
     ticket: AdmissionTicket
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
+    def __call__(self, number: int, report: Callable[[int, int], None]) -> list[TaskResult]:
         """Deliver lane ``number`` durably; what it delivered of each table, in ``bounds``' order.
 
         Raises:
             ChangefeedError: the log or the sink failed; CF2201 nobody waits for this any more.
         """
-        return self.deliver(number, self._of_log(number), tell)
+        return self.deliver(number, self._of_log(number), report)
 
     def deliver(
-        self, number: int, lane: Iterator[LaneRows | Watermark], tell: Callable[[int, int], None]
+        self, number: int, lane: Iterator[LaneRows | Watermark], report: Callable[[int, int], None]
     ) -> list[TaskResult]:
         """Deliver the rows of lane ``number``; see :meth:`__call__`."""
 
         def deliver(admission: Admission) -> list[list[int]]:
-            return [[d.item, d.rows, d.bytes] for d in self._deliver(admission, lane, tell)]
+            return [[d.item, d.rows, d.bytes] for d in self._deliver(admission, lane, report)]
 
         done = deliver_once(self.ticket, number, self.sink, self.context, deliver)
         return [TaskResult(*fields) for fields in done]
@@ -176,7 +176,7 @@ class LaneDelivery:
         self,
         admission: Admission,
         lane: Iterator[LaneRows | Watermark],
-        tell: Callable[[int, int], None],
+        report: Callable[[int, int], None],
     ) -> list[TaskResult]:
         done = {table: TaskResult(item, 0, 0) for item, table in enumerate(self.bounds)}
         receipts: list[Receipt] = []
@@ -186,7 +186,7 @@ class LaneDelivery:
                     admission.check()
                     require_durable(self.sink.commit(self.epoch, receipts))
                     receipts.clear()
-                    tell(*_sums(done))
+                    report(*_sums(done))
                 continue
             admission.check()
             receipt = self._write(item, len(receipts))

@@ -65,7 +65,7 @@ class StagedLanes:
     proofs: tuple[FileProof, ...]
 
     def __call__(
-        self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
+        self, number: int, content: pa.Buffer, report: Callable[[int, int], None]
     ) -> list[TaskResult]:
         """Deliver lane ``number``; see :meth:`.lanes.LaneDelivery.__call__`.
 
@@ -80,7 +80,7 @@ class StagedLanes:
                 f"the staged file of lane {number} is damaged: {failure}",
                 hint="check the disks of the staging place and of the executors.",
             ) from None
-        return self.lanes.deliver(number, _parts(content, tuple(self.lanes.versions)), tell)
+        return self.lanes.deliver(number, _parts(content, tuple(self.lanes.versions)), report)
 
 
 def _parts(content: pa.Buffer, versions: Sequence[TableSchema]) -> Iterator[LaneRows | Watermark]:

@@ -1,8 +1,17 @@
-"""Spark: many processes for what one cannot do fast enough.
+"""Spark: many processes for work that one cannot do fast enough.
 
-Owns the session that lake tables are merged in (:mod:`~changefeed.spark.session`), the jars it
-needs (:mod:`~changefeed.spark.packs`), and the scans of large tables, whose parts are read and
-delivered by workers (:mod:`~changefeed.scan.spark`, :mod:`~changefeed.spark.executors`,
-:mod:`~changefeed.scan.admission`). No Python code runs per row. Nothing here is imported by the
-shell before it is needed, and importing it starts nothing.
+    settings (the command line) -> session.NodeSpark: the one session of this process
+                                     jvm_session: one JVM and its session, from start to end
+                                       java, jvm: finding a Java, starting the JVM
+                                       packs, ivy: jars; properties: settings of the session
+                                       pyspark_globals: the private state of PySpark
+                                       shipping, daemon: Python on the executors
+    node -> tasks.run_tasks -> executors, in Spark's Python workers -> results
+              progress <- datagrams of the workers
+              staging: rows for executors that do not see the node's files
+    failure: what Spark raised -> a ChangefeedError
+
+Lake tables are merged in this session, CDC queries and datasets evaluated, and large tables scanned
+(:mod:`changefeed.scan.spark`). No Python code runs per row. Importing this package starts nothing,
+and the command line imports of it the settings alone.
 """

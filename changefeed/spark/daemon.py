@@ -2,9 +2,9 @@
 
 Spark puts archives (``pyspark.zip``, the Spark core jar) on ``sys.path`` of its workers and
 calls ``importlib.invalidate_caches()`` in every task, which reads each archive's directory
-again in pure Python: about 100 ms of CPU per task. Workers are forked from this process, so
-what is imported and frozen here is there from the start and is never traversed again by the
-garbage collection Spark runs after every task. Halves the cost of a Python task.
+again in pure Python: about 100 ms of CPU per task. Workers are forked from this process, so they
+have what is imported and frozen here, and the garbage collection that Spark runs after every task
+does not traverse it again. This halves the cost of a Python task.
 """
 
 from __future__ import annotations

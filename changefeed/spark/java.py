@@ -68,7 +68,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def version_of(executable: Path) -> int:
-    """The feature version of a runtime, 0 when it cannot be told."""
+    """The feature version of a runtime, 0 if it is unknown."""
     for text in _version_texts(executable):
         if text:
             return int(text)

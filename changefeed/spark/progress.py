@@ -1,8 +1,8 @@
-"""How far the parts of a running scan are, told by the workers to the driver.
+"""Workers report to the driver how far the parts of a running scan are.
 
-Each worker sends one small datagram per batch to a socket of the driver, with the totals of
-its part so far. Advice only: one that is lost is made good by the next, and the true figures
-come with the job's result. The secret keeps other processes of the machine out.
+Each worker sends one small datagram per batch to a socket of the driver, with the totals of its
+part so far. Lost datagrams do no harm: the next one has the totals, and the exact figures come with
+the job's result. The secret keeps other processes of the machine out.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _FORM = struct.Struct(">16siqq?")
 
-#: At most this often the listener is called, seconds.
+#: The listener is called at most this often, seconds.
 PERIOD = 0.25
 
 
 def driver_host(session: SparkSession) -> str:
-    """Where executors reach this process."""
+    """The address at which executors reach this process."""
     return session.conf.get("spark.driver.host") or "127.0.0.1"
 
 
-class Teller:
+class Reporter:
     """Sends progress; pickles into the workers."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
@@ -51,14 +51,14 @@ class Teller:
 
 
 class Listener:
-    """Adds up what the tellers of one job say and passes it on.
+    """Adds up what the reporters of one job send, and passes it on.
 
     Args:
         on_progress: called from a thread of its own with rows and bytes of all parts.
-        host: address the workers reach the driver at.
-        clock: for how often it passes on.
+        host: the address at which workers reach the driver.
+        clock: for ``period``.
         on_durable: called from that thread when the rows of a part are durable.
-        period: at most this often it passes on, seconds.
+        period: seconds between two calls of ``on_progress``, at least.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Listener:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scan-progress", daemon=True)
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> Reporter:
         host, port = self._socket.getsockname()
         self._thread.start()
-        return Teller(host, port, self._secret)
+        return Reporter(host, port, self._secret)
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
@@ -94,12 +94,12 @@ class Listener:
         self._socket.close()
 
     def _run(self) -> None:
-        told = 0.0
+        passed_on = 0.0
         fresh = False
         while not self._closed.is_set():
             fresh = self._take() or fresh
-            if fresh and self._clock.monotonic() - told >= self._period:
-                told, fresh = self._clock.monotonic(), False
+            if fresh and self._clock.monotonic() - passed_on >= self._period:
+                passed_on, fresh = self._clock.monotonic(), False
                 rows, sizes = zip(*self._parts.values(), strict=True)
                 self._on_progress(sum(rows), sum(sizes))
 

@@ -1,4 +1,4 @@
-"""The properties of a Spark session: ours, the site's and a person's."""
+"""The properties of a Spark session: changefeed's, the site's and the user's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCAL = re.compile(r"local(\[.*\])?\Z")
 
 
 def is_local(master: str) -> bool:
-    """Spark runs in a JVM of our own, on this machine."""
+    """Whether Spark runs in a JVM of this process, on this machine."""
     return _LOCAL.match(master) is not None
 
 
@@ -31,7 +31,7 @@ def default_heap() -> str:
 
 
 def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
-    """What a session is started with, unless the site or a person says otherwise."""
+    """The properties of a session that neither the site nor the user sets."""
     local = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -64,7 +64,7 @@ _PROPERTIES = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     # Wide tables keep whole-stage code generation.
     "spark.sql.codegen.maxFields": "2000",
-    # Nobody looks at old jobs: the listener's memory stays small over days.
+    # Old jobs are not shown anywhere; so the listener's memory stays small over days.
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.ui.retainedTasks": "1000",
@@ -85,7 +85,9 @@ _FIXED = frozenset(
 def choose_properties(
     ours: Mapping[str, str], site: Mapping[str, str], person: Mapping[str, str]
 ) -> dict[str, str]:
-    """The properties of a session: a person's before the site's before ours, save the fixed."""
+    """The properties of a session: the user's before the site's before changefeed's, except fixed
+    ones.
+    """
     chosen = {**ours, **site, **person}
     for name in _FIXED & (site.keys() | person.keys()):
         if chosen[name] != ours[name]:
@@ -94,7 +96,7 @@ def choose_properties(
     return chosen
 
 
-#: Beginnings of properties that Spark's launcher sets by itself, or that we gave it.
+#: Prefixes of properties that Spark's launcher sets itself, or was given.
 _SET_BY_LAUNCH = (
     "spark.app.",
     "spark.submit.",
@@ -109,11 +111,10 @@ _DEFAULT = re.compile(r"([^\s=:#!][^\s=:]*)[ \t]*[=: \t][ \t]*(.*)")
 
 
 def site_defaults(spark_home: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The properties of ``spark-defaults.conf``, for what is decided before Spark's launcher reads
-    it.
+    """The properties of ``spark-defaults.conf``, for decisions before Spark's launcher reads it.
 
     Args:
-        spark_home: used where the environment names no other one.
+        spark_home: used if the environment names no other one.
         environment: may have ``SPARK_CONF_DIR`` or ``SPARK_HOME``.
     """
     home = Path(environment.get("SPARK_HOME") or spark_home)
@@ -129,13 +130,13 @@ def site_defaults(spark_home: Path, environment: Mapping[str, str] = os.environ)
 def launch_properties(
     heap: str | None, site: Mapping[str, str], given: Mapping[str, str], jars: Sequence[Path]
 ) -> dict[str, str]:
-    """What Spark's launcher gets on its command line, which wins over the site's defaults.
+    """The properties on the command line of Spark's launcher, which override the site's defaults.
 
     Args:
-        heap: as a person asks for it.
-        site: what :func:`site_defaults` found.
-        given: a person's properties.
-        jars: shipped beside those of the person or the site.
+        heap: what the user asked for.
+        site: the result of :func:`site_defaults`.
+        given: the user's properties.
+        jars: shipped in addition to those of the user or the site.
     """
     made = {"spark.driver.memory": heap or site.get("spark.driver.memory") or default_heap()}
     made |= given
@@ -151,19 +152,19 @@ def site_properties(gateway: Any) -> dict[str, str]:
     return {k: v for k, v in found.items() if not k.startswith(_SET_BY_LAUNCH)}
 
 
-#: Of a session that writes to an object store: what goes there is gathered in local files, by a
-#: class that takes no other filesystem than Hadoop's own for the local one.
+#: For a session that writes to an object store: what goes there is gathered in local files, by a
+#: class that accepts only Hadoop's own local filesystem.
 STORE_PROPERTIES = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
 
 
 def count_cores(master: str | None) -> int:
-    """Tasks that run at the same time where this machine runs them."""
+    """The number of tasks at the same time, if this machine runs them."""
     match = re.match(r"local\[(\d+)", master or "")
     return int(match[1]) if match else (os.cpu_count() or 1)
 
 
 def with_attempts(master: str) -> str:
-    """The master, with as many attempts of a task as a cluster makes."""
-    # local[N] never tries a task again; local[N,F] does.
+    """The master, with as many attempts of a task as on a cluster."""
+    # local[N] never retries a task; local[N,F] does.
     match = re.match(r"local(?:\[([^,\]]+)\])?\Z", master)
     return f"local[{match[1] or 1},{TASK_ATTEMPTS}]" if match else master

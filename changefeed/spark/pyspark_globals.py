@@ -17,11 +17,11 @@ from changefeed.spark.jvm import Gateway, Jvm
 
 
 def quiet_py4j() -> None:
-    """Keep a broken connection and a failed query from being printed: they are raised as well.
+    """Do not print a broken connection or a failed query: both are raised as well.
 
-    py4j reports the one by the functions of the module ``logging`` themselves, which write to
-    standard error where nobody has set logging up; pyspark the other by handlers of its own,
-    with the values of rows in it.
+    py4j reports the former with the functions of the module ``logging``, which write to standard
+    error if logging is not set up; pyspark reports the latter with its own handlers, with values of
+    rows.
     """
     from py4j import java_gateway
     from pyspark import accumulators
@@ -37,8 +37,9 @@ def quiet_py4j() -> None:
 
 
 def _log_accumulators(server: object, request: object, client_address: object) -> None:
-    """Where pyspark's server of accumulators ends with a traceback on standard error: a JVM that
-    is killed breaks its connection, which is told elsewhere."""
+    """Replaces the traceback that pyspark's server of accumulators prints. A killed JVM breaks its
+    connection, which is reported elsewhere.
+    """
     if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
         log.exception("Spark's accumulators")
 
@@ -47,7 +48,7 @@ def connect(gateway: Gateway) -> Any:
     """pyspark's own client for a JVM that runs already."""
     from pyspark.java_gateway import launch_gateway
 
-    # pyspark takes the address from the environment only; it is gone again right after.
+    # pyspark takes the address only from the environment; it is removed right after.
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
     try:
@@ -72,7 +73,7 @@ def launch_for_cluster(master: str, properties: Mapping[str, str], log: Path) ->
 
 
 def broken_connection(failure: BaseException) -> bool:
-    """An error of the connection to the JVM, not an answer of it."""
+    """Whether it is an error of the connection to the JVM, not an answer from it."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -81,45 +82,44 @@ def broken_connection(failure: BaseException) -> bool:
 
 
 class Globals:
-    """pyspark's module-wide state, which one life at a time may have.
+    """pyspark's module-wide state, which only one session at a time may use.
 
     pyspark keeps its context, gateway and JVM in class attributes, so a second session in one
-    process would use the first one's, and its end would take them away from the first.
+    process would use those of the first, and its end would take them away from the first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: object | None = None
 
-    def take(self, life: object) -> None:
-        """Say that this life starts a session now.
+    def take(self, owner: object) -> None:
+        """Claim the state for a session that starts now.
 
         Raises:
-            ChangefeedError: CF4002 when another one has not ended.
+            ChangefeedError: CF4002 if the session of another owner has not ended.
         """
         with self._lock:
-            if self._owner not in (None, life):
+            if self._owner not in (None, owner):
                 raise ChangefeedError(
                     Code.SPARK_FAILED,
                     "Spark runs in this process already",
                     hint="close the other session first, or give it to both",
                 )
-            self._owner = life
+            self._owner = owner
 
-    def release(self, life: object) -> None:
-        """Make pyspark ready for another JVM, if it was this life that had it."""
+    def release(self, owner: object) -> None:
+        """Make pyspark ready for another JVM, if ``owner`` had the state."""
         with self._lock:
-            if self._owner is life:
+            if self._owner is owner:
                 _forget_singletons()
                 self._owner = None
 
 
-#: Of this process.
+#: The state of this process.
 PYSPARK = Globals()
 
 
 def _forget_singletons() -> None:
-    """Make pyspark ready for another JVM after its JVM has gone."""
     if "pyspark" not in sys.modules:
         return
     from pyspark import SparkContext

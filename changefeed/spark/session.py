@@ -1,9 +1,9 @@
 """The one Spark session of this process: started in the background, healed when it dies.
 
-Starting takes some ten seconds, so nothing that a person waits for may wait for it:
-:meth:`NodeSpark.start` returns at once and :meth:`NodeSpark.session` waits. A JVM that
-dies (out of memory, ``kill -9``) is noticed by a watching thread; what ran in it fails with
-CF4002, which feeds try again, and the next :meth:`NodeSpark.session` starts another.
+Starting takes some ten seconds, so nothing that a user waits for may wait for it:
+:meth:`NodeSpark.start` returns at once and :meth:`NodeSpark.session` waits. A thread notices a JVM
+that dies (out of memory, ``kill -9``); what ran in it fails with CF4002, which feeds retry, and the
+next :meth:`NodeSpark.session` starts another.
 
 Jar packs (:mod:`changefeed.spark.packs`) that are in the user's cache are on the class path
 from the start, which costs nothing measurable (session in 5 to 6 s with and without); one that
@@ -30,10 +30,7 @@ from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 from changefeed.spark.jvm_session import JvmSession, SessionSpec
 from changefeed.spark.packs import pack, paths
-from changefeed.spark.properties import (
-    count_cores,
-    is_local,
-)
+from changefeed.spark.properties import count_cores, is_local
 from changefeed.spark.settings import SparkSettings
 from changefeed.spark.staging import StagingArea
 from changefeed.spark.staging_place import staging_place
@@ -48,18 +45,18 @@ class NodeSpark:
     """Spark for this process. At most one may be started at a time.
 
     Args:
-        master: ``local[...]`` runs inside our own JVM; anything else is a cluster's URL and
-            goes through Spark's launcher with the settings of ``SPARK_HOME``. Default: all
+        master: ``local[...]`` runs in a JVM of this process; others are a cluster's URL and
+            use Spark's launcher with the settings of ``SPARK_HOME``. Default: all
             cores of this machine.
         heap: ``-Xmx`` of the driver, e.g. ``2g``; default a quarter of the memory, 1 to 4 GiB.
         scratch: directory for temporary files; default a fresh one, removed by ``close``.
-        log: file for what the JVM and the Python workers print; default inside ``scratch``.
-        settings: Spark settings on top of ours.
+        log: file for the output of JVM and Python workers; default inside ``scratch``.
+        settings: Spark settings that override changefeed's.
         flags: further JVM flags.
         packs: jar packs to have from the first start on, downloaded where they are missing.
-        preferred: where bulk work of feeds runs that do not say it themselves.
+        preferred: where bulk work of feeds runs that have no option ``engine``.
         least_job_rows: bulk work of fewer rows stays in this process.
-        staging: where executors find rows that the node has for them, if they do not see its
+        staging: where the node puts rows for executors, if they do not see its
             directories; see :func:`.staging_place.staging_place`.
     """
 
@@ -104,7 +101,7 @@ class NodeSpark:
 
     @classmethod
     def of(cls, settings: SparkSettings, log: Path | None = None) -> NodeSpark:
-        """Spark as a command line asks for it."""
+        """Spark with the settings of a command line."""
         conf = dict(settings.conf)
         return cls(
             master=settings.master,
@@ -122,9 +119,9 @@ class NodeSpark:
 
     @property
     def installed(self) -> bool:
-        """Spark could start here: pyspark is installed and, for a local master, a Java is found.
+        """Whether Spark could start: pyspark is installed and, for a local master, a Java is found.
 
-        Says nothing about jars of packs, which are downloaded when they are needed.
+        Jars of packs are not checked; they are downloaded when they are needed.
         """
         try:
             spark_jars()
@@ -136,18 +133,18 @@ class NodeSpark:
 
     @property
     def ready(self) -> bool:
-        """A session is there: :meth:`session` would not wait."""
+        """Whether a session is there: :meth:`session` would not wait."""
         life = self._life
         return life is not None and life.usable
 
     @property
     def lost(self) -> ChangefeedError | None:
-        """Why the last session ended that nobody wanted to end; None once another one is there."""
+        """Why the last session ended unexpectedly; None once there is another one."""
         return None if self.ready else self._lost
 
     @property
     def step(self) -> str:
-        """What Spark does before it can be used; empty while it can, or is not wanted."""
+        """What Spark does before it can be used; empty if it can be used, or was not started."""
         life, packs = self._life, self._fetched
         if packs:
             return f"Spark fetches the jars of {', '.join(packs)}"
@@ -158,17 +155,17 @@ class NodeSpark:
 
     @property
     def local(self) -> bool:
-        """Its workers run on this machine."""
+        """Whether its workers run on this machine."""
         return is_local(self.master)
 
     @property
     def stages(self) -> bool:
-        """Executors read what the node has for them from a staging place."""
+        """Whether executors read the node's rows from a staging place."""
         return self._staging is not None
 
     @contextmanager
     def shared(self, paths: Sequence[str]) -> Iterator[list[str]]:
-        """Files of this machine by the names under which executors read them, for a block.
+        """For a block, the names under which executors read files of this machine.
 
         Raises:
             ChangefeedError: CF4002, the staging place cannot be written.
@@ -181,10 +178,10 @@ class NodeSpark:
 
     @contextmanager
     def shared_folder(self, folder: Path) -> Iterator[str]:
-        """The name of a folder that executors may make and write in a block, and read.
+        """For a block, the name of a folder that executors may create, write and read.
 
         Args:
-            folder: which one, without a staging place.
+            folder: the folder, if there is no staging place.
         """
         if self._staging is not None:
             with self._staging.folder() as name:
@@ -196,7 +193,7 @@ class NodeSpark:
             shutil.rmtree(folder, ignore_errors=True)
 
     def state(self) -> SparkState:
-        """What the choice of an engine needs to know; starts nothing.
+        """The state that the choice of an engine depends on; starts nothing.
 
         Cheap: feeds ask in each round.
         """
@@ -215,7 +212,7 @@ class NodeSpark:
 
     @property
     def alive(self) -> bool:
-        """Nothing is known to be wrong: not started yet, starting, or running."""
+        """Whether no error is known: it was not started yet, starts, or runs."""
         life = self._life
         return not self._closed and (life is None or not life.over)
 
@@ -241,7 +238,6 @@ class NodeSpark:
         return self._usable(timeout)[1]
 
     def _usable(self, timeout: float | None = None) -> tuple[JvmSession, SparkSession]:
-        """Where to work: as :meth:`session`."""
         while True:
             life = self._current()
             try:
@@ -254,10 +250,10 @@ class NodeSpark:
                     raise
 
     def require(self, *packs: str) -> None:
-        """Have the session with these jar packs; waits for it.
+        """Restart Spark with these jar packs if the session has them not; waits for it.
 
-        A running session without them ends, and what runs in it fails with CF4002, which is
-        tried again: this happens once, when a pack was not in the user's cache at the start.
+        What runs in a session without them fails with CF4002, which is retried: this happens once,
+        when a pack was not in the user's cache at the start.
 
         Raises:
             ChangefeedError: CF4003 when a pack does not exist or cannot be downloaded; what
@@ -303,12 +299,12 @@ class NodeSpark:
     def cancel(self, group: str) -> None:
         """Cancel the jobs of a group, also those it would start later. Never raises.
 
-        A group's name is used up by this.
+        The group's name cannot be used again.
         """
         life = self._life
         if life is not None and life.usable:
             context = life.session.result().sparkContext
-            # A JVM that is gone runs no job.
+            # A JVM that has ended runs no job.
             with contextlib.suppress(Exception):
                 context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
@@ -378,5 +374,5 @@ def _job_group(session: SparkSession, group: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # where the JVM is gone, so is the group
+        with contextlib.suppress(Exception):  # without the JVM there is no group
             context._jsc.clearJobGroup()

@@ -17,9 +17,9 @@ class SparkSettings:
     Attributes:
         master: Spark's master URL; None: all cores of this machine.
         heap: memory of the driver's JVM, as ``2g``; None: a share of the machine's.
-        conf: further Spark properties, which override ours.
-        engine: where bulk work of feeds runs that do not say it themselves.
-        staging: a place that node and executors reach, for rows that the one has for the others;
+        conf: further Spark properties, which override changefeed's.
+        engine: where bulk work of feeds runs that have no option ``engine``.
+        staging: a place that node and executors reach, for rows from the one to the others;
             None: they see the same files. It may hold a secret.
         least_job_rows: bulk work of fewer rows never becomes a job; no flag sets it.
     """
@@ -32,7 +32,7 @@ class SparkSettings:
     least_job_rows: int = LEAST_JOB_ROWS
 
     def over(self, other: SparkSettings) -> SparkSettings:
-        """These where they are given, else the other's; properties of both."""
+        """These settings where they are given, otherwise the other's; the properties of both."""
         merged = {**dict(other.conf), **dict(self.conf)}
         return SparkSettings(
             self.master or other.master,
@@ -62,7 +62,7 @@ def parse_property(text: str) -> tuple[str, str]:
 
 
 def check_staging(url: str) -> str:
-    """The address of a staging place, as it was given.
+    """The address of a staging place, unchanged.
 
     Raises:
         ChangefeedError: CF1201, CF1202.

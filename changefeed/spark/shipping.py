@@ -1,8 +1,8 @@
-"""Our Python for the executors of a cluster: packages that Spark ships to each of them.
+"""Python packages for the executors of a cluster, which Spark ships to each of them.
 
-Two archives: the packages that ours need, kept in the user's cache as long as their versions stay,
-and our own code, which is small. Executors unpack them beside their work; of their machines they
-need a Python of the same minor version and nothing else.
+Two archives: the packages that changefeed needs, kept in the user's cache as long as their versions
+stay, and its own code, which is small. Executors unpack them in their working directories; their
+machines need a Python of the same minor version and nothing else.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 
-#: Our packages that run in executors.
+#: The packages of changefeed that run in executors.
 OWN = ("changefeed", "sinks", "grammar")
-#: Extras whose sinks and formats deliver there.
+#: Extras of sinks and formats that deliver from executors.
 _EXTRAS = frozenset({"elasticsearch", "registry", "webhook"})
-#: Whose packages may bring a sink or a source of somebody else's.
+#: Entry points of packages with further sinks and sources.
 _GROUPS = ("changefeed.sinks", "changefeed.sources")
-#: What no executor reads: Spark's jars are there, and nobody compiles or tests.
+#: Files that no executor reads: it has Spark's jars, and neither compiles nor tests.
 _LEFT_OUT = re.compile(r"(^|/)(__pycache__|tests?|include)(/|$)|^pyspark/(jars|examples|bin|data)/")
-#: An archive of other versions that no node has used for so long is removed, seconds.
+#: Archives of other versions are removed if no node has used them for this long, seconds.
 _UNUSED = 30 * 86400.0
 
 _LIBRARIES, _CODE = "changefeed-libraries", "changefeed-code"
@@ -43,13 +43,13 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w.-]+)['"]""")
 
 @dataclass(frozen=True, slots=True)
 class PythonArchives:
-    """The archives, as Spark is told of them."""
+    """The two archives that Spark ships."""
 
     libraries: Path
     code: Path
 
     def properties(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Spark's properties with both archives, beside what a person or the site wants shipped."""
+        """Spark's properties with both archives, in addition to what the user or the site ships."""
         archives = [f"{self.code.as_uri()}#{_CODE}", f"{self.libraries.as_uri()}#{_LIBRARIES}"]
         if given.get("spark.archives"):
             archives.insert(0, given["spark.archives"])
@@ -66,12 +66,12 @@ class PythonArchives:
 def ship_python(
     scratch: Path, cache: Path | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> PythonArchives:
-    """The archives of this process's packages; that of the libraries is made where it is missing.
+    """The archives of this process's packages; that of the libraries is made if it is missing.
 
     Args:
-        scratch: for the archive of our own code.
-        cache: where the other is kept; the user's cache when not given.
-        clock: tells how old archives in the cache are.
+        scratch: for the archive of changefeed's own code.
+        cache: the folder of the other one; None: the user's cache.
+        clock: for the age of archives in the cache.
 
     Raises:
         ChangefeedError: CF4003, an archive cannot be written.
@@ -110,7 +110,7 @@ def _libraries(cache: Path, clock: Clock) -> Path:
 
 
 def needed() -> list[Distribution]:
-    """The installed packages that our code needs in an executor, ours left out."""
+    """The installed packages that changefeed needs in an executor, without its own."""
     known: dict[str, Distribution] = {}
     todo = [("changefeed", _EXTRAS)]
     for group in _GROUPS:
@@ -133,7 +133,7 @@ def needed() -> list[Distribution]:
 
 
 def _wanted(requirement: str, extras: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
-    """The package of a requirement with the extras it is wanted with, if it is wanted."""
+    """The package of a requirement and its extras; empty if an extra is not in ``extras``."""
     text, _, marker = requirement.partition(";")
     named = _NAME.match(text.strip())
     wanted = _EXTRA.search(marker)
@@ -156,7 +156,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
     for name in OWN:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
-            raise AssertionError(f"{name} is a package of ours")
+            raise AssertionError(f"{name} is one of changefeed's packages")
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             inner = f"{name}/{path.relative_to(root).as_posix()}"
@@ -165,7 +165,7 @@ def _own_files() -> Iterator[tuple[str, Path]]:
 
 
 def _write(archive: Path, files: Iterator[tuple[str, Path]]) -> None:
-    """An archive that appears under its name when it is whole; anybody may read what is in it."""
+    """The archive appears under its name when it is complete; everyone may read its files."""
     handle, partial = tempfile.mkstemp(prefix=".partial-", dir=archive.parent)
     try:
         with (

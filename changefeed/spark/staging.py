@@ -1,9 +1,9 @@
 """The staging place: where the node puts rows for executors that do not see its state directory.
 
-Without one, executors read the files of the state directory under the path that the node has for
-them. With one, files of a piece of work are copied there by Spark's own client of the place, read
-by the executors, and removed when the work is over. Credentials become properties of Spark's
-context, for this bucket alone: no plan and no option of a table has them.
+Without one, executors read the files of the state directory under the node's own paths. With one,
+Spark's own client of the place copies the files of a piece of work there, executors read them, and
+they are removed when the work has ended. Credentials become properties of Spark's context, for this
+bucket alone: no plan and no option of a table contains them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from changefeed.spark.staging_place import StagingPlace
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What a crash leaves is removed by the next node after so long; no piece of work takes a day.
+#: The next node removes what a crash left after this time; no piece of work takes a day.
 ORPHAN_SECONDS = 24 * 3600.0
 #: Files copied at the same time.
 _COPIES = 4
@@ -38,7 +38,7 @@ class StagingArea:
         """
         Args:
             place: where.
-            session: gives Spark's session, whose clients do the work.
+            session: returns Spark's session, whose clients do the work.
         """
         self._place = place
         self._session = session
@@ -48,7 +48,8 @@ class StagingArea:
 
     @contextmanager
     def shared(self, paths: Sequence[str]) -> Iterator[list[str]]:
-        """Copies of local files while the block lasts, under the names that executors know.
+        """Copies of local files, by the names under which executors read them, as long as the block
+        lasts.
 
         Raises:
             ChangefeedError: CF4002, the place cannot be written.
@@ -57,13 +58,13 @@ class StagingArea:
             context = self._session().sparkContext
             hadoop: Any = context._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
             settings = context._jsc.hadoopConfiguration()
-            with self._told():
+            with self._translated():
                 files, local = self._files(), _local_files(context)
 
                 def copy(path: str) -> str:
                     name = f"{folder}/{Path(path).name}"
                     source = hadoop.Path(Path(path).absolute().as_uri())
-                    # Not copyFromLocalFile: that of S3 wants more of Amazon's client than we bring.
+                    # Not copyFromLocalFile: that of S3 needs more of Amazon's client than there is.
                     hadoop.FileUtil.copy(
                         local, source, files, hadoop.Path(name), False, True, settings
                     )
@@ -76,7 +77,7 @@ class StagingArea:
 
     @contextmanager
     def folder(self) -> Iterator[str]:
-        """The name of a folder that executors may make, removed at the end."""
+        """The name of a folder that executors may create; it is removed at the end of the block."""
         self._sweep()
         folder = f"{self._own}/{next(self._numbers):08d}"
         try:
@@ -94,18 +95,17 @@ class StagingArea:
             java: Any = self._session().sparkContext._jvm
             self._files().delete(java.org.apache.hadoop.fs.Path(folder), True)
         except Exception as failure:
-            # The rows are where they should be. Its text may have anything in it.
+            # The rows were read. The text of the failure may contain a secret.
             log.warning("staged files stay in %s: %s", self._place.root, type(failure).__name__)
 
     def _files(self) -> Any:
-        """Hadoop's client of the place."""
         context = self._session().sparkContext
         java: Any = context._jvm
         root = java.org.apache.hadoop.fs.Path(self._place.root)
         return root.getFileSystem(context._jsc.hadoopConfiguration())
 
     def _sweep(self) -> None:
-        """Remove what nodes left that crashed, once."""
+        """Once, remove what crashed nodes left."""
         if self._swept:
             return
         self._swept = True
@@ -132,7 +132,7 @@ class StagingArea:
                     files.delete(folder, True)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except ChangefeedError:
@@ -150,8 +150,8 @@ class StagingArea:
 def _local_files(context: Any) -> Any:
     """Hadoop's client of this machine's files, without checksum files.
 
-    Not ``FileSystem.getLocal``: it casts what the JVM keeps for ``file:``, which is of the class
-    that ``fs.file.impl`` names, ours unless something had asked for it before the session.
+    Not ``FileSystem.getLocal``: it casts the object that the JVM keeps for ``file:``, whose class
+    is the one of ``fs.file.impl``: changefeed's, unless other code asked for it before the session.
     """
     java: Any = context._jvm
     local = java.org.apache.hadoop.fs.RawLocalFileSystem()

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from changefeed.core.errors import ChangefeedError, Code
 
 _S3 = ("s3", "s3a")
-#: Parameters of the URL, as those of a file sink, and what Hadoop calls them for one bucket.
+#: Parameters of the URL, as those of a file sink, and Hadoop's names of them for one bucket.
 _PARAMETERS = {
     "AWS_ACCESS_KEY_ID": "access.key",
     "AWS_SECRET_ACCESS_KEY": "secret.key",
@@ -18,7 +18,7 @@ _PARAMETERS = {
     "AWS_REGION": "endpoint.region",
     "AWS_ENDPOINT": "endpoint",
 }
-#: Else Hadoop's client of HDFS tries for minutes before it says that nobody answers.
+#: By default Hadoop's client of HDFS tries for minutes before it reports that it has no answer.
 _HDFS = {
     "spark.hadoop.ipc.client.connect.timeout": "10000",
     "spark.hadoop.ipc.client.connect.max.retries": "2",
@@ -46,10 +46,10 @@ class StagingPlace:
 
 
 def staging_place(url: str) -> StagingPlace:
-    """What a person wrote: a directory, ``s3://bucket/folder?AWS_…`` or ``hdfs://host/folder``.
+    """The place of a URL: a directory, ``s3://bucket/folder?AWS_…`` or ``hdfs://host/folder``.
 
     Raises:
-        ChangefeedError: CF1201, CF1202; the URL is not repeated, which may hold a secret.
+        ChangefeedError: CF1201, CF1202; without the URL, which may contain a secret.
     """
     if url.startswith("/"):
         return StagingPlace(url.rstrip("/") or "/")
@@ -92,11 +92,11 @@ def _only(given: Mapping[str, str], known: Sequence[str]) -> None:
 
 def _of_bucket(bucket: str, given: Mapping[str, str]) -> dict[str, str]:
     head = f"spark.hadoop.fs.s3a.bucket.{bucket}."
-    # Trying again is the feed's part.
+    # The feed retries.
     found = {head + "attempts.maximum": "3", head + "retry.limit": "3"}
     found |= {head + _PARAMETERS[name]: value for name, value in given.items() if value}
     if "AWS_ENDPOINT" in given:
-        # Servers beside Amazon's have one name for all buckets.
+        # Servers other than Amazon's have one name for all buckets.
         found[head + "path.style.access"] = "true"
         secure = not given["AWS_ENDPOINT"].startswith("http://")
         found[head + "connection.ssl.enabled"] = str(secure).lower()

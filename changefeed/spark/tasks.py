@@ -21,7 +21,7 @@ _RESULT_DDL = "task int, item int, rows bigint, bytes bigint"
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task did of one item of its work, a table for instance."""
+    """The result of a task for one item of its work, a table for instance."""
 
     item: int
     rows: int
@@ -31,8 +31,8 @@ class TaskResult:
 class Task(Protocol):
     """Runs in a worker; must pickle."""
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
-        """Do the work of task ``number``; ``tell`` takes rows and bytes so far."""
+    def __call__(self, number: int, report: Callable[[int, int], None]) -> list[TaskResult]:
+        """Do the work of task ``number``; ``report`` takes rows and bytes so far."""
         ...
 
 
@@ -40,7 +40,7 @@ class FileTask(Protocol):
     """Runs in a worker with what is in one file; must pickle."""
 
     def __call__(
-        self, number: int, content: pa.Buffer, tell: Callable[[int, int], None]
+        self, number: int, content: pa.Buffer, report: Callable[[int, int], None]
     ) -> list[TaskResult]:
         """Do the work of task ``number``; see :class:`Task`."""
         ...
@@ -54,21 +54,21 @@ def run_tasks(
     group: str,
     on_progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
-    """Run ``count`` tasks; returns what all of them did when the last has ended.
+    """Run ``count`` tasks; returns their results when the last has ended.
 
-    A task that fails is tried again by Spark, and may be repeated as a whole.
+    Spark retries a task that fails, which repeats it as a whole.
 
     Args:
         spark: started or not; waits for it.
         group: name for :meth:`NodeSpark.cancel`.
-        on_progress: told rows and bytes of all tasks now and then, from another thread.
+        on_progress: gets rows and bytes of all tasks now and then, from another thread.
 
     Raises:
         ChangefeedError: what the last attempt of a task raised; CF4002 Spark failed.
     """
-    with spark.use(group) as session, Listener(on_progress, driver_host(session)) as tell:
+    with spark.use(group) as session, Listener(on_progress, driver_host(session)) as report:
         numbers = session.range(count, numPartitions=count)
-        rows = numbers.mapInArrow(_Run(task, tell), _RESULT_DDL).collect()
+        rows = numbers.mapInArrow(_Run(task, report), _RESULT_DDL).collect()
     return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
@@ -80,21 +80,21 @@ def run_files(
     group: str,
     on_progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
-    """Like :func:`run_tasks`, a task for each file of this machine: executors read it, from the
-    staging place where there is one, and hand its content to the task.
+    """As :func:`run_tasks`, with a task for each file of this machine.
 
-    A file should be small enough to be in an executor's memory twice.
+    Executors read the file, from the staging place if there is one, and pass its content to the
+    task. A file should be small enough to be in an executor's memory twice.
     """
     with (
         spark.shared([str(path) for path in paths]) as names,
         spark.use(group) as plain,
-        Listener(on_progress, driver_host(plain)) as tell,
+        Listener(on_progress, driver_host(plain)) as report,
     ):
         session = plain.newSession()
-        # Else several small files share a task.
+        # By default several small files share a task.
         session.conf.set("spark.sql.files.maxPartitionBytes", "1")
         files = session.read.format("binaryFile").load(list(names)).select("path", "content")
-        rows = files.mapInArrow(_RunFile(task, _numbers(names), tell), _RESULT_DDL).collect()
+        rows = files.mapInArrow(_RunFile(task, _numbers(names), report), _RESULT_DDL).collect()
     return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
@@ -103,17 +103,15 @@ def _numbers(names: Sequence[str]) -> dict[str, int]:
 
 
 class _RunFile:
-    """The function that Spark calls with the files of a partition: one."""
-
     def __init__(
         self,
         task: FileTask,
         numbers: dict[str, int],
-        tell: Callable[[int, int, int], None],
+        report: Callable[[int, int, int], None],
     ) -> None:
         self._task = task
         self._numbers = numbers
-        self._tell = tell
+        self._report = report
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -121,23 +119,21 @@ class _RunFile:
                 number = self._numbers[path.as_py().rpartition("/")[2]]
                 with errors_packed():
                     done = self._task(
-                        number, content.as_buffer(), functools.partial(self._tell, number)
+                        number, content.as_buffer(), functools.partial(self._report, number)
                     )
                 yield _result(number, done)
 
 
 class _Run:
-    """The function that Spark calls with the numbers of a partition: one."""
-
-    def __init__(self, task: Task, tell: Callable[[int, int, int], None]) -> None:
+    def __init__(self, task: Task, report: Callable[[int, int, int], None]) -> None:
         self._task = task
-        self._tell = tell
+        self._report = report
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 with errors_packed():
-                    done = self._task(number, functools.partial(self._tell, number))
+                    done = self._task(number, functools.partial(self._report, number))
                 yield _result(number, done)
 
 

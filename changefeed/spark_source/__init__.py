@@ -13,7 +13,7 @@
         .load()
     )
 
-Built on PySpark's Python Data Source API: the driver looks at the change log's index alone, and the
+Built on PySpark's Python Data Source API: the driver reads only the change log's index, and the
 executors read its files, as Arrow. Both need this package (:func:`executor_properties` ships it);
 the executors need the state's directory, or a staging place.
 """
@@ -36,7 +36,7 @@ __all__ = ["ChangefeedSource", "executor_properties", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format ``changefeed``."""
+    """Add the format ``changefeed`` to a session."""
     spark.dataSource.register(ChangefeedSource)
 
 

@@ -55,8 +55,8 @@ class ChangeBatchReader(DataSourceReader):
         Args:
             settings: the query's options.
             shape: the shape of all its rows.
-            part: the table in the log; None where the settings name a reader.
-            as_it_is: the rows that the table has are wanted, not changes.
+            part: the table in the log; None if the settings name a reader.
+            as_it_is: the query reads the rows of the table, not changes.
         """
         self._settings: SparkSourceSettings | None = settings
         self._shape = shape
@@ -64,11 +64,11 @@ class ChangeBatchReader(DataSourceReader):
         self._as_it_is = as_it_is
 
     def __getstate__(self) -> dict[str, object]:
-        # Executors get no more than they need: the settings may hold a password.
+        # Executors get only what they need: the settings may contain a password.
         return {"_settings": None, "_shape": self._shape, "_part": None, "_as_it_is": False}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The ranges; looks at the log's index alone."""
+        """The ranges of the query; reads only the log's index."""
         settings = self._settings
         if settings is None:
             raise AssertionError("planned in the driver")
@@ -80,12 +80,12 @@ class ChangeBatchReader(DataSourceReader):
         check_shapes(span, self._shape, settings.on_schema_change)
         ranges: Sequence[Range] = span.ranges
         if settings.staging:
-            # Spark does not say when a batch query has ended: the rows go a day later.
+            # Spark does not say when a batch query has ended: the rows are removed a day later.
             ranges, _ = RangeCopies(settings.staging).stage(ranges)
         return [ChangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The changes of a range."""
+        """The changes of a range; runs in an executor."""
         return read_partition(partition)
 
     def _span(self, settings: SparkSourceSettings, node: OwnNode | None) -> TableRanges:
@@ -150,7 +150,7 @@ class ChangeBatchReader(DataSourceReader):
 
 
 def open_reader(settings: SparkSourceSettings) -> Reader:
-    """The reader that the options name."""
+    """Open the reader that the options name."""
     reader = Reader.open(
         settings.state, settings.reader, settings.table, settings.start, settings.on_truncate
     )
@@ -160,7 +160,8 @@ def open_reader(settings: SparkSourceSettings) -> Reader:
 
 def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
     """The changes of a partition; runs in an executor. For a query without partitions Spark asks
-    for the rows of None."""
+    for None.
+    """
     if partition is None:
         return iter(())
     if not isinstance(partition, ChangePartition):
@@ -169,10 +170,10 @@ def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]
 
 
 def check_shapes(span: TableRanges, shape: TableSchema, policy: OnSchemaChange) -> None:
-    """Refuse rows that are newer than the query's shape and do not fit in it.
+    """Refuse rows of a newer version whose columns the query's shape lacks.
 
     Raises:
-        ChangefeedError: CF1302, and the query reads on after it was started again.
+        ChangefeedError: CF1302; the query continues after a restart.
     """
     if policy is OnSchemaChange.IGNORE:
         return

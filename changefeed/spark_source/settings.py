@@ -17,7 +17,7 @@ from changefeed.readers.reader import Start, moment, version
 from changefeed.readers.table_log import RANGE_ROWS, OnTruncate
 from changefeed.spark.staging_place import staging_place
 
-#: Before the name of the environment variable that has a URL.
+#: The prefix of the name of an environment variable that has a URL.
 VARIABLE = "env:"
 
 #: Parameters of a staging place that no plan may show.
@@ -44,7 +44,7 @@ KNOWN = (
 
 
 class OnSchemaChange(StrEnum):
-    """What a query does when rows come that have columns it does not know."""
+    """What a query does when rows have columns that it does not know."""
 
     FAIL = "fail"
     IGNORE = "ignore"
@@ -58,11 +58,11 @@ class SparkSourceSettings:
     """Attributes are the options; see docs/spark-source.md.
 
     Attributes:
-        source: the source, of a query that was given one; ``table`` then may lack its connection.
-        after: everything above it is wanted; None: ``initial_scan`` says where to begin.
-        earliest: begin where the log does.
+        source: the source, if the query names one; ``table`` may then lack its connection.
+        after: the query reads above it; None: ``initial_scan`` decides where it begins.
+        earliest: begin where the log begins.
         latest: begin with the next change.
-        upto: nothing above it is wanted; None: all there is.
+        upto: the query reads up to it; None: to the end of the log.
     """
 
     state: str
@@ -85,8 +85,9 @@ class SparkSourceSettings:
         return f"Settings(table={self.table!r}, reader={self.reader!r})"
 
     def located(self) -> SparkSourceSettings:
-        """With the state's connection to the source in the name of the table; both are made where
-        they are not there.
+        """The settings with the state's connection to the source in the table's name.
+
+        State and connection are created if they do not exist.
 
         Raises:
             ChangefeedError: see :meth:`changefeed.readers.own_state.ReaderSource.connect`.
@@ -98,12 +99,12 @@ class SparkSourceSettings:
 
     @property
     def from_log(self) -> bool:
-        """Changes of a certain time are wanted, not the table as it is."""
+        """Whether the query reads changes of a certain time, not the table as it is."""
         return self.earliest or self.latest or self.after is not None or self.upto is not None
 
     @property
     def start(self) -> Start:
-        """Where a reader that is made begins."""
+        """Where a new reader begins."""
         return Start(self.initial_scan, self.after)
 
 
@@ -111,7 +112,7 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
     """Read the options of a query.
 
     Raises:
-        ChangefeedError: CF1203 an unknown option, CF1204 a value that none has, CF1205 options that
+        ChangefeedError: CF1203 an unknown option, CF1204 an invalid value, CF1205 options that
             contradict each other.
     """
     given = _named(options)
@@ -158,7 +159,7 @@ def settings_of(options: Mapping[str, str]) -> SparkSourceSettings:
 
 
 def _of_variable(given: Mapping[str, str], option: str) -> tuple[str, bool]:
-    """The text of an option, and whether an environment variable had it."""
+    """The text of an option, and whether an environment variable had it: then no plan shows it."""
     text = given.get(option, "")
     if not text.startswith(VARIABLE):
         return text, False
@@ -183,7 +184,7 @@ def _shown(option: str) -> ChangefeedError:
 
 
 def _staging(given: Mapping[str, str]) -> str:
-    """The staging place; never one whose keys Spark would print with its plans."""
+    """Refuses a place whose keys Spark would print with its plans."""
     text, hidden = _of_variable(given, "staging")
     if text:
         place = staging_place(text)
@@ -193,7 +194,6 @@ def _staging(given: Mapping[str, str]) -> str:
 
 
 def _place(given: Mapping[str, str]) -> tuple[str, ReaderSource | None]:
-    """The state, and the source if one is given."""
     state, uri = _url(given, "state"), _url(given, "source")
     if uri:
         source = ReaderSource.of(uri, state)
@@ -209,7 +209,7 @@ def _place(given: Mapping[str, str]) -> tuple[str, ReaderSource | None]:
 
 
 def _url(given: Mapping[str, str], option: str) -> str:
-    """The text of an option; never one whose password Spark would print with its plans."""
+    """Refuses a URL whose password Spark would print with its plans."""
     text, hidden = _of_variable(given, option)
     if not hidden and "://" in text and redact(text) != text:
         raise _shown(option)
@@ -217,7 +217,7 @@ def _url(given: Mapping[str, str], option: str) -> str:
 
 
 def _named(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their usual spelling: Spark's are of any case."""
+    """The options in their usual spelling: Spark ignores case."""
     spelling = {name.lower(): name for name in KNOWN}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -234,7 +234,7 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starting(given: Mapping[str, str]) -> tuple[str, Timestamp | None]:
-    """The option that says where to begin, and above what."""
+    """The option that says where to begin, and the timestamp before it."""
     if "startingVersion" in given and "startingTimestamp" in given:
         raise ChangefeedError(
             Code.OPTIONS_CONTRADICT,

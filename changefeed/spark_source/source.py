@@ -27,20 +27,19 @@ class ChangefeedSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
         return "changefeed"
 
     @property
     def settings(self) -> SparkSourceSettings:
-        """The options, checked."""
+        """The checked options; the connection is created if it does not exist."""
         return settings_of(self.options).located()
 
     def schema(self) -> StructType:
-        """The table's columns, then what happened and when.
+        """The table's columns, then the operation and its time.
 
-        A reader that does not exist is made here, as nothing can be planned without it.
+        A reader that does not exist is created here: a query cannot be planned without it.
         """
-        # Kept with this object, which is what the query's processes get: all of them must see
+        # Kept in this object, which the processes of the query get: all of them must use
         # the shape that the query was planned with.
         settings = self.settings
         if settings.source is not None:
@@ -107,7 +106,7 @@ def _shape(settings: SparkSourceSettings) -> TableSchema:
 
 
 def _log_part(settings: SparkSourceSettings) -> LogPart:
-    """Where the log has the table that a query without a reader names.
+    """The table that a query without a reader names, in the log.
 
     Raises:
         ChangefeedError: CF1101, no changefeed watches the table.

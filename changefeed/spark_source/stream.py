@@ -2,7 +2,7 @@
 
 An offset is a resolved timestamp: ``{"at": "1536242855577149065.0000000000"}``; ``{"at": ""}`` is
 the begin, before the initial scan. What Spark commits is committed as the reader's progress, so the
-change log keeps what a query that is started again from its checkpoint asks for.
+change log keeps what a query needs that is restarted from its checkpoint.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from changefeed.spark_source.batch import (
 )
 from changefeed.spark_source.settings import SparkSourceSettings
 
-#: A query without changes says this often that the log need not be kept for it, seconds.
+#: How often a query without changes moves the reader's progress, to free the log, seconds.
 IDLE_SECONDS = 1.0
-#: The state is asked this often whether the reader still may read, seconds.
+#: How often the state is asked whether the reader may still read, seconds.
 CHECK_SECONDS = 0.5
 
 #: How long one call waits for the initial scan, and how often it looks, seconds.
@@ -43,9 +43,9 @@ BEGIN = {"at": ""}
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """A query with wrong options: the error comes when Spark asks where it begins.
+    """A query with wrong options: the error is raised when Spark asks where it begins.
 
-    If the source raised it instead of giving a reader, PySpark would end with an error of its own.
+    If the source raised it instead of returning a reader, PySpark would end with another error.
     """
 
     def __init__(self, error: ChangefeedError) -> None:
@@ -77,7 +77,7 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 
 class ChangeStreamReader(DataSourceStreamReader):
-    """Plans batches in a process beside the driver, and reads ranges in executors."""
+    """Plans batches in a Python process of the driver, and reads ranges in executors."""
 
     def __init__(
         self, settings: SparkSourceSettings, shape: TableSchema, clock: Clock | None = None
@@ -91,12 +91,12 @@ class ChangeStreamReader(DataSourceStreamReader):
         #: Spark's process, which this one must not outlive.
         self._parent = os.getppid()
         self._planned: Timestamp | None = None
-        #: Where the batch ends that was planned last; None once it was committed.
+        #: The end of the batch that was planned last; None once it is committed.
         self._ran: Timestamp | None = None
         self._idle_at = self._checked_at = 0.0
         self._paused = False
         self._copies: RangeCopies | None = None
-        #: By where a batch begins and ends.
+        #: By the begin and end of a batch.
         self._staged: dict[
             tuple[Timestamp | None, Timestamp], tuple[tuple[Range, ...], tuple[str, ...]]
         ] = {}
@@ -117,7 +117,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         """The begin, of a query without a checkpoint.
 
         Raises:
-            ChangefeedError: CF1301, the reader has been read from: its begin is not there any more.
+            ChangefeedError: CF1301, the reader has been read from: its begin is no longer there.
         """
         progress = self._reader.consumer_progress()
         if progress.committed is not None:
@@ -130,11 +130,11 @@ class ChangeStreamReader(DataSourceStreamReader):
         return dict(BEGIN)
 
     def latestOffset(self) -> dict[str, str]:
-        """How far the next batch goes; the last answer again while there is nothing new."""
+        """How far the next batch goes; the previous answer while there is nothing new."""
         reader = self._reader
         if self._ran is not None:
-            # Spark asks for the next batch once the one before is in its commit log, but says so
-            # only with the next batch, which may be long in coming.
+            # Spark asks for the next batch once the previous one is in its commit log, but commits
+            # it only with the next batch, which may come much later.
             self._done(reader, self._ran)
             self._ran = None
         planned = self._planned = self._planned or reader.consumer_progress().planned
@@ -146,14 +146,15 @@ class ChangeStreamReader(DataSourceStreamReader):
             return dict(BEGIN)
         upto = self._beyond(reader, begun, frontier)
         if planned is None or upto > planned:
-            # Before Spark knows it: a query that starts again must not be given less.
+            # Saved before Spark gets it: a restarted query must not get a lower offset.
             reader.plan(upto)
             self._planned = upto
         return _offset(self._planned)
 
     def _begun(self, reader: Reader) -> Timestamp | None:
-        """Where the reader begins. Waits a while for the initial scan: a query that ends when it
-        has read what there is would end before it has begun."""
+        """Where the reader begins. Waits some time for the initial scan, because a query that ends
+        when it has read everything would end before it has begun.
+        """
         deadline = self._clock.monotonic() + BEGIN_SECONDS
         while (begun := reader.begun()) is None and self._clock.monotonic() < deadline:
             if self._node is not None:
@@ -164,7 +165,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         return begun
 
     def _beyond(self, reader: Reader, planned: Timestamp, frontier: Timestamp) -> Timestamp:
-        """How far a batch after ``planned`` goes; not at all while there is nothing for it."""
+        """The end of a batch after ``planned``; ``planned`` itself while there are no changes."""
         log, after = reader.log(), reader.resting(planned)
         rows = self._settings.max_rows if self._settings else None
         upto = frontier if rows is None else log.reach(after, frontier, rows)
@@ -177,7 +178,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         return planned
 
     def _allowed(self, reader: Reader) -> bool:
-        """Not while the reader is paused.
+        """Whether the reader is not paused.
 
         Raises:
             ChangefeedError: it has failed or was dropped.
@@ -192,7 +193,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         return not self._paused
 
     def commit(self, end: dict[str, str]) -> None:
-        """Spark is done with everything up to ``end``."""
+        """Spark has processed everything up to ``end``."""
         at = _place(end)
         if at is not None:
             self._done(self._reader, at)
@@ -206,7 +207,7 @@ class ChangeStreamReader(DataSourceStreamReader):
     # -- work -----------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """The ranges of a batch; looks at the log's index alone."""
+        """The ranges of a batch; reads only the log's index."""
         after, upto = _place(start), _place(end)
         if upto is None:
             return []
@@ -221,7 +222,7 @@ class ChangeStreamReader(DataSourceStreamReader):
     def _reachable(
         self, after: Timestamp | None, upto: Timestamp, ranges: tuple[Range, ...]
     ) -> tuple[Range, ...]:
-        """The ranges of a batch as executors can read them; Spark may ask for a batch again."""
+        """The ranges in a form that executors can read; Spark may ask for a batch twice."""
         if self._settings is None or not self._settings.staging:
             return ranges
         if self._copies is None:
@@ -236,7 +237,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         return read_partition(partition)
 
     def stop(self) -> None:
-        """The query has ended."""
+        """The query has ended: close everything."""
         self._stopped.set()
         if self._copies is not None:
             self._copies.close()
@@ -252,7 +253,7 @@ class ChangeStreamReader(DataSourceStreamReader):
     def _reader(self) -> Reader:
         if self._opened is None:
             if self._settings is None:
-                raise AssertionError("planned beside the driver")
+                raise AssertionError("planned in the driver")
             reader = open_reader(self._settings)
             try:
                 if self._settings.source is not None and self._node is None:

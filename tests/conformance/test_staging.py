@@ -20,9 +20,11 @@ from changefeed.spark.tasks import TaskResult, run_files
 pytestmark = pytest.mark.spark
 
 
-def size_of(number: int, content: pa.Buffer, tell: Callable[[int, int], None]) -> list[TaskResult]:
+def size_of(
+    number: int, content: pa.Buffer, report: Callable[[int, int], None]
+) -> list[TaskResult]:
     """A task: says how long the content is, and what its first byte is."""
-    tell(1, content.size)
+    report(1, content.size)
     return [TaskResult(number, content.size, content.to_pybytes()[0])]
 
 

@@ -108,7 +108,7 @@ class ScanTask:
     parts: Sequence[Part]
     delivery: WorkerDelivery
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
+    def __call__(self, number: int, report: Callable[[int, int], None]) -> list[TaskResult]:
         """Deliver a part; see :class:`changefeed.spark.tasks.Task`."""
         batches = (
             batch for rows in self.parts[number].halves(number) for batch in rows.to_batches()
@@ -125,9 +125,9 @@ class LaneTask(LaneDelivery):
 
     parts: Sequence[Part]
 
-    def __call__(self, number: int, tell: Callable[[int, int], None]) -> list[TaskResult]:
+    def __call__(self, number: int, report: Callable[[int, int], None]) -> list[TaskResult]:
         """Deliver a part; see :class:`changefeed.spark.tasks.Task`."""
-        return self.deliver(number, self._given(number), tell)
+        return self.deliver(number, self._given(number), report)
 
     def _given(self, number: int) -> Iterator[LaneRows | Watermark]:
         ((schema, _),) = self.versions.items()

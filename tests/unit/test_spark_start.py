@@ -13,9 +13,8 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark import session as spark_session
 from changefeed.spark.jvm import Jvm
-from changefeed.spark.jvm_session import JvmSession, SessionSpec
+from changefeed.spark.jvm_session import JvmSession, SessionSpec, check_master
 from changefeed.spark.pyspark_globals import quiet_py4j
-from changefeed.spark.reach import check_master
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
