@@ -111,12 +111,7 @@ class Code(StrEnum):
         "check user and password of the connection.",
     )
     SOURCE_NOT_SET_UP = "CF2003", _USER, Scope.SOURCE, "source is not set up for changefeeds"
-    SOURCE_PERMISSION_MISSING = (
-        "CF2004",
-        _USER,
-        Scope.SOURCE,
-        "permission missing at the source",
-    )
+    SOURCE_PERMISSION_MISSING = ("CF2004", _USER, Scope.SOURCE, "permission missing at the source")
     SOURCE_BUSY = "CF2005", _RETRY, Scope.SOURCE, "source is busy"
 
     # 21xx: the replication stream

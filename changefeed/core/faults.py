@@ -103,11 +103,7 @@ def _full(name: str) -> None:
     raise OSError(errno.ENOSPC, f"injected at {name}")
 
 
-_ACTIONS: Final[dict[str, Callable[[str], None]]] = {
-    "kill": _kill,
-    "error": _error,
-    "full": _full,
-}
+_ACTIONS: Final[dict[str, Callable[[str], None]]] = {"kill": _kill, "error": _error, "full": _full}
 
 
 @dataclass(slots=True)

@@ -120,8 +120,6 @@ def _kind(logical: str) -> str:
 
 
 def _no_json(values: pa.Array, kind: str) -> list[str]:
-    """The texts that are not a single JSON value, or neither an array nor the text of one if one
-    is required."""
     wrong = []
     for text in values.to_pylist():
         try:

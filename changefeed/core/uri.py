@@ -101,9 +101,7 @@ def split_uri(text: str) -> Parts:
     return Parts(found[1].lower(), user, password, hosts, unquote(path), tuple(_parameters(query)))
 
 
-def _address(
-    address: str,
-) -> tuple[str | None, str | None, tuple[Host, ...], str]:
+def _address(address: str) -> tuple[str | None, str | None, tuple[Host, ...], str]:
     if not address.startswith("//"):
         return None, None, (), address
     rest = address[2:]

@@ -90,12 +90,7 @@ def _changed(rows: TokenRows, side: str) -> pa.Array:
 
 
 def _bare(rows: TokenRows, side: str) -> pa.Array:
-    meta = {
-        "key": rows.key(side),
-        **_timestamps(rows),
-        **_topic(rows.plan),
-        **_transaction(rows),
-    }
+    meta = {"key": rows.key(side), **_timestamps(rows), **_topic(rows.plan), **_transaction(rows)}
     return _flat(rows, side, meta)
 
 

@@ -9,13 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.partition import (
-    AS_THEY_ARE,
-    Members,
-    PartitionCondition,
-    Prefixes,
-    is_decimal,
-)
+from changefeed.core.partition import AS_THEY_ARE, Members, PartitionCondition, Prefixes, is_decimal
 from changefeed.core.schema import DATES, INTEGERS, Column
 from changefeed.core.shapes import Deletes
 from changefeed.encoding.plan import MessagePlan

@@ -17,7 +17,6 @@ from changefeed.options.options import *
 from changefeed.options.relations import RELATIONS as RELATIONS
 from changefeed.options.row import OPTIONS as OPTIONS
 from changefeed.options.row import OptionRow as OptionRow
-from changefeed.options.row import option as option
 from changefeed.options.row import own_option as own_option
 from changefeed.options.sink_config import KafkaSinkConfig as KafkaSinkConfig
 from changefeed.options.table import *

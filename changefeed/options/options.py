@@ -40,13 +40,7 @@ from changefeed.options.table import (
     redact_option,
 )
 from changefeed.options.types import OptionType, ValueRule
-from changefeed.options.values import (
-    Feature,
-    Guarantee,
-    InitialScan,
-    RowImages,
-    SchemaChangePolicy,
-)
+from changefeed.options.values import Feature, Guarantee, InitialScan, RowImages, SchemaChangePolicy
 from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 
@@ -394,12 +388,7 @@ def parse_options(
             CF1206 the sink cannot.
     """
     reading = OptionReader(
-        clock or SystemClock(),
-        text,
-        scheme=scheme,
-        sink=capabilities,
-        takers=takers,
-        beside=beside,
+        clock or SystemClock(), text, scheme=scheme, sink=capabilities, takers=takers, beside=beside
     )
     for node in options:
         reading.take_node(node)

@@ -196,10 +196,7 @@ EXCLUDES(
     because="Debezium's messages hold json as text, where null is a text",
 )
 ONLY_WITH(
-    ENCODE_JSON_VALUE_NULL_AS_OBJECT,
-    FORMAT,
-    *_TEXT,
-    because="the other formats hold json as text",
+    ENCODE_JSON_VALUE_NULL_AS_OBJECT, FORMAT, *_TEXT, because="the other formats hold json as text"
 )
 for _never, _because in dict.fromkeys((TRAITS[f].never, TRAITS[f].because) for f in _SCHEMAS):
     EXCLUDES(
@@ -254,12 +251,7 @@ for _no_scan in (InitialScan.NO, InitialScan.ONLY):
         Term(INITIAL_SCAN, (_no_scan,)),
         because="the copy begins with a scan of the table, and is for the changes after it",
     )
-ONLY_WITH(
-    ROW_IMAGES_MAX_DISK,
-    ROW_IMAGES,
-    RowImages.STORE,
-    because="nothing else keeps row images",
-)
+ONLY_WITH(ROW_IMAGES_MAX_DISK, ROW_IMAGES, RowImages.STORE, because="nothing else keeps row images")
 _NO_SCHEMA = "the other formats have no schema"
 for _schemas in (CONFLUENT_SCHEMA_REGISTRY, AVRO_SCHEMA_PREFIX):
     ONLY_WITH(

@@ -32,7 +32,6 @@ class OptionRow(Generic[T]):
         feature: sinks that have it take the option; None is every sink.
         alterable: ALTER CHANGEFEED may SET and UNSET it.
         secret: its value is never shown.
-        since: the version that brought it.
     """
 
     name: str
@@ -45,7 +44,6 @@ class OptionRow(Generic[T]):
     feature: Feature | None
     alterable: bool
     secret: bool
-    since: str
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -69,32 +67,38 @@ OPTIONS: dict[str, OptionRow[Any]] = {}
 OWN_GROUP = "Of the sink"
 
 
-def option(
-    name: str,
-    type: OptionType[T],
-    default: T,
-    *,
-    group: str,
-    summary: str,
-    example: str,
-    shown: str = "",
-    feature: Feature | None = None,
-    alterable: bool = True,
-    secret: bool = False,
-    since: str = "0.1",
-) -> OptionRow[T]:
-    """Add a row to the table.
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """The options under one heading of help and docs."""
 
-    Raises:
-        ValueError: the table has a row of that name.
-    """
-    if name in OPTIONS:
-        raise ValueError(f"option {name} is defined twice")
-    row = OptionRow(
-        name, type, default, group, summary, example, shown, feature, alterable, secret, since
-    )
-    OPTIONS[name] = row
-    return row
+    heading: str
+
+    def option(
+        self,
+        name: str,
+        type: OptionType[T],
+        default: T,
+        *,
+        summary: str,
+        example: str = "",
+        shown: str = "",
+        feature: Feature | None = None,
+        alterable: bool = True,
+        secret: bool = False,
+    ) -> OptionRow[T]:
+        """Add a row to the table; the example of a flag is its name.
+
+        Raises:
+            ValueError: the table has a row of that name.
+        """
+        if name in OPTIONS:
+            raise ValueError(f"option {name} is defined twice")
+        group, example = self.heading, example or name
+        row = OptionRow(
+            name, type, default, group, summary, example, shown, feature, alterable, secret
+        )
+        OPTIONS[name] = row
+        return row
 
 
 def own_option(
@@ -119,5 +123,5 @@ def own_option(
     if secret != is_secret(name):
         raise ValueError(f"option {name}: its name does not say what secret={secret} says")
     return OptionRow(
-        name, type, default, OWN_GROUP, summary, example, shown, None, alterable, secret, ""
+        name, type, default, OWN_GROUP, summary, example, shown, None, alterable, secret
     )

@@ -11,7 +11,7 @@ from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
 from changefeed.core.shapes import Deletes, Envelope, MessageValue, Unsent
 from changefeed.options import sink_config
-from changefeed.options.row import OPTIONS, option
+from changefeed.options.row import OPTIONS, OptionGroup
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
 from changefeed.options.types import (
     FOREVER,
@@ -58,145 +58,127 @@ __all__ += ("TRANSACTION_TOPIC", "UNORDERED", "UNSENT_VALUES", "UPDATED", "VERIF
 __all__ += ("VERIFY_MAX_RATE", "VERIFY_REPAIR", "WEBHOOK_AUTH_HEADER", "WEBHOOK_CLIENT_TIMEOUT")
 __all__ += ("WEBHOOK_SIGNING_SECRET", "WEBHOOK_SINK_CONFIG", "redact_option")
 
+_MESSAGE = OptionGroup("Message")
+_KEY = OptionGroup("Key and headers")
+_TIME = OptionGroup("Time and scan")
+_ERRORS = OptionGroup("Schema changes and errors")
+_SINK = OptionGroup("Sink and resources")
+_MERGED = OptionGroup("Merged tables")
+_PROOF = OptionGroup("Proof")
+
 # ------------------------------------------------------------------------------- message
 
-ENVELOPE = option(
+ENVELOPE = _MESSAGE.option(
     "envelope",
-    Choice(
-        Envelope,
-        also={"none": Envelope.ROW, "diff": Envelope.WRAPPED},
-    ),
+    Choice(Envelope, also={"none": Envelope.ROW, "diff": Envelope.WRAPPED}),
     Envelope.WRAPPED,
-    group="Message",
     summary="Shape of the value. none is row, diff is wrapped with the option diff, changed holds "
     "only the columns whose value changed, debezium is "
     "Debezium's envelope.",
     example="envelope = 'enriched'",
     shown="wrapped",
 )
-FORMAT = option(
+FORMAT = _MESSAGE.option(
     "format",
     Choice(Format),
     Format.JSON,
-    group="Message",
     summary="How a message is written. csv holds rows only: files, with initial_scan = 'only'; "
     "parquet is for files, protobuf for Kafka.",
     example="format = 'avro'",
     shown="json",
 )
-CONFLUENT_SCHEMA_REGISTRY = option(
+CONFLUENT_SCHEMA_REGISTRY = _MESSAGE.option(
     "confluent_schema_registry",
     Text(kind="URL"),
     cast("str | None", None),
-    group="Message",
     summary="The schema registry for format = 'avro' and 'protobuf', also a parameter of the "
     "sink's URI. Its URL takes user and password, ca_cert, client_cert, client_key and timeout.",
     example="confluent_schema_registry = 'http://localhost:8081'",
     shown="none",
     feature=Feature.SCHEMA_REGISTRY,
 )
-AVRO_SCHEMA_PREFIX = option(
+AVRO_SCHEMA_PREFIX = _MESSAGE.option(
     "avro_schema_prefix",
     Text(),
     "",
-    group="Message",
     summary="Prefix of the subjects in the schema registry, namespace of Avro records and "
     "package of protobuf messages.",
     example="avro_schema_prefix = 'shop.'",
     shown="none",
 )
-DIFF = option(
+DIFF = _MESSAGE.option(
     "diff",
     Flag(),
     False,
-    group="Message",
     summary="Adds before, the row before the change.",
-    example="diff",
 )
-UPDATED = option(
+UPDATED = _MESSAGE.option(
     "updated",
     Flag(),
     False,
-    group="Message",
     summary="Adds updated, the commit timestamp of the change.",
-    example="updated",
 )
-MVCC_TIMESTAMP = option(
+MVCC_TIMESTAMP = _MESSAGE.option(
     "mvcc_timestamp",
     Flag(),
     False,
-    group="Message",
     summary="Adds mvcc_timestamp, the commit timestamp of the row.",
-    example="mvcc_timestamp",
 )
-KEY_IN_VALUE = option(
+KEY_IN_VALUE = _MESSAGE.option(
     "key_in_value",
     Flag(),
     False,
-    group="Message",
     summary="Adds the key to the value. Sinks without a separate key always do.",
-    example="key_in_value",
 )
-TOPIC_IN_VALUE = option(
+TOPIC_IN_VALUE = _MESSAGE.option(
     "topic_in_value",
     Flag(),
     False,
-    group="Message",
     summary="Adds the topic to the value.",
-    example="topic_in_value",
 )
-FULL_TABLE_NAME = option(
+FULL_TABLE_NAME = _MESSAGE.option(
     "full_table_name",
     Flag(),
     False,
-    group="Message",
     summary="Topics and messages carry database.schema.table instead of the table's name.",
-    example="full_table_name",
 )
-ENRICHED_PROPERTIES = option(
+ENRICHED_PROPERTIES = _MESSAGE.option(
     "enriched_properties",
     Words(("source",)),
     cast("frozenset[str]", frozenset()),
-    group="Message",
     summary="What envelope = 'enriched' adds: source, where the change came from.",
     example="enriched_properties = 'source'",
     shown="none of them",
 )
-SCHEMAS_ENABLE = option(
+SCHEMAS_ENABLE = _MESSAGE.option(
     "schemas_enable",
     Flag(),
     False,
-    group="Message",
     summary="Keys and values of envelope = 'debezium' carry their schema, as Kafka Connect's "
     "JsonConverter writes it.",
-    example="schemas_enable",
 )
-TRANSACTION_METADATA = option(
+TRANSACTION_METADATA = _MESSAGE.option(
     "transaction_metadata",
     Flag(),
     False,
-    group="Message",
     summary="Adds the transaction to every message of a change, with the number of the message "
     "in it, and sends the begin and the end of each transaction to a separate topic.",
-    example="transaction_metadata",
     feature=Feature.TRANSACTIONS,
 )
-TRANSACTION_TOPIC = option(
+TRANSACTION_TOPIC = _MESSAGE.option(
     "transaction_topic",
     Text(),
     "transaction",
-    group="Message",
     summary="The topic that gets the begin and the end of transactions; topic_prefix is its "
     "prefix.",
     example="transaction_topic = 'shop_transactions'",
     shown="transaction",
     feature=Feature.TRANSACTIONS,
 )
-MESSAGE_VALUE = option(
+MESSAGE_VALUE = _MESSAGE.option(
     "message_value",
     Choice(MessageValue),
     cast("MessageValue | None", None),
-    group="Message",
     summary="The value of a logical message (FOR MESSAGES): content is what the application "
     "wrote, byte for byte; row is a row with the prefix and the content, in the feed's "
     "envelope.",
@@ -204,52 +186,46 @@ MESSAGE_VALUE = option(
     shown="content with format = 'json', except with the envelopes debezium and key_only",
     feature=Feature.KAFKA_PRODUCER,
 )
-UNSENT_VALUES = option(
+UNSENT_VALUES = _MESSAGE.option(
     "unsent_values",
     Choice(Unsent),
     Unsent.MARK,
-    group="Message",
     summary="What a message has instead of a value that an update did not touch and that "
     "the source did not send: mark is a placeholder, omit leaves the member out, fail "
     "stops the table.",
     example="unsent_values = 'omit'",
     shown="mark",
 )
-ROW_IMAGES = option(
+ROW_IMAGES = _MESSAGE.option(
     "row_images",
     Choice(RowImages),
     RowImages.LOG,
-    group="Message",
     summary="Where the row before a change comes from, and a value that an update did not "
     "touch: with log from the source's log, with store from a copy of each table's rows that is "
     "kept beside the change log.",
     example="row_images = 'store'",
     shown="log",
 )
-ROW_IMAGES_MAX_DISK = option(
+ROW_IMAGES_MAX_DISK = _MESSAGE.option(
     "row_images_max_disk",
     ByteSize(),
     cast("int | None", None),
-    group="Message",
     summary="The most that the row images of one table may take on disk. A table that needs more "
     "has none, and stops.",
     example="row_images_max_disk = '20GiB', row_images = 'store'",
     shown="the node's disk",
 )
-ENCODE_JSON_VALUE_NULL_AS_OBJECT = option(
+ENCODE_JSON_VALUE_NULL_AS_OBJECT = _MESSAGE.option(
     "encode_json_value_null_as_object",
     Flag(),
     False,
-    group="Message",
     summary='A JSON null inside a json column becomes {"__crdb_json_null__": true}, '
     "so that it differs from SQL NULL.",
-    example="encode_json_value_null_as_object",
 )
-DELETES = option(
+DELETES = _MESSAGE.option(
     "deletes",
     Choice(Deletes, also={"hard": Deletes.YES}),
     Deletes.YES,
-    group="Message",
     summary="Deliver deletes, leave them out, or deliver only deletes. In merged tables a "
     "delete removes the row (hard, the same as yes) or marks it in _deleted "
     "(soft; Iceberg: _is_deleted).",
@@ -259,38 +235,33 @@ DELETES = option(
 
 # ------------------------------------------------------------------------------- key and headers
 
-KEY_COLUMN = option(
+KEY_COLUMN = _KEY.option(
     "key_column",
     Text(kind="column"),
     cast("str | None", None),
-    group="Key and headers",
     summary="The column whose value is the message key, instead of the primary key.",
     example="key_column = 'customer_id', unordered",
     shown="the primary key",
 )
-UNORDERED = option(
+UNORDERED = _KEY.option(
     "unordered",
     Flag(),
     False,
-    group="Key and headers",
     summary="Accepts that changes of a row may arrive out of order; key_column needs it.",
-    example="unordered",
 )
-HEADERS_JSON_COLUMN_NAME = option(
+HEADERS_JSON_COLUMN_NAME = _KEY.option(
     "headers_json_column_name",
     Text(kind="column"),
     cast("str | None", None),
-    group="Key and headers",
     summary="A json or jsonb column that becomes the message's headers and leaves the value.",
     example="headers_json_column_name = 'headers'",
     shown="none",
     feature=Feature.MESSAGE_HEADERS,
 )
-EXTRA_HEADERS = option(
+EXTRA_HEADERS = _KEY.option(
     "extra_headers",
     Json(sink_config.extra_headers),
     cast("tuple[tuple[str, str], ...]", ()),
-    group="Key and headers",
     summary="Headers that every message (of a webhook: every request) gets.",
     example="""extra_headers = '{"origin": "shop"}'""",
     shown="none",
@@ -300,29 +271,26 @@ EXTRA_HEADERS = option(
 
 # ------------------------------------------------------------------------------- time and scan
 
-RESOLVED = option(
+RESOLVED = _TIME.option(
     "resolved",
     Duration(zero=True, empty=0.0),
     cast("float | None", None),
-    group="Time and scan",
     summary="Emits resolved timestamps, at most this often; without a value, at every advance.",
     example="resolved = '10s'",
     shown="off",
 )
-MIN_CHECKPOINT_FREQUENCY = option(
+MIN_CHECKPOINT_FREQUENCY = _TIME.option(
     "min_checkpoint_frequency",
     Duration(zero=True),
     30.0,
-    group="Time and scan",
     summary="How often progress must be persisted.",
     example="min_checkpoint_frequency = '10s'",
     shown="30s",
 )
-CURSOR = option(
+CURSOR = _TIME.option(
     "cursor",
     Cursor(),
     cast("Timestamp | DebeziumOffset | None", None),
-    group="Time and scan",
     summary="Starts after this instant, without an initial scan: an HLC timestamp, ns since 1970, "
     "a date and time, or a negative interval; or, with debezium:{..}, where the connector with "
     "this offset stopped.",
@@ -330,58 +298,50 @@ CURSOR = option(
     shown="now",
     alterable=False,
 )
-END_TIME = option(
+END_TIME = _TIME.option(
     "end_time",
     Moment(),
     cast("Timestamp | None", None),
-    group="Time and scan",
     summary="Ends the feed as succeeded at this instant, or after this interval from now.",
     example="end_time = '1h'",
     shown="never",
     alterable=False,
 )
-INITIAL_SCAN = option(
+INITIAL_SCAN = _TIME.option(
     "initial_scan",
     Choice(InitialScan, empty=InitialScan.YES),
     InitialScan.YES,
-    group="Time and scan",
     summary="Whether existing rows are delivered first; with only, the feed ends after them.",
     example="initial_scan = 'only'",
     shown="yes, no with cursor",
     alterable=False,
 )
-NO_INITIAL_SCAN = option(
+NO_INITIAL_SCAN = _TIME.option(
     "no_initial_scan",
     Flag(),
     False,
-    group="Time and scan",
     summary="The same as initial_scan = 'no'.",
-    example="no_initial_scan",
     alterable=False,
 )
-INITIAL_SCAN_ONLY = option(
+INITIAL_SCAN_ONLY = _TIME.option(
     "initial_scan_only",
     Flag(),
     False,
-    group="Time and scan",
     summary="The same as initial_scan = 'only'.",
-    example="initial_scan_only",
     alterable=False,
 )
-GC_TTL = option(
+GC_TTL = _TIME.option(
     "gc_ttl",
     Duration(),
     25 * 3600.0,
-    group="Time and scan",
     summary="How long the change log keeps changes for this feed while it is paused or behind.",
     example="gc_ttl = '72h'",
     shown="25h",
 )
-GC_SIZE = option(
+GC_SIZE = _TIME.option(
     "gc_size",
     ByteSize(),
     cast("int | None", None),
-    group="Time and scan",
     summary="Limits the size of the change log: above it, changes that no feed needs are deleted "
     "even if they are younger than gc_ttl. The largest gc_size of the source's feeds "
     "applies, and only if all of them have one.",
@@ -391,48 +351,43 @@ GC_SIZE = option(
 
 # ------------------------------------------------------------------------------- schema, errors
 
-SCHEMA_CHANGE_EVENTS = option(
+SCHEMA_CHANGE_EVENTS = _ERRORS.option(
     "schema_change_events",
     Choice(SchemaChangeEvents),
     SchemaChangeEvents.DEFAULT,
-    group="Schema changes and errors",
     summary="What counts as a schema change.",
     example="schema_change_events = 'column_changes'",
     shown="default",
 )
-SCHEMA_CHANGE_POLICY = option(
+SCHEMA_CHANGE_POLICY = _ERRORS.option(
     "schema_change_policy",
     Choice(SchemaChangePolicy),
     SchemaChangePolicy.BACKFILL,
-    group="Schema changes and errors",
     summary="On a schema change: deliver the table again, continue, stop, or ignore it.",
     example="schema_change_policy = 'stop'",
     shown="backfill",
 )
-ON_PARTITION_CHANGE = option(
+ON_PARTITION_CHANGE = _ERRORS.option(
     "on_partition_change",
     Choice(OnPartitionChange),
     OnPartitionChange.RESCAN,
-    group="Schema changes and errors",
     summary="When rows enter or leave a table without row events, as with DROP PARTITION or "
     "ATTACH PARTITION: read the table again, or stop it.",
     example="on_partition_change = 'stop'",
     shown="rescan",
 )
-ON_ERROR = option(
+ON_ERROR = _ERRORS.option(
     "on_error",
     Choice(OnError),
     OnError.FAIL,
-    group="Schema changes and errors",
     summary="What to do when retries are exhausted.",
     example="on_error = 'pause'",
     shown="fail",
 )
-RETRY_FOR = option(
+RETRY_FOR = _ERRORS.option(
     "retry_for",
     Duration(zero=True, words=(FOREVER,)),
     24 * 3600.0,
-    group="Schema changes and errors",
     summary="How long a failing delivery is retried, with back-off, before on_error applies.",
     example="retry_for = '1h'",
     shown="24h",
@@ -440,21 +395,19 @@ RETRY_FOR = option(
 
 # ------------------------------------------------------------------------------- sink, resources
 
-DELIVERY = option(
+DELIVERY = _SINK.option(
     "delivery",
     Choice(Guarantee),
     Guarantee.AT_LEAST_ONCE,
-    group="Sink and resources",
     summary="exactly_once: no change reaches the target twice, even after a crash. Merged "
     "tables, documents by key and Kafka (by transactions) support it.",
     example="delivery = 'exactly_once'",
     shown="at_least_once",
 )
-ENGINE = option(
+ENGINE = _SINK.option(
     "engine",
     Choice(EngineOption),
     EngineOption.AUTO,
-    group="Sink and resources",
     summary="Where scans and backlogs run: auto compares an estimate for the node with one for a "
     "Spark job, spark and driver force it. Lake tables are merged by Spark in any case. Of a "
     "query, spark makes every batch of 1,000 rows a job and driver none; windows and Python "
@@ -462,73 +415,66 @@ ENGINE = option(
     example="engine = 'spark'",
     shown="auto",
 )
-LOOKUP_REFRESH = option(
+LOOKUP_REFRESH = _SINK.option(
     "lookup_refresh",
     Duration(words=(FOREVER,)),
     3600.0,
-    group="Sink and resources",
     summary="How long a CDC query uses a look-up table before it reads it again. A refresh sends "
     "nothing again; only later changes get the new values.",
     example="lookup_refresh = '10m'",
     shown="1h",
 )
-COMPRESSION = option(
+COMPRESSION = _SINK.option(
     "compression",
     Choice(Compression),
     Compression.NONE,
-    group="Sink and resources",
     summary="Compression of files or batches, if the sink supports it.",
     example="compression = 'gzip'",
     shown="none",
 )
-KAFKA_SINK_CONFIG = option(
+KAFKA_SINK_CONFIG = _SINK.option(
     "kafka_sink_config",
     Json(sink_config.kafka_sink_config),
     KafkaSinkConfig(),
-    group="Sink and resources",
     summary="Tunes the Kafka producer: Flush {Messages, Bytes, Frequency, MaxMessages, MaxBytes}, "
     "Retry {Max, Backoff}, ClientID, Compression, CompressionLevel, RequiredAcks, Version.",
     example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
     shown="the client's defaults",
     feature=Feature.KAFKA_PRODUCER,
 )
-WEBHOOK_SINK_CONFIG = option(
+WEBHOOK_SINK_CONFIG = _SINK.option(
     "webhook_sink_config",
     Json(sink_config.webhook_sink_config),
     WebhookSinkConfig(),
-    group="Sink and resources",
     summary="Tunes the requests of a webhook: Flush {Messages, Bytes, Frequency}, "
     "Retry {Max, Backoff}.",
     example="""webhook_sink_config = '{"Flush": {"Messages": 100, "Frequency": "5s"}}'""",
     shown="up to 1,000 messages or 1 MB a request, 3 attempts, 500ms",
     feature=Feature.WEBHOOK_REQUESTS,
 )
-WEBHOOK_AUTH_HEADER = option(
+WEBHOOK_AUTH_HEADER = _SINK.option(
     "webhook_auth_header",
     Text(),
     cast("str | None", None),
-    group="Sink and resources",
     summary="The Authorization header of every request to a webhook.",
     example="webhook_auth_header = 'Bearer <token>'",
     shown="none",
     feature=Feature.WEBHOOK_REQUESTS,
     secret=True,
 )
-WEBHOOK_CLIENT_TIMEOUT = option(
+WEBHOOK_CLIENT_TIMEOUT = _SINK.option(
     "webhook_client_timeout",
     Duration(),
     3.0,
-    group="Sink and resources",
     summary="Read timeout of one request to a webhook; then it is retried.",
     example="webhook_client_timeout = '10s'",
     shown="3s",
     feature=Feature.WEBHOOK_REQUESTS,
 )
-WEBHOOK_SIGNING_SECRET = option(
+WEBHOOK_SIGNING_SECRET = _SINK.option(
     "webhook_signing_secret",
     Text(),
     cast("str | None", None),
-    group="Sink and resources",
     summary="Signs every request to a webhook: HMAC-SHA256 in X-Changefeed-Signature.",
     example="webhook_signing_secret = '<secret>'",
     shown="not signed",
@@ -537,11 +483,10 @@ WEBHOOK_SIGNING_SECRET = option(
 )
 # ------------------------------------------------------------------------------- merged tables
 
-HISTORY = option(
+HISTORY = _MERGED.option(
     "history",
     Choice(History),
     History.OFF,
-    group="Merged tables",
     summary="What a merged table keeps of the past: nothing, every version of a row with "
     "_valid_from, _valid_to and _is_current (scd2), or every change as a row (append).",
     example="history = 'scd2'",
@@ -549,11 +494,10 @@ HISTORY = option(
     feature=Feature.HISTORY,
     alterable=False,
 )
-SEQUENCE_COLUMN = option(
+SEQUENCE_COLUMN = _MERGED.option(
     "sequence_column",
     Text(kind="column"),
     "_sequence_num",
-    group="Merged tables",
     summary="The column that holds the version of a row, so that no older version is merged. "
     "With none a side table holds it, if the sink supports that.",
     example="sequence_column = '_version'",
@@ -561,32 +505,29 @@ SEQUENCE_COLUMN = option(
     feature=Feature.MERGED_TABLES,
     alterable=False,
 )
-ON_DROP = option(
+ON_DROP = _MERGED.option(
     "on_drop",
     Choice(OnDrop),
     OnDrop.KEEP,
-    group="Merged tables",
     summary="What happens to the target when a table is dropped at the source.",
     example="on_drop = 'drop'",
     shown="keep",
     feature=Feature.MERGED_TABLES,
 )
-EXISTING_TARGET = option(
+EXISTING_TARGET = _MERGED.option(
     "existing_target",
     Choice(ExistingTarget),
     ExistingTarget.REFUSE,
-    group="Merged tables",
     summary="What happens to a target that has rows and was not made by this feed: refuse stops "
     "the table, merge keeps rows of other keys, replace deletes its rows first.",
     example="existing_target = 'merge'",
     shown="refuse",
     feature=Feature.EXISTING_TARGETS,
 )
-PARTITION_BY = option(
+PARTITION_BY = _MERGED.option(
     "partition_by",
     Text(kind="columns"),
     cast("str | None", None),
-    group="Merged tables",
     summary="Partitions new tables by these columns; Iceberg takes transforms too, such as "
     "day(created_at) and bucket(16, id). A table without one of the columns has no partitions.",
     example="partition_by = 'region'",
@@ -594,11 +535,10 @@ PARTITION_BY = option(
     feature=Feature.FILE_LAYOUT,
     alterable=False,
 )
-CLUSTER_BY = option(
+CLUSTER_BY = _MERGED.option(
     "cluster_by",
     Text(kind="columns"),
     cast("str | None", None),
-    group="Merged tables",
     summary="Keeps rows with similar values of these columns in the same files (Delta: liquid "
     "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
     example="cluster_by = 'customer_id'",
@@ -606,21 +546,19 @@ CLUSTER_BY = option(
     feature=Feature.FILE_LAYOUT,
     alterable=False,
 )
-OPTIMIZE = option(
+OPTIMIZE = _MERGED.option(
     "optimize",
     Duration(),
     cast("float | None", None),
-    group="Merged tables",
     summary="How often small files of a table are merged into larger ones.",
     example="optimize = '1h'",
     shown="never",
     feature=Feature.FILE_UPKEEP,
 )
-EXPIRE = option(
+EXPIRE = _MERGED.option(
     "expire",
     Duration(),
     cast("float | None", None),
-    group="Merged tables",
     summary="How long older versions of a table can be read; files that only they need are "
     "removed after each optimize, and otherwise at most once a day.",
     example="expire = '7d'",
@@ -630,20 +568,18 @@ EXPIRE = option(
 
 # ------------------------------------------------------------------------------- resources
 
-MAX_MEMORY = option(
+MAX_MEMORY = _SINK.option(
     "max_memory",
     ByteSize(),
     cast("int | None", None),
-    group="Sink and resources",
     summary="The most memory that the feed's buffers may take.",
     example="max_memory = '256MiB'",
     shown="the node's budget",
 )
-MAX_DISK = option(
+MAX_DISK = _SINK.option(
     "max_disk",
     ByteSize(),
     cast("int | None", None),
-    group="Sink and resources",
     summary="Limits the disk space of the feed: changes in the change log that it has not "
     "delivered, and rows staged for its sink. A feed above the limit is stalled, and fails if "
     "that does not become less for ten minutes; a paused or failed feed fails at once. Other feeds "
@@ -652,11 +588,10 @@ MAX_DISK = option(
     example="max_disk = '20GiB'",
     shown="the node's budget",
 )
-ON_MAX_DISK = option(
+ON_MAX_DISK = _SINK.option(
     "on_max_disk",
     Choice(OnMaxDisk),
     OnMaxDisk.FAIL,
-    group="Sink and resources",
     summary="What happens when the feed has reached its max_disk, or when the change log has "
     "reached --max-disk and keeps the most for this feed: with fail the feed fails and the change "
     "log no longer keeps changes for it; with wait nothing is read from the source, for any feed, "
@@ -667,11 +602,10 @@ ON_MAX_DISK = option(
 
 # ------------------------------------------------------------------------------- proof
 
-VERIFY = option(
+VERIFY = _PROOF.option(
     "verify",
     Duration(),
     cast("float | None", None),
-    group="Proof",
     summary="How often the feed compares all rows of its targets with the source by itself, as "
     "VERIFY does: part by part, while it runs. SHOW CHANGEFEED says how much was proved and when; "
     "a difference is an event, and the feed is degraded until it is mended.",
@@ -679,20 +613,17 @@ VERIFY = option(
     shown="never",
     feature=Feature.COMPARISON,
 )
-VERIFY_REPAIR = option(
+VERIFY_REPAIR = _PROOF.option(
     "verify_repair",
     Flag(),
     False,
-    group="Proof",
     summary="Rows that verify finds to differ are made equal, as by VERIFY .. REPAIR.",
-    example="verify_repair",
     feature=Feature.COMPARISON,
 )
-VERIFY_MAX_RATE = option(
+VERIFY_MAX_RATE = _PROOF.option(
     "verify_max_rate",
     ByteSize(),
     4 * 1024 * 1024,
-    group="Proof",
     summary="The most bytes a second that verify reads at the source, and at the target.",
     example="verify_max_rate = '1MiB'",
     shown="4MiB",

@@ -289,7 +289,6 @@ class _Alteration:
         self.problems += [p for p in problems if p.code is not Code.TARGET_NOT_OURS]
 
     def _check_columns(self, old: Options, new: Options) -> None:
-        """Columns that the changed options name must be in every table that stays."""
         if all(old[row] == new[row] for row in (KEY_COLUMN, HEADERS_JSON_COLUMN_NAME)):
             return
         where = nodes.TableTarget(nodes.QualifiedName(()), span=self.statement.feed.span)
@@ -368,7 +367,6 @@ class _Alteration:
         options: Options,
         spans: Mapping[TableName, nodes.Span | None],
     ) -> None:
-        """No table may get the target of another."""
         new = self._topics(sink, options) if sink.written != self.job.sink_uri else {}
         held = {t: new.get(t, p.topic) for t, p in self.tables.items()}
         held |= {stage.schema.table: stage.progress.topic for stage in self.added}
@@ -406,7 +404,6 @@ class _Alteration:
         return next((t for t, progress in self.tables.items() if progress.original == name), None)
 
     def _messages(self) -> TableName | None:
-        """The table that stands for the feed's logical messages."""
         return next((t for t, progress in self.tables.items() if _of_messages(progress)), None)
 
     def _drop_messages(self, target: nodes.MessagesTarget) -> None:
@@ -627,7 +624,6 @@ class _Alteration:
         return 0 if known in (0, present) else present
 
     def _rescan_notices(self, sink: ResolvedSink) -> list[str]:
-        """Which tables were renamed or replaced, and what a rescan cannot deliver."""
         notices = [
             f"table {shown(table)} was renamed: the feed goes on with it as {shown(now)}, and its "
             f"target stays {self.tables[now].topic}"

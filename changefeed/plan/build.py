@@ -261,7 +261,6 @@ class Planner:
     def _found(
         self, source: Source, held: Attachment, options: Options | None, sink: ResolvedSink | None
     ) -> list[ResolvedTarget]:
-        """The tables, after all checks by the source."""
         diff = bool(options and options.needs_logged_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
@@ -285,7 +284,6 @@ class Planner:
         options: Options | None,
         sink: ResolvedSink | None,
     ) -> list[ResolvedTarget]:
-        """The table with its query, if Spark can compile it."""
         query, compiler = self.statement.query, self.around.compile_query
         if query is None or not found:
             return found
@@ -495,11 +493,7 @@ def _shape(place: ResolvedTarget) -> TableSchema:
 
 
 def feed_sql(
-    name: str | None,
-    targets: Sequence[str],
-    source: str,
-    sink_uri: str | None,
-    options: Options,
+    name: str | None, targets: Sequence[str], source: str, sink_uri: str | None, options: Options
 ) -> str:
     """The statement that makes a feed, canonical and without secrets."""
     parsed = parse_targets(targets)

@@ -27,10 +27,7 @@ _SCHEMES = {"kafka": "kafka", "elasticsearch": "elasticsearch"}
 
 _ENVELOPES = {
     nodes.CdcRecord.AFTER: (nodes.Option("envelope", nodes.Literal("row")),),
-    nodes.CdcRecord.ALL: (
-        nodes.Option("envelope", nodes.Literal("wrapped")),
-        nodes.Option("diff"),
-    ),
+    nodes.CdcRecord.ALL: (nodes.Option("envelope", nodes.Literal("wrapped")), nodes.Option("diff")),
     nodes.CdcRecord.CHANGE: (nodes.Option("envelope", nodes.Literal("changed")),),
 }
 

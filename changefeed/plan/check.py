@@ -137,7 +137,6 @@ def _named(kind: str, name: str, span: nodes.Span) -> StatementPart:
 
 
 def _where(problem: ChangefeedError, text: str, places: Sequence[StatementPart]) -> tuple[str, str]:
-    """The part of the statement, or of the system, that the problem concerns, and its name."""
     span = problem.span
     if span is not None and text:
         for place in places:

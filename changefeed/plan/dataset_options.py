@@ -149,9 +149,7 @@ def _table(value: nodes.Literal, name: str, reading: OptionReader) -> str | None
         return table_name(value.text)
     except ValueError as error:
         reading.problem(
-            Code.INVALID_OPTION_VALUE,
-            f"option {name} must be {error}",
-            to_span(value.span),
+            Code.INVALID_OPTION_VALUE, f"option {name} must be {error}", to_span(value.span)
         )
         return None
 

@@ -12,7 +12,7 @@ from grammar.spelling import did_you_mean
 
 #: The options of CREATE and ALTER EXTERNAL CONNECTION: name, values, meaning.
 CONNECTION_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "check": (("yes", "no"), "Whether the server is tried before the connection is stored."),
+    "check": (("yes", "no"), "Whether the server is tried before the connection is stored.")
 }
 
 

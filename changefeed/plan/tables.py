@@ -11,13 +11,7 @@ from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.options import (
-    HEADERS_JSON_COLUMN_NAME,
-    KEY_COLUMN,
-    InitialScan,
-    Options,
-    to_span,
-)
+from changefeed.options import HEADERS_JSON_COLUMN_NAME, KEY_COLUMN, InitialScan, Options, to_span
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import sharing, topics_of

@@ -106,11 +106,7 @@ def clashes(
 
 
 def _hold(
-    owner: Sink,
-    topic: str,
-    holder: Holder,
-    targets: dict[str, Holder],
-    taken: dict[str, Holder],
+    owner: Sink, topic: str, holder: Holder, targets: dict[str, Holder], taken: dict[str, Holder]
 ) -> None:
     names = owner.claims(topic)
     targets.setdefault(names[0], holder)

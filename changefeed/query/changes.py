@@ -379,7 +379,6 @@ class _Changes:
         return old
 
     def _missing(self, missing: pa.Array) -> pa.Array:
-        """Unsent values by the names of the result's columns."""
         if missing.null_count == len(missing):
             return missing
         query = self._query

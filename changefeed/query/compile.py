@@ -160,7 +160,6 @@ class QueryCompiler:
 
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
-        """A view of an empty batch with these columns, for Spark's analyzer."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         # Rows of an RDD: of a table in memory the optimizer would drop every expression.
@@ -382,7 +381,6 @@ class QueryCompiler:
         return next((s for token, s in self._tokens() if token.text.lower() == name.lower()), None)
 
     def _moment(self, word: str) -> nodes.Span | None:
-        """The place of a string that begins with a word for a moment."""
         strings = ((t, span) for t, span in self._tokens() if t.kind == "string")
         return next((span for t, span in strings if moment_in(t.text[1:]) == word), None)
 
@@ -647,7 +645,6 @@ def prev_type(schema: TableSchema) -> pa.DataType:
 
 
 def _origin(expression: Any, written: SqlDraft) -> Span | None:
-    """The place of an expression in the statement, if Spark kept it."""
     start, stop = expression.origin().startIndex(), expression.origin().stopIndex()
     if start.isEmpty() or stop.isEmpty():
         return None

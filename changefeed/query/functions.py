@@ -166,7 +166,6 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
 
 
 def _check_cast(function: Function, name: str, kind: str, found: str) -> None:
-    """Refuse an argument whose type (Spark's, as JSON) cannot be cast to the declared one."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import DataType, _parse_datatype_json_string

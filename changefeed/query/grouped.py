@@ -150,10 +150,7 @@ class _GroupedCompiler(QueryCompiler):
         expressions = [*found.expressions[:-1], *found.groups]
         where, read = self._columns_read(condition), self._columns_read([*expressions, *condition])
         schema = replace(
-            self._schema,
-            columns=tuple(columns),
-            key=tuple(key),
-            before_image=BeforeImage.KEY,
+            self._schema, columns=tuple(columns), key=tuple(key), before_image=BeforeImage.KEY
         )
         target = nodes.TableTarget(
             nodes.QualifiedName((self._schema.table.schema, self._schema.table.name)),
@@ -200,7 +197,6 @@ class _GroupedCompiler(QueryCompiler):
         return [output_column(name, kind) for name, kind in found.columns[:-1]]
 
     def _group_key(self, found: Analysis) -> list[int]:
-        """Positions of the columns that are the key of the result."""
         key = []
         for number, group in enumerate(found.groups):
             place = next(
@@ -221,7 +217,6 @@ class _GroupedCompiler(QueryCompiler):
         return key
 
     def _group_text(self, number: int) -> tuple[str, Span | None]:
-        """An expression of the GROUP BY as typed, and its place."""
         parts: list[list[tuple[SparkToken, nodes.Span | None]]] = [[]]
         tokens = [token for token, _ in self._sql.group]
         for (token, depth), (_, span) in zip(nested(tokens), self._sql.group, strict=True):

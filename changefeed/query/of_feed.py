@@ -135,12 +135,7 @@ class FeedQuery:
         return result_rows(compiled, self._evaluator.groups(compiled, batch), last_seq)
 
     def rows(
-        self,
-        schema: TableSchema,
-        rows: pa.Table,
-        plan: MessagePlan,
-        *,
-        superseded: bool = False,
+        self, schema: TableSchema, rows: pa.Table, plan: MessagePlan, *, superseded: bool = False
     ) -> pa.Table:
         """Rows of the table's log as rows of the log of the query's result.
 

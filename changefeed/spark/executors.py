@@ -49,9 +49,7 @@ class Deliverer:
     """
 
     def __init__(
-        self,
-        deliver: PartDelivery,
-        report: Callable[[int, int, int, bool], None] | None = None,
+        self, deliver: PartDelivery, report: Callable[[int, int, int, bool], None] | None = None
     ) -> None:
         self._deliver = deliver
         self._report = report

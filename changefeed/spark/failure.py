@@ -87,9 +87,7 @@ def translate(
             hint=f"check --master and --conf{_reached(master)}; {LOG} has the details.",
         )
     return ChangefeedError(
-        Code.SPARK_FAILED,
-        f"Spark failed: {kind}",
-        hint=f"{LOG} has the details.",
+        Code.SPARK_FAILED, f"Spark failed: {kind}", hint=f"{LOG} has the details."
     )
 
 
@@ -119,7 +117,6 @@ _CAUSE = re.compile(r"^Caused by: ([\w.$]+)", re.MULTILINE)
 
 
 def _with_causes(kind: str, text: str) -> str:
-    """The class of an exception, of its root cause, and the class that was not found."""
     parts = [kind]
     causes = _CAUSE.findall(text)
     if causes and causes[-1] != kind:

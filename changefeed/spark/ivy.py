@@ -65,7 +65,6 @@ def _failed(reason: str) -> ChangefeedError:
 
 
 def _reason(output: str) -> str:
-    """The lines of Ivy that name the problem, without the decoration of its tables."""
     lines = [line.strip(" :|\t") for line in output.splitlines()]
     telling = [s for s in lines if "not found" in s or "Exception" in s or "Host" in s]
     return "; ".join(dict.fromkeys(telling[:3])) or "Ivy failed"

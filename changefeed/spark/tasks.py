@@ -47,12 +47,7 @@ class FileTask(Protocol):
 
 
 def run_tasks(
-    spark: NodeSpark,
-    task: Task,
-    count: int,
-    *,
-    group: str,
-    on_progress: Callable[[int, int], None],
+    spark: NodeSpark, task: Task, count: int, *, group: str, on_progress: Callable[[int, int], None]
 ) -> list[TaskResult]:
     """Run ``count`` tasks; returns their results when the last has ended.
 
@@ -104,10 +99,7 @@ def _numbers(names: Sequence[str]) -> dict[str, int]:
 
 class _RunFile:
     def __init__(
-        self,
-        task: FileTask,
-        numbers: dict[str, int],
-        report: Callable[[int, int, int], None],
+        self, task: FileTask, numbers: dict[str, int], report: Callable[[int, int, int], None]
     ) -> None:
         self._task = task
         self._numbers = numbers

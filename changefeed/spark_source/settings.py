@@ -293,6 +293,5 @@ def _choice(given: Mapping[str, str], name: str, kind: type[C]) -> C:
         if value == text:
             return value
     raise ChangefeedError(
-        Code.INVALID_OPTION_VALUE,
-        f"option {name}: {given[name]!r} is none of {', '.join(known)}",
+        Code.INVALID_OPTION_VALUE, f"option {name}: {given[name]!r} is none of {', '.join(known)}"
     )

@@ -22,12 +22,7 @@ from changefeed.readers.own_node import OwnNode
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
 from changefeed.readers.table_log import Range
-from changefeed.spark_source.batch import (
-    ChangePartition,
-    check_shapes,
-    open_reader,
-    read_partition,
-)
+from changefeed.spark_source.batch import ChangePartition, check_shapes, open_reader, read_partition
 from changefeed.spark_source.settings import SparkSourceSettings
 
 #: How often a query without changes moves the reader's progress, to free the log, seconds.
@@ -52,27 +47,12 @@ class RefusedStreamReader(DataSourceStreamReader):
         self._error = error
 
     def initialOffset(self) -> dict[str, str]:
-        """Where to begin.
-
-        Raises:
-            ChangefeedError: the query's error.
-        """
         raise self._error
 
     def latestOffset(self) -> dict[str, str]:
-        """How far the next batch goes, of a query with a checkpoint.
-
-        Raises:
-            ChangefeedError: the query's error.
-        """
         raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, of which there is none.
-
-        Raises:
-            ChangefeedError: the query's error.
-        """
         raise self._error
 
 
