@@ -24,8 +24,7 @@ def import_path() -> str:
 def own_path() -> str:
     """The additional import paths of a child with the same Python interpreter: the
     ``PYTHONPATH`` of this process, and a checkout that is not installed. Relative entries are
-    left out, because they would mean the current directory.
-    """
+    left out, because they would mean the current directory."""
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [entry for entry in path if Path(entry).is_absolute()]
     if ROOT not in {*path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:

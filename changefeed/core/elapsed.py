@@ -31,15 +31,13 @@ class ClockSample:
 
     def since(self, before: ClockSample) -> int:
         """The ns from ``before`` until now, never below 0: measured if both readings are from
-        the same boot, else by the wall clocks.
-        """
+        the same boot, else by the wall clocks."""
         passed = self.ticks - before.ticks if self.boot == before.boot else self.wall - before.wall
         return max(0, passed)
 
     def leap(self, before: ClockSample) -> int:
         """By how many ns the wall clock was set forward (below 0: back) since ``before``; 0 if
-        unknown.
-        """
+        unknown."""
         if self.boot != before.boot:
             return 0
         return (self.wall - before.wall) - (self.ticks - before.ticks)

@@ -100,7 +100,7 @@ TRAITS: Mapping[Format, FormatTraits] = {
     ),
     Format.CSV: FormatTraits(
         "rows only, of an initial scan",
-        "changefeed.encoding.csv_lines:CsvFormat",
+        "changefeed.encoding.json_envelope:CsvFormat",
         row_alone=_LINE,
         line=True,
         never=(Envelope.BARE, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),

@@ -29,8 +29,7 @@ def loading() -> Iterator[None]:
 
 def _unfreeze() -> None:
     """Let Python free what was loaded when it ends. That takes a tenth of a second, so it is done
-    only for the module of DuckDB, which lists on standard error what is not freed.
-    """
+    only for the module of DuckDB, which lists on standard error what is not freed."""
     if "_duckdb" in sys.modules:
         gc.unfreeze()
 

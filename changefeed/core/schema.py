@@ -99,8 +99,7 @@ class Column:
     @property
     def ref(self) -> int | str:
         """What identifies the column in all versions of its table: its id, or its name if it has
-        none (a renamed column is then another column).
-        """
+        none (a renamed column is then another column)."""
         return self.column_id or self.name
 
     @property

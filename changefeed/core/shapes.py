@@ -34,8 +34,7 @@ class Deletes(StrEnum):
 
 class MessageValue(StrEnum):
     """The value of a logical message: only its content, byte for byte, or a row in the feed's
-    envelope.
-    """
+    envelope."""
 
     CONTENT = "content"
     ROW = "row"

@@ -408,8 +408,7 @@ def redact(text: str) -> str:
 
 def _without_path(body: str) -> str:
     """``//host/path?query`` with another path; empty if an ``@`` makes it unclear where the path
-    begins.
-    """
+    begins."""
     ends = [at for at in (body.find("?"), body.find("#")) if at >= 0]
     mark = min(ends, default=len(body))
     place, rest = body[:mark], body[mark:]

@@ -157,8 +157,7 @@ class TokenRows:
 
     def transaction(self, gap: str) -> list[Part]:
         """``{"id": "571:1536242855577149065.0000000000", "total_order": 1, ..}``, with ``gap``
-        after colons and commas; null for a scan.
-        """
+        after colons and commas; null for a scan."""
         if not self.numbered:
             return ["null"]
         total, own = (self.column(name).cast(pa.string()) for name in ORDERS)

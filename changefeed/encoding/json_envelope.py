@@ -1,6 +1,6 @@
-"""Values of JSON, and the headers of every format.
+"""Values of JSON and CSV, and the headers of every format.
 
-Spacing and order follow CockroachDB: ``", "`` and ``": "``, members of the envelope by
+Spacing and order of JSON follow CockroachDB: ``", "`` and ``": "``, members of the envelope by
 name, columns of a row in the table's order.
 """
 
@@ -16,7 +16,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.debezium.messages import JsonMessages
 from changefeed.encoding.images import TokenRows
-from changefeed.encoding.json_tokens import Part, chosen, joined, separated, string
+from changefeed.encoding.json_tokens import Part, chosen, csv_token, joined, separated, string
 from changefeed.encoding.message_format import MessageFormat
 from changefeed.encoding.plan import MessagePlan
 
@@ -35,6 +35,17 @@ class JsonFormat(MessageFormat):
             return pa.nulls(rows.count, pa.string())
         shape = _SHAPES[rows.plan.envelope]
         return rows.choose(lambda side: shape(rows, side))
+
+
+class CsvFormat(MessageFormat):
+    """``format = 'csv'``: the columns of the row and nothing else."""
+
+    def values(self, rows: TokenRows) -> pa.Array:
+        parts: list[Part] = []
+        for i in rows.plan.columns:
+            field = csv_token(rows.plan.schema.columns[i], rows.column(f"a{i}"))
+            parts += [",", field] if parts else [field]
+        return joined(parts, rows.count)
 
 
 def _wrapped(rows: TokenRows, side: str) -> pa.Array:
@@ -176,8 +187,7 @@ def _source(rows: TokenRows) -> list[Part]:
 
 def headers(rows: TokenRows) -> pa.Array:
     """A JSON object: the fixed headers, then those of the column; of two equal names the last
-    counts.
-    """
+    counts."""
     fixed = dict(rows.plan.extra_headers)
     text = json.dumps(fixed, ensure_ascii=False) if fixed else None
     always = pa.repeat(pa.scalar(text, pa.string()), rows.count)

@@ -86,8 +86,7 @@ class MessageFormat(ABC):
         schemas_enabled: bool = False,
     ) -> bytes:
         """The value of a message that is no row, without a registry: see
-        :func:`~changefeed.encoding.plan.control_payload`.
-        """
+        :func:`~changefeed.encoding.plan.control_payload`."""
         return control_payload(envelope, member, at, table, schemas_enabled=schemas_enabled)
 
     def types(self, plan: MessagePlan) -> Iterator[tuple[str, str]]:
@@ -111,5 +110,4 @@ class RecordFormat(MessageFormat):
     @abstractmethod
     def metadata(self, plan: MessagePlan) -> dict[bytes, str]:
         """The metadata of the Arrow column of values that has their schema; empty if they have
-        none.
-        """
+        none."""

@@ -19,8 +19,7 @@ from changefeed.encoding.select import key_values
 
 def end_unsent(table: pa.Table, plan: MessagePlan) -> pa.Table:
     """Rows of the log, with deletes and superseded rows, in which a value counts as unsent only if
-    an earlier row of its key can have it; other unsent values are sent as NULL.
-    """
+    an earlier row of its key can have it; other unsent values are sent as NULL."""
     lacking = table["missing"]
     if lacking.null_count == table.num_rows:
         return table

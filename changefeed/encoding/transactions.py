@@ -31,8 +31,7 @@ _Numbers = npt.NDArray[np.int64]
 
 def transaction_ids(xid: pa.Array, commit_time: Sequence[Part]) -> list[Part]:
     """The ids of transactions: their number at the source, which recurs some day, and their
-    timestamp, which does not. The number is 0 if the source has none.
-    """
+    timestamp, which does not. The number is 0 if the source has none."""
     numbers = pc.if_else(pc.equal(xid, 0), "", pc.binary_join_element_wise(
         xid.cast(pa.string()), ":", pa.scalar("", pa.string())
     ))  # fmt: skip

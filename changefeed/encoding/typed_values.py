@@ -73,8 +73,7 @@ def _fitting(column: str) -> Iterator[None]:
 
 def not_numbers(values: pa.Array) -> pa.Array | None:
     """``NaN`` and ``Infinity`` among numerics, without quotes, and NULL for numbers; None if all
-    are numbers.
-    """
+    are numbers."""
     odd = pc.fill_null(pc.starts_with(values, _QUOTE), False)
     if not pc.any(odd).as_py():
         return None

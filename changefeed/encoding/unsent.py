@@ -40,8 +40,7 @@ def unsent_name(i: int) -> str:
 
 def marked_name(i: int) -> str:
     """The boolean column that marks the rows in which column ``i`` is a placeholder, for columns
-    whose type in the log has no room for one.
-    """
+    whose type in the log has no room for one."""
     return f"marked{i}"
 
 

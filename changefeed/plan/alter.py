@@ -278,8 +278,7 @@ class _Alteration:
 
     def _look(self, sink: ResolvedSink, options: Options) -> None:
         """Look at the new place itself: a feed that works must not move to one that cannot take its
-        rows. Who owns the tables there is decided by the sink, which knows the feed.
-        """
+        rows. Who owns the tables there is decided by the sink, which knows the feed."""
         look = self.around.probe or self.around.guard
         if look is None:
             return
@@ -618,8 +617,7 @@ class _Alteration:
 
     def _successor(self, table: TableName, seen: TableLocations) -> int:
         """The number of another table that has the name now, 0 if there is none. It may be one that
-        the feed has not reached yet, and at which it would stop after the statement.
-        """
+        the feed has not reached yet, and at which it would stop after the statement."""
         known, present = self.tables[table].table_id, seen.ids.get(table, 0)
         return 0 if known in (0, present) else present
 

@@ -467,8 +467,7 @@ def look_at_targets(
     job: int = 0,
 ) -> tuple[list[ChangefeedError], list[str]]:
     """What the target itself objects to, and what was not checked. ``job`` is the number of a feed
-    that exists.
-    """
+    that exists."""
     targets = [Target(f.schema.table, topics[f.schema.table], _shape(f)) for f in found]
     if around.probe is not None:
         return around.probe(sink, options, targets, job)

@@ -51,8 +51,7 @@ def query_options(
     query: nodes.Query | None, written: Sequence[nodes.Option], sink: ResolvedSink | None
 ) -> list[nodes.Option]:
     """Options that the statement of a query implies: CockroachDB's envelope ``bare``, and no
-    initial scan if the query groups changes.
-    """
+    initial scan if the query groups changes."""
     if query is None:
         return []
     given = {option.name: option for option in written}
@@ -117,8 +116,7 @@ def query_problems(
 
 def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedError]:
     """Options that a query with GROUP BY cannot have: groups are made of changes of many
-    transactions.
-    """
+    transactions."""
     if options[INITIAL_SCAN] is not InitialScan.NO:
         yield ChangefeedError(
             Code.OPTIONS_CONTRADICT,

@@ -120,8 +120,7 @@ def check_sink(sink: ResolvedSink, options: Options) -> list[ChangefeedError]:
 
 def _identity(catalog: Catalog, source: str) -> str:
     """The source's identity, read from it before its first feed; empty if it does not answer: the
-    feed asks again.
-    """
+    feed asks again."""
     known = catalog.source_state(source).identity
     if known:
         return known

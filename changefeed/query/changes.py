@@ -197,8 +197,7 @@ class _Changes:
 
     def _side(self, side: str, i: int, rows: np.ndarray) -> pa.Array:
         """Values of a column after (a) or before (b) the changes ``rows``, or of deleted rows, of
-        which only the key is known (k).
-        """
+        which only the key is known (k)."""
         if side == "k" and i not in self._query.source.key:
             return pa.nulls(len(rows), self._query.source.columns[i].arrow)
         if side == "k":
@@ -216,8 +215,7 @@ class _Changes:
 
     def _previous(self) -> pa.Array:
         """``cdc_prev`` of each image; NULL where there was no row before, and in images of that
-        row.
-        """
+        row."""
         schema = self._query.source
         indices = np.concatenate([self._after, self._before, self._deleted])
         taken = pa.array(indices)

@@ -112,8 +112,7 @@ def compile_query(
 @dataclass(frozen=True)
 class Analysis:
     """A SELECT as Spark understood it: name and type of each column, its expression, and the
-    expressions that it groups by.
-    """
+    expressions that it groups by."""
 
     columns: list[tuple[str, str]]
     expressions: list[Any]
@@ -577,8 +576,7 @@ class QueryCompiler:
 
     def _evaluated(self, computed: list[int], items: int) -> list[int]:
         """The items that a batch needs: only the expressions, unless one of them uses the name that
-        another item gives to a plain column.
-        """
+        another item gives to a plain column."""
         try:
             self._analysed(self._sql.select(self._empty, computed))
         except ChangefeedError:
@@ -620,8 +618,7 @@ def batch_fields(
     lookups: Sequence[LookupTable] = (),
 ) -> list[pa.Field]:
     """The columns of a batch: those of the table that are read, the row before, changefeed's own,
-    those of the change itself, and one for each look-up.
-    """
+    those of the change itself, and one for each look-up."""
     chosen = range(len(schema.columns)) if inputs is None else inputs
     fields = [pa.field(schema.columns[i].name, input_type(schema.columns[i])) for i in chosen]
     if prev:
@@ -659,8 +656,7 @@ def _attributes(expression: Any) -> Iterator[Any]:
 
 def _fields_read(expression: Any, alias: str) -> Iterator[str]:
     """The fields of the struct ``alias`` that an expression reads: ``*`` for the whole struct, the
-    empty name where the expression only asks whether the struct is NULL.
-    """
+    empty name where the expression only asks whether the struct is NULL."""
     for each in tree(expression):
         kind = each.getClass().getSimpleName()
         for child in sequence(each.children()):

@@ -77,8 +77,7 @@ class QuerySessions:
         Args:
             spark: Spark.
             functions: the Python functions that queries may call, asked for each query.
-            clock: for the age of look-up tables.
-        """
+            clock: for the age of look-up tables."""
         self.spark = spark
         self.clock: Clock = clock or SystemClock()
         self._functions = functions

@@ -30,8 +30,7 @@ def moment_in(text: str) -> str | None:
 
 def moments(session: SparkSession, plan: Any) -> Iterator[str]:
     """The words for moments in the columns of an analysed plan: in constants, also computed ones,
-    that are cast to dates or timestamps.
-    """
+    that are cast to dates or timestamps."""
     jvm: Any = session._jvm
     rules = jvm.org.apache.spark.sql.catalyst.optimizer
     # Replaces functions like to_date() by their expressions.

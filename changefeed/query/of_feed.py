@@ -110,8 +110,7 @@ class FeedQuery:
     @property
     def grouped(self) -> bool:
         """Whether it groups changes by windows of commit time; :mod:`.windows` then delivers its
-        feed.
-        """
+        feed."""
         return bool(self._query.group)
 
     @property

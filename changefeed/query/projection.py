@@ -127,8 +127,7 @@ class Projection:
 
     def _as_text(self, batches: Any) -> memoryview:
         """The bytes of an iterator of one array. py4j reads arrays of bytes one by one in Python
-        (60 ns each), but texts as a whole.
-        """
+        (60 ns each), but texts as a whole."""
         text = self._jvm.java.io.ByteArrayOutputStream()
         encoder = self._jvm.java.util.Base64.getEncoder().wrap(text)
         self._put(batches, self._jvm.java.io.DataOutputStream(encoder))
@@ -172,8 +171,7 @@ class Projection:
 @contextmanager
 def _released(held: Callable[[], list[Any]]) -> Iterator[None]:
     """Close what an iterator of Spark holds outside the heap if it is not read to its end, because
-    an expression fails on a row.
-    """
+    an expression fails on a row."""
     try:
         yield
     except BaseException:

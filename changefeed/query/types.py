@@ -136,8 +136,7 @@ def _log_form(spark_type: str) -> tuple[str, Form, str]:
 
 def output_sql(name: str, spark_type: str) -> str:
     """The SQL that makes a computed column readable for :func:`log_text`: text, except where Arrow
-    prints the type as the log form does.
-    """
+    prints the type as the log form does."""
     if spark_type in _PLAIN and spark_type != "binary":
         return name
     if spark_type == "binary":

@@ -111,8 +111,7 @@ def _certificates(bundle: str) -> list[bytes]:
 
 def _key_store(certificates: list[bytes]) -> bytes:
     """Certificates in Java's own format (sun.security.provider.JavaKeyStore): writing it needs no
-    library, and every Java reads it.
-    """
+    library, and every Java reads it."""
 
     def text(value: str) -> bytes:
         return struct.pack(">H", len(value)) + value.encode("ascii")

@@ -86,8 +86,7 @@ def choose_properties(
     ours: Mapping[str, str], site: Mapping[str, str], person: Mapping[str, str]
 ) -> dict[str, str]:
     """The properties of a session: the user's before the site's before changefeed's, except fixed
-    ones.
-    """
+    ones."""
     chosen = {**ours, **site, **person}
     for name in _FIXED & (site.keys() | person.keys()):
         if chosen[name] != ours[name]:

@@ -38,8 +38,7 @@ def quiet_py4j() -> None:
 
 def _log_accumulators(server: object, request: object, client_address: object) -> None:
     """Replaces the traceback that pyspark's server of accumulators prints. A killed JVM breaks its
-    connection, which is reported elsewhere.
-    """
+    connection, which is reported elsewhere."""
     if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
         log.exception("Spark's accumulators")
 

@@ -38,8 +38,7 @@ class StagingArea:
         """
         Args:
             place: where.
-            session: returns Spark's session, whose clients do the work.
-        """
+            session: returns Spark's session, whose clients do the work."""
         self._place = place
         self._session = session
         self._own = f"{place.root}/{_OURS}-{uuid.uuid4().hex}"

@@ -56,8 +56,7 @@ class ChangeBatchReader(DataSourceReader):
             settings: the query's options.
             shape: the shape of all its rows.
             part: the table in the log; None if the settings name a reader.
-            as_it_is: the query reads the rows of the table, not changes.
-        """
+            as_it_is: the query reads the rows of the table, not changes."""
         self._settings: SparkSourceSettings | None = settings
         self._shape = shape
         self._part = part
@@ -160,8 +159,7 @@ def open_reader(settings: SparkSourceSettings) -> Reader:
 
 def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
     """The changes of a partition; runs in an executor. For a query without partitions Spark asks
-    for None.
-    """
+    for None."""
     if partition is None:
         return iter(())
     if not isinstance(partition, ChangePartition):

@@ -133,8 +133,7 @@ class ChangeStreamReader(DataSourceStreamReader):
 
     def _begun(self, reader: Reader) -> Timestamp | None:
         """Where the reader begins. Waits some time for the initial scan, because a query that ends
-        when it has read everything would end before it has begun.
-        """
+        when it has read everything would end before it has begun."""
         deadline = self._clock.monotonic() + BEGIN_SECONDS
         while (begun := reader.begun()) is None and self._clock.monotonic() < deadline:
             if self._node is not None:

@@ -150,8 +150,7 @@ def control(
     schema: Schema, envelope: Envelope, member: str, at: Timestamp, table: TableName | None = None
 ) -> bytes:
     """The datum of a control message in its :func:`control_schema`; ``table`` is the one that was
-    truncated.
-    """
+    truncated."""
     named = {} if table is None else {"table": str(table)}
     value: Mapping[str, object] = {**named, member: str(at)}
     out = io.BytesIO()

@@ -144,8 +144,7 @@ def _array(element: ParametricKind, values: pa.Array, column: str) -> list[Piece
 
 def listed(lists: pa.ListArray, items: pa.Array) -> list[Piece]:
     """Arrays of ``items``: one block with all elements, then the end; an empty array is only the
-    end.
-    """
+    end."""
     places = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1)
     counts = np.diff(places).astype(np.int64)
     head = _branched(counts, validity(lists))

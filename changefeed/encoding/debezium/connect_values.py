@@ -123,8 +123,7 @@ def scales(values: pa.Array) -> pa.Array:
 
 def unscaled(values: pa.Array) -> pa.Array:
     """Decimals without their point, in two's complement: big-endian, in as few bytes as possible
-    (as Java's ``BigInteger.toByteArray``).
-    """
+    (as Java's ``BigInteger.toByteArray``)."""
     digits = pc.replace_substring(values, ".", "")
     long = pc.greater(pc.binary_length(digits), _DIGITS)
     if not pc.any(long).as_py():

@@ -70,8 +70,7 @@ class Messages(ABC, Generic[T]):
     @abstractmethod
     def unknown(self, i: int) -> list[T]:
         """The substitute for a value that the source did not send: null, or zero where the column
-        is NOT NULL, as in Debezium's messages.
-        """
+        is NOT NULL, as in Debezium's messages."""
 
     def member(self, side: str, i: int) -> list[T]:
         """Column ``i`` of the row after the change, or before it."""
@@ -84,8 +83,7 @@ class Messages(ABC, Generic[T]):
 
     def shows_before(self, side: str) -> bool | pa.Array | None:
         """Which messages have a row before: of deletes all (at least its key), else those for which
-        the source sent all of it. None: none has.
-        """
+        the source sent all of it. None: none has."""
         rows = self.rows
         if side == "b":
             return True
@@ -191,8 +189,7 @@ class JsonMessages(Messages[Part]):
 
 def with_tombstones(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Adds after each delete a message with its key and no value, so that compaction of the topic
-    removes the key.
-    """
+    removes the key."""
     deletes = pc.equal(messages.column("op"), "d").to_numpy(zero_copy_only=False)
     if not deletes.any():
         return messages

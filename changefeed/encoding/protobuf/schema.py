@@ -258,8 +258,7 @@ class _File:
 
     def _scalar(self, kind: ParametricKind) -> tuple[str, str]:
         """The type name and label of a value that may be NULL: messages may be NULL without a
-        label.
-        """
+        label."""
         name = _scalar_name(kind)
         if name != _MOMENT:
             return name, "optional"
