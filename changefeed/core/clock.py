@@ -73,7 +73,7 @@ class Timestamp:
         )
 
     def time_of_day(self) -> str:
-        """``21:24:52 UTC``."""
+        """The time of day for people: ``21:24:52 UTC``."""
         return f"{self.datetime():%H:%M:%S} UTC"
 
     def file_stamp(self) -> str:
@@ -183,5 +183,5 @@ class ManualClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Move forward."""
+        """Move the clock forward."""
         self.wall += int(seconds * 1e9)

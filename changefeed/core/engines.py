@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: What one thread of the node reads, encodes and delivers.
+#: How much one thread of the node reads, encodes and delivers.
 DRIVER_ROWS_A_SECOND = 280_000
 #: The same in each task of a job.
 TASK_ROWS_A_SECOND = 145_000

@@ -57,7 +57,7 @@ for one table stops only that table, too.
 
 
 def markdown() -> str:
-    """The page."""
+    """The page of the documentation that lists all errors."""
     return "".join((_HEAD, *_tables()))
 
 

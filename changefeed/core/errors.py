@@ -335,7 +335,7 @@ class Code(StrEnum):
 
     @property
     def number(self) -> str:
-        """``CF2001``."""
+        """The number as text: ``CF2001``."""
         return str(self.value)
 
     @property
@@ -425,12 +425,12 @@ class ChangefeedError(Exception):
 
     @property
     def action(self) -> Action:
-        """What a feed does about it."""
+        """What a feed does about the error."""
         return self.code.action
 
     @property
     def scope(self) -> Scope:
-        """What it affects while feeds run."""
+        """What the error affects while feeds run."""
         return self.code.scope
 
     def located(self, text: str, span: Span | None = None) -> ChangefeedError:

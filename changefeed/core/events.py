@@ -183,7 +183,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What capture appends to the log in one durable step.
+    """Everything that capture appends to the log in one durable step.
 
     ``frontier`` is None while a large transaction is only partly in the log: its rows stay
     invisible to readers until a flush with a frontier completes them.

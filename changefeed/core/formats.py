@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FormatTraits:
-    """What a format can hold.
+    """The abilities of a format.
 
     Attributes:
         meaning: a few words, for completion.

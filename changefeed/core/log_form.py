@@ -97,7 +97,7 @@ def form_of(logical: str) -> tuple[str, Form]:
 
 
 def problem(column: Column, values: pa.Array) -> str:
-    """What in a column or its values is not in the neutral log form; empty if all is."""
+    """The first violation of the neutral log form in a column or its values; empty if none."""
     if (column.physical, column.form) != form_of(column.logical):
         return f"{column.name}: {column.logical} is kept as {column.physical}, {column.form}"
     if values.type != column.arrow:

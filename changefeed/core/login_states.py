@@ -30,7 +30,7 @@ class LoginAttempt(Protocol):
 
     @property
     def socket(self) -> int:
-        """Its file descriptor."""
+        """The file descriptor of the connection."""
         ...
 
     def connect_poll(self) -> int:

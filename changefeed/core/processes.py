@@ -45,5 +45,5 @@ def has_ended(pid: int, space: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # it is there and another user's
+        return False  # it exists, and is another user's
     return False

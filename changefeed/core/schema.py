@@ -47,7 +47,7 @@ class BeforeImage(StrEnum):
 
     @property
     def words(self) -> str:
-        """A description for users."""
+        """The image as text for users."""
         return f"before images of {'all columns' if self is BeforeImage.FULL else 'the key'}"
 
 
@@ -98,7 +98,7 @@ class Column:
 
     @property
     def ref(self) -> int | str:
-        """What identifies the column in all versions of its table: its id, or its name if it has
+        """The identity of the column in all versions of its table: its id, or its name if it has
         none (a renamed column is then another column)."""
         return self.column_id or self.name
 

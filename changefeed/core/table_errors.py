@@ -56,7 +56,7 @@ def renamed(
 
 @contextmanager
 def about_table(table: TableName) -> Iterator[None]:
-    """What goes wrong in the block because of a table stops this table, and no other.
+    """An error in the block stops this table, and no other.
 
     Raises:
         TableError: for an error of scope table.

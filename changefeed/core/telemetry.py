@@ -20,7 +20,7 @@ LOG_FILES = 3
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file. While it cannot be written, standard error has one line that says so."""
+    """A log file. When it cannot be written, one line on standard error reports it."""
 
     _failing = False
     _cause: BaseException | None = None

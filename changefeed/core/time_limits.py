@@ -23,9 +23,9 @@ from typing import Any
 
 #: The longest time of a request, as a multiple of the time that its server may be silent;
 PATIENCE = 10.0
-#: it is a second longer for each so many bytes that the request sends.
+#: it is a second longer for each time this many bytes that the request sends.
 SLOWEST = 65_536
-#: What a wait is shortened to when no time is left, seconds: 0 would mean not to wait at all.
+#: The shortest wait, seconds, when no time is left: 0 would mean not to wait at all.
 _LEAST = 0.001
 
 _of_thread = threading.local()
@@ -199,7 +199,7 @@ def _limited_proxies(adapter: Any) -> Callable[..., Any]:
     return proxy_manager_for
 
 
-#: What is left of a wait.
+#: Shortens a wait to the time that is left.
 _Limit = Callable[[float | None], float | None]
 
 

@@ -16,12 +16,12 @@ class Timings:
             by time.
         pulse: between two renewals of leases.
         lease: how long a lease lasts without renewal.
-        source_look: how often a source is looked at, and asked again when it did not answer.
+        source_look: how often a source is examined, or tried again when it did not answer.
         source_busy: the same while it waits for a transaction or a lock there.
         expand: how often SCHEMA and DATABASE feeds look for new tables.
         extract_look: how often a node looks for a new extract of a dataset.
         gaps: how often the state is asked for gaps that another process found.
-        begin: how long a feed waits for its tables to be captured before it says so and tries
+        begin: how long a feed waits for its tables to be captured before it reports that and tries
             again.
         restart_first: the pause before a capture process that ended is started again.
         restart_longest: the pauses double up to this one.
@@ -40,7 +40,7 @@ class Timings:
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
         unanswered: a call of a sink that takes longer shows as what the feed waits for.
-        resume: a feed that was resumed shows within this time, or the statement says so.
+        resume: how long RESUME waits for the feed to begin before it returns with a notice.
         answer: how long a statement waits for the node to carry it out.
     """
 

@@ -20,7 +20,7 @@ from changefeed.core.secret_names import is_secret
 from grammar import foreign
 from grammar.spelling import did_you_mean
 
-#: What stands in place of a secret, as in CockroachDB's listings.
+#: The substitute for a secret, as in CockroachDB's listings.
 REDACTED = "redacted"
 
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.\-]*):")
@@ -77,7 +77,7 @@ def _invalid(message: str, hint: str = "") -> ChangefeedError:
 
 
 def hint_of_scheme(scheme: str) -> str | None:
-    """What to write here in place of a scheme of another product; None for any other scheme."""
+    """The hint for a scheme of another product: what to write here; None for other schemes."""
     return foreign.scheme(scheme)
 
 
@@ -117,7 +117,7 @@ def _address(address: str) -> tuple[str | None, str | None, tuple[Host, ...], st
     )
 
 
-#: What a user may have missed in a URI that libpq cannot read.
+#: A hint for a URI that libpq cannot read.
 ESCAPES = "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25."
 
 
@@ -201,7 +201,7 @@ class SinkURL:
         return self.hosts[0].port if self.hosts else None
 
     def addresses(self, default_port: int) -> tuple[str, ...]:
-        """``host:port`` of every host."""
+        """Every host as ``host:port``."""
         return tuple(
             str(host if host.port else Host(host.name, default_port)) for host in self.hosts
         )
@@ -209,7 +209,7 @@ class SinkURL:
     # -------------------------------------------------------------- consuming parameters
 
     def has(self, name: str) -> bool:
-        """The parameter is there and not yet consumed."""
+        """Whether the parameter is present and not yet consumed."""
         self._know(name)
         return name in self._left
 

@@ -57,7 +57,7 @@ def parquet_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 #: ``compression`` of the options -> codec of the container.
 AVRO_CODECS = {"none": "null", "gzip": "deflate", "zstd": "zstandard", "snappy": "snappy"}
 
-#: What a container begins with, and the size of the marker that ends each block.
+#: The first bytes of a container, and the size of the marker that ends each block.
 AVRO_MAGIC = b"Obj\x01"
 SYNC_SIZE = 16
 

@@ -66,7 +66,7 @@ class Filler(ABC):
         return self._messages(key_shape(self._rows.plan), self.head(ids.key) if ids else b"")
 
     def values(self) -> pa.Array:
-        """The values, likewise; null where there is none (tombstones)."""
+        """The values in the same form; null for a tombstone."""
         shape, ids = value_shape(self._rows.plan), self._rows.plan.registered
         if shape is None:
             return pa.nulls(self._rows.count, pa.binary())
@@ -107,7 +107,7 @@ class Filler(ABC):
             return self._other(name, leaf, side)
         if of in (Side.AFTER, Side.BEFORE):
             return self._column(leaf, "a" if of is Side.AFTER else "b")
-        # Of a delete only the key is known for sure.
+        # Of a deleted row only the key is certain.
         plan = self._rows.plan
         known = of is Side.KEY or side == "a" or leaf.ordinal in plan.schema.key
         known = known or plan.whole_deletes

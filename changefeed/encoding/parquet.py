@@ -54,7 +54,7 @@ def _column(rows: TokenRows, leaf: Leaf) -> pa.Array:
         if leaf.origin is not LeafOrigin.COLUMN:
             return _other(rows, leaf, side)
         i = leaf.ordinal
-        # Of a delete only the key is known for sure.
+        # Of a deleted row only the key is certain.
         sure = rows.plan.whole_deletes or i in rows.plan.schema.key
         if side == "b" and (i not in rows.known or not sure):
             return pa.nulls(rows.count, wanted)

@@ -39,7 +39,7 @@ class LeafOrigin(StrEnum):
 
 
 class Side(StrEnum):
-    """Which image of the row a record shows, and when it is there."""
+    """The image of the row that a record shows, and which messages have the record."""
 
     AFTER = "after"
     """The row after the change; no record for a delete."""

@@ -131,7 +131,7 @@ class SchemaRegistry:
         self._lock = threading.Lock()
 
     def register(self, subject: str, schema: RegistrySchema, about: str) -> int:
-        """The id of ``schema``, registered under ``subject`` unless it is there already.
+        """The id of ``schema``, which is registered under ``subject`` if it is new.
 
         ``about`` names what the schema is of, for errors.
 

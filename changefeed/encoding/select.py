@@ -53,7 +53,7 @@ def _all(mask: pa.ChunkedArray | pa.Array) -> bool:
     return bool(pc.all(mask, min_count=0).as_py())
 
 
-#: A column of the table and its values in the rows at hand.
+#: A column of the table and its values in some rows.
 _Values = tuple[Column, pa.ChunkedArray]
 
 

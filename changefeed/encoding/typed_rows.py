@@ -26,7 +26,7 @@ from changefeed.encoding.unsent import refuse_unsent
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What a typed-row sink sees of one version of a table. Pickles into executors.
+    """Makes the rows of one version of a table for a typed-row sink. Pickles into executors.
 
     Attributes:
         plan: what the feed asks for; what concerns the writing of messages is ignored.

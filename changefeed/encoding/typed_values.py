@@ -134,7 +134,7 @@ def _time(kind: ParametricKind, values: pa.Array) -> pa.Array:
     return pc.if_else(last, pa.scalar(_DAY, pa.int64()), moments.cast(pa.int64()))
 
 
-#: What Arrow reads: years of four digits, no era, not infinity.
+#: Moments that Arrow reads: years of four digits, no era, not infinity.
 _USUAL = r"^\d{4}-[^B]*$"
 
 

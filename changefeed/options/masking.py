@@ -55,7 +55,7 @@ _HARMLESS_PARAMETERS = frozenset(
     }
 )
 
-#: What else takes a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
+#: Other names before a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
 #: CREATE EXTERNAL CONNECTION.
 _OTHER_NAMES = frozenset({"check", "record", "sink"})
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class SinkAbilities(Protocol):
-    """What the check needs to know of a sink; ``sinks.base.Capabilities`` has it."""
+    """What the check of options needs of a sink: a part of ``sinks.base.Capabilities``."""
 
     @property
     def formats(self) -> tuple[str, ...]: ...
@@ -186,13 +186,13 @@ class Options(Mapping[str, Any]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about options that are valid but doubtful."""
+        """Notices about options that are valid but doubtful."""
         return tuple(note for look in _NOTES if (note := look(self)))
 
     def to_dict(self) -> dict[str, str]:
-        """What the job table keeps; an option without a value has the empty text.
+        """The form for the job table; an option without a value has the empty text.
 
-        Holds secrets. Times that depended on the moment of the statement are instants here.
+        Contains secrets. Times relative to the statement are instants here.
         """
         return dict(self._raw)
 
@@ -217,11 +217,11 @@ class Options(Mapping[str, Any]):
         return cls(reading.raw, reading.values, abilities)
 
     def display(self) -> dict[str, str]:
-        """What was given, with secrets redacted and instants as dates where they are exact."""
+        """The given options, with secrets redacted and instants as dates where those are exact."""
         return {name: _shown(name, text) for name, text in self._raw.items()}
 
     def nodes(self) -> tuple[nodes.Option, ...]:
-        """What was given as syntax, with secrets redacted, for SHOW CREATE."""
+        """The given options as syntax, with secrets redacted, for SHOW CREATE."""
         return tuple(
             nodes.Option(name, nodes.Literal(text) if text else None)
             for name, text in self.display().items()

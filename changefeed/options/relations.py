@@ -45,7 +45,7 @@ from changefeed.options.values import Guarantee, InitialScan, RowImages
 
 
 class GivenOptions(Protocol):
-    """What a relation looks at: typed values by row, and the names that were given."""
+    """What a relation needs of options: typed values by row, and the names that were given."""
 
     def __getitem__(self, row: OptionRow[Any], /) -> Any: ...
     @property

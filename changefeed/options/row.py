@@ -1,4 +1,4 @@
-"""What an option is: one row of the table (:mod:`.table`), or of a sink that brings it.
+"""The definition of an option: a row of the table (:mod:`.table`), or of a sink.
 
 From a row come parsing and type, the error and its suggestion, help, completion, the docs page,
 redaction, what ALTER may change and what SHOW CREATE prints.
@@ -116,7 +116,7 @@ def own_option(
 
     Raises:
         ValueError: there is an option of that name, or ``secret`` and the name say different
-            things: listings hide values by name where the sink is not looked at.
+            things: listings that do not know the sink hide values by their names.
     """
     if name in OPTIONS:
         raise ValueError(f"option {name} is every sink's")

@@ -52,7 +52,7 @@ class RetryLimits:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSinkConfig:
-    """What ``kafka_sink_config`` says; None is not said.
+    """The values of ``kafka_sink_config``; None: not given.
 
     Attributes:
         compression: ``none``, ``gzip``, ``snappy``, ``lz4`` or ``zstd``.
@@ -70,7 +70,7 @@ class KafkaSinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSinkConfig:
-    """What ``webhook_sink_config`` says."""
+    """The values of ``webhook_sink_config``."""
 
     flush: FlushLimits = FlushLimits()
     retry: RetryLimits = RetryLimits()

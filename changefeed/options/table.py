@@ -631,7 +631,7 @@ VERIFY_MAX_RATE = _PROOF.option(
 )
 
 
-#: What stands in place of a secret.
+#: The substitute for a secret.
 REDACTED = uri.REDACTED
 
 

@@ -101,7 +101,7 @@ class OptionType(Protocol[T_co]):
         ...
 
     def stored(self, text: str, value: object) -> str:
-        """What the job table keeps: ``text`` unless its meaning depends on now."""
+        """The text for the job table: ``text``, unless its meaning depends on the time."""
         ...
 
     def again(self) -> OptionType[T_co]:
@@ -109,7 +109,7 @@ class OptionType(Protocol[T_co]):
         ...
 
     def shown(self, text: str) -> str:
-        """What the job table keeps, for people."""
+        """The text of the job table, as it is shown to users."""
         ...
 
 
@@ -396,7 +396,7 @@ class Moment:
         return shown_moment(text)
 
 
-#: What a cursor that is the offset of a connector begins with.
+#: The prefix of a cursor that is the offset of a connector.
 _DEBEZIUM = "debezium:"
 
 

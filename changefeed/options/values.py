@@ -14,7 +14,7 @@ __all__ += ("OnPartitionChange", "RowImages", "SchemaChangeEvents", "SchemaChang
 
 
 class InitialScan(StrEnum):
-    """What happens to the rows that are already there."""
+    """What happens to existing rows."""
 
     YES = "yes"
     NO = "no"
@@ -38,7 +38,7 @@ class SchemaChangePolicy(StrEnum):
 
 
 class OnPartitionChange(StrEnum):
-    """What happens to a table of which a partition with rows came or went."""
+    """What happens to a table after a partition with rows was attached or detached."""
 
     RESCAN = "rescan"
     STOP = "stop"
@@ -89,7 +89,7 @@ class OnDrop(StrEnum):
 
 
 class Feature(StrEnum):
-    """What a sink may have that an option is about; the value says it in words.
+    """A property of sinks that some options need; the value describes it for users.
 
     A sink declares its features (``sinks.base.Capabilities``), and with them takes the options.
     """

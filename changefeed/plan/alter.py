@@ -65,7 +65,7 @@ from sinks.registry import takers
 
 @dataclass(frozen=True, slots=True)
 class AlterPlan:
-    """What to store: the arguments of :meth:`changefeed.catalog.Catalog.alter_job`.
+    """The arguments of :meth:`changefeed.catalog.Catalog.alter_job`.
 
     ``renamed`` has the present names of renamed tables; the other fields use these names.
 

@@ -1,6 +1,6 @@
 """CREATE CHANGEFEED -> :class:`~changefeed.plan.stages.FeedPlan`.
 
-Planning asks the source and the sink's own checks, changes nothing anywhere, and goes on after
+Planning asks the source and the sink's own checks, changes nothing, and continues after
 a problem as far as it can, so that all problems are reported at once.
 """
 

@@ -632,7 +632,7 @@ def batch_fields(
     ]
 
 
-#: What a query can read of the change itself.
+#: Columns of a batch that describe the change itself.
 _OF_CHANGE = {OP: pa.string(), TIME: pa.decimal128(30, 10)}
 
 

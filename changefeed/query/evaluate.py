@@ -205,8 +205,7 @@ class Evaluator:
     def run(self, query: CompiledQuery, batch: pa.Table) -> pa.Table:
         """The rows of a batch for which the query's WHERE holds: ``__cf_row`` and ``c<i>``.
 
-        Where there is a column ``__cf_keep``, the rows for which it is false come too, without
-        values.
+        If there is a column ``__cf_keep``, also the rows for which it is false, without values.
 
         Raises:
             ChangefeedError: CF4001 an expression fails on a row, CF4002 Spark failed.

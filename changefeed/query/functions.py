@@ -44,7 +44,7 @@ def is_vectorized(reference: str, path: str, arguments: int) -> bool:
     """Whether ``module:function`` takes Arrow columns; imports it in another process.
 
     Raises:
-        ChangefeedError: CF1204 it cannot be imported, is no function, or does not take so many
+        ChangefeedError: CF1204 it cannot be imported, is no function, or does not take as many
             arguments.
     """
     command = [sys.executable, "-P", "-m", "changefeed.query.probe", reference, path]

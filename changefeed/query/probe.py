@@ -39,7 +39,7 @@ def takes_arrow(function: Callable[..., Any]) -> bool:
 
 
 def can_take(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with so many arguments."""
+    """Whether it can be called with ``count`` arguments."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:

@@ -53,7 +53,7 @@ _FLAGS = (
     # In another zone Delta reads a table's whole log after each commit, to check its list of files.
     "-Duser.timezone=UTC",
     # The projection of a wide table is one long method. HotSpot refuses to compile methods
-    # over 8,000 bytes unless told otherwise, and interprets them some ten times slower.
+    # over 8,000 bytes by default, and interprets them some ten times slower.
     "-XX:-DontCompileHugeMethods",
 )
 
@@ -194,7 +194,7 @@ def launch_jvm(launch: Launch) -> tuple[Jvm, Gateway]:
 def _wait_for_gateway(jvm: Jvm, launch: Launch, answer: Path) -> Gateway:
     deadline = time.monotonic() + launch.timeout
     while time.monotonic() < deadline:
-        # The JVM renames the finished file into place, so what is there is whole.
+        # The JVM renames the finished file into place, so it is never incomplete.
         if answer.is_file():
             return _parse_answer(answer.read_bytes())
         if jvm.wait(0.02):

@@ -89,7 +89,7 @@ class JvmSession:
         """``lost`` is called when the JVM ends although :meth:`end` was not called."""
         self._lost = lost
         self._ending = False
-        #: What is done before the session is there.
+        #: The present step of the start, for people.
         self.step = "Spark starts: its JVM before this one ends"
         self.session: Future[SparkSession] = Future()
         self.jvm: Jvm | None = None
@@ -108,7 +108,7 @@ class JvmSession:
     def cores(self) -> int:
         """Tasks that its session runs at the same time."""
         if not is_local(self._spec.master):
-            # A session that dies meanwhile fails the job, which says so.
+            # If the session dies meanwhile, the job fails with the reason.
             with contextlib.suppress(Exception):
                 return int(self.session.result().sparkContext.defaultParallelism)
         return self._spec.cores

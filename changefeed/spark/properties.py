@@ -36,7 +36,7 @@ def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(scratch),
-        # What is shuffled stays in this machine's page cache, so compression saves nothing. It took
+        # Shuffled data stays in this machine's page cache, so compression saves nothing. It took
         # 4 of the 19 s of CPU of a comparison of 2 million rows.
         "spark.shuffle.compress": "false",
     }

@@ -32,7 +32,7 @@ class SparkSettings:
     least_job_rows: int = LEAST_JOB_ROWS
 
     def over(self, other: SparkSettings) -> SparkSettings:
-        """These settings where they are given, otherwise the other's; the properties of both."""
+        """These settings, and the other's where none is given here; the properties of both."""
         merged = {**dict(other.conf), **dict(self.conf)}
         return SparkSettings(
             self.master or other.master,

@@ -48,7 +48,7 @@ def value_schema(plan: MessagePlan) -> Schema:
 
 
 def _base(plan: MessagePlan) -> str:
-    """What the names of all records begin with."""
+    """The prefix of the names of all records."""
     outer = namespace(plan.avro_namespace)
     own = ".".join(identifier(part) for part in (plan.avro_name or plan.topic).split("."))
     return f"{outer}.{own}" if outer else own

@@ -42,7 +42,7 @@ class Conversion(StrEnum):
     TIME = "time"
     """The time of day; ``divisor`` microseconds are a unit."""
     MOMENT = "moment"
-    """A date and time since 1970, likewise."""
+    """A date and time since 1970; ``divisor`` microseconds are a unit."""
     ZONED_TIME = "zoned_time"
     ZONED = "zoned"
     """A moment in UTC as text with ``digits`` digits of the second."""
@@ -110,7 +110,7 @@ _PLAIN = {
     "uuid": ConnectType("string", Conversion.TEXT, UUID_NAME),
     "json": _JSON,
 }
-#: Types that are kept as text and have a name of their own.
+#: Types whose values are text, with the names that say which type it is.
 _NAMED = {
     "xml": "io.debezium.data.Xml",
     "ltree": "io.debezium.data.Ltree",
