@@ -20,6 +20,8 @@ from changefeed.core.durable import PROOF, UNFINISHED, read_durable, verify_prov
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.proofs import AlteredBytes, stretches
 from changefeed.core.state import StateLayout
+from changefeed.dataset.definition import SCHEME
+from changefeed.dataset.source import DatasetSource
 from changefeed.images.runs import ImageRun
 from changefeed.images.states import MANIFEST, StoreState, read_manifest
 from changefeed.log.frame import frame_extents
@@ -122,6 +124,7 @@ def _stored_files(catalog: Catalog) -> Iterator[StoredFile]:
         yield from _notes(source, layout.beside_log(source))
         yield from _prepared(source, layout.beside_log(source))
     yield from _readers(catalog)
+    yield from _datasets(catalog)
 
 
 # ---------------------------------------------------------------------------------- change log
@@ -316,6 +319,19 @@ def _readers(catalog: Catalog) -> Iterator[StoredFile]:
             continue
         for path, size, damage in open_sink(uri).pull().verify():
             yield StoredFile(job.source, "readers", str(path), size, damage, feed=job.name)
+
+
+def _datasets(catalog: Catalog) -> Iterator[StoredFile]:
+    """Versions and histories of the datasets that are connections."""
+    for connection in catalog.connections():
+        if not connection.uri.lower().startswith(f"{SCHEME}:"):
+            continue
+        try:
+            store = DatasetSource(connection.name, connection.uri).store()
+        except ChangefeedError:
+            continue  # its configuration cannot be read; its feeds say so
+        for path, size, damage in store.verify():
+            yield StoredFile(connection.name, "datasets", str(path), size, damage)
 
 
 def _listed(folder: Path) -> list[Path]:

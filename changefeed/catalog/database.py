@@ -180,6 +180,7 @@ class Database:
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
             if must_exist and not StateLayout(home).database.exists():
+                _refuse_lost(home)
                 raise _no_state(str(home))
             engine = _sqlite(home, busy_seconds)
             return cls(
@@ -298,13 +299,13 @@ class Database:
                 if connection.dialect.name == "postgresql":
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
                 if not connection.dialect.has_table(connection, "meta", schema=_schema(connection)):
+                    if self._home is not None:
+                        _refuse_orphans(self._home)
                     if must_exist:
                         raise _no_state(self.shown)
                     if connection.dialect.name == "postgresql":
                         schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
                         connection.execute(schema)
-                    if self._home is not None:
-                        _refuse_orphans(self._home)
                     _create(connection)
                 rows = connection.execute(select(tables.meta))
                 found: dict[str, str] = {row.key: row.value for row in rows}
@@ -388,6 +389,23 @@ def _identity(database: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _refuse_lost(home: Path) -> None:
+    """Raise where ``state.db`` is gone or empty, and there was one."""
+    path = StateLayout(home).database
+    if path.exists() and path.stat().st_size:
+        return
+    _refuse_orphans(home)
+    # SQLite begins one only when the file has its first page.
+    wal = path.with_name(f"{path.name}-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise ChangefeedError(
+            Code.STATE_UNREACHABLE,
+            f"cannot use state {home}: state.db is gone or empty, and {wal.name} is still there, "
+            "which has its last changes",
+            hint="put state.db back beside it, or a backup of it in place of both.",
+        )
+
+
 def _refuse_orphans(home: Path) -> None:
     """Raise where a new state would begin beside the change logs of one that was lost.
 
@@ -426,8 +444,7 @@ def _schema(connection: Connection) -> str | None:
 def _sqlite(home: Path, busy_seconds: float) -> Engine:
     """SQLAlchemy's engine on ``home/state.db``: owner-only, because connections hold secrets."""
     path = StateLayout(home).database
-    if not path.exists():
-        _refuse_orphans(home)
+    _refuse_lost(home)
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         # SQLite gives -wal and -shm the mode of the database file: make it first, closed. A file

@@ -16,11 +16,15 @@ UNFINISHED: Final = ".new"
 PROOF: Final = ".proof"
 
 
-def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | None = None) -> None:
-    """Give a file another content: a crash leaves the old one or the new one. Only this user can
-    read it. :func:`read_durable` reads it.
+def replace_durably(
+    path: Path, text: str, *, on_written: Callable[[], None] | None = None, mode: int = 0o600
+) -> None:
+    """Give a file another content: a crash leaves the old one or the new one.
+    :func:`read_durable` reads it.
 
     Args:
+        mode: rights of the file, less those that the process's umask takes away; else only this
+            user can read it.
         on_written: called when the new content is durable and the file still has the old one.
 
     Raises:
@@ -29,7 +33,7 @@ def replace_durably(path: Path, text: str, *, on_written: Callable[[], None] | N
     """
     fresh = path.with_name(path.name + UNFINISHED)
     try:
-        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, mode), "w") as file:
             file.write(sealed(text, path.name))
             file.flush()
             os.fsync(file.fileno())

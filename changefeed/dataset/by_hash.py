@@ -16,6 +16,7 @@ import datetime as dt
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.spark_sql import quoted
 from changefeed.dataset.incoming import FAULTY, key_checksum
 from changefeed.dataset.model import (
@@ -38,6 +41,7 @@ from changefeed.dataset.model import (
 )
 from changefeed.dataset.output import unrepeated, write_rows
 from changefeed.dataset.store import Version
+from changefeed.spark.executors import errors_packed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -69,41 +73,47 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class _HashIndex:
-    """The hashes and dates of a version's rows as arrays in files, in the order of the keys'."""
+    """The hashes and dates of a version's rows as arrays in files, in the order of the keys', and
+    the proofs of the files."""
 
-    folder: Path
+    files: tuple[tuple[Path, FileProof], ...]
 
-    def write(self, rows: Path) -> bool:
-        """Fill the folder; False where a key's hash appears twice.
+    @classmethod
+    def write(cls, folder: Path, rows: Path) -> _HashIndex | None:
+        """Fill a folder; None where a key's hash appears twice.
 
         Args:
+            folder: does not exist.
             rows: of the version, a folder for each operation.
         """
         columns = _columns(rows, [KEYHASH, NONKEYHASH, EFF_START_DATE])
         keys = columns[KEYHASH].to_numpy(zero_copy_only=False)
         order = np.argsort(keys)
         keys = keys[order]
-        self.folder.mkdir()
-        np.save(self.folder / "keys.npy", keys)
+        if _repeats(keys):
+            return None
         others = columns[NONKEYHASH].to_numpy(zero_copy_only=False)
-        np.save(self.folder / "others.npy", others[order])
         days = columns[EFF_START_DATE].cast(pa.int32()).to_numpy(zero_copy_only=False)
-        np.save(self.folder / "days.npy", days[order])
-        return not _repeats(keys)
+        folder.mkdir()
+        files = []
+        arrays = (("keys", keys), ("others", others[order]), ("days", days[order]))
+        for name, array in arrays:
+            path = folder / f"{name}.npy"
+            np.save(path, array)
+            files.append((path, FileProof.of(path)))
+        return cls(tuple(files))
 
     def keys(self) -> _Hashes:
         """The hashes of the keys, sorted."""
-        keys: _Hashes = np.load(self.folder / "keys.npy", mmap_mode="r")
-        return keys
+        return _mapped(*self.files[0])
 
     def found(self) -> Column:
         """Of a row of the extract: its operation, and the date that stays if nothing changed."""
         from pyspark.sql.pandas.functions import arrow_udf
 
         def look_up(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
-            keys = self.keys()
-            others = np.load(self.folder / "others.npy", mmap_mode="r")
-            days = np.load(self.folder / "days.npy", mmap_mode="r")
+            with errors_packed():
+                keys, others, days = (_mapped(path, proof) for path, proof in self.files)
             for key, other in batches:
                 yield _found(keys, others, days, key, other)
 
@@ -111,6 +121,27 @@ class _HashIndex:
         made: Any = arrow_udf
         column: Column = made(look_up, "operation string, since date")(KEYHASH, NONKEYHASH)
         return column
+
+
+@lru_cache(maxsize=3)
+def _mapped(path: Path, proof: FileProof) -> np.ndarray[Any, Any]:
+    """An array of the index, once in each process.
+
+    Raises:
+        ChangefeedError: CF4002, the file is not what was written.
+    """
+    try:
+        proof.verify(path)
+    except (OSError, AlteredBytes) as error:
+        raise ChangefeedError(
+            Code.SPARK_FAILED,
+            "the index of the dataset's rows is damaged",
+            detail=f"file {path}: {error}",
+            hint="run the comparison again: the index is made anew; check the disk under the "
+            "dataset.",
+        ) from error
+    array: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
+    return array
 
 
 def _found(
@@ -170,13 +201,14 @@ def write_by_hash(
         None where the hashes cannot tell; what was written is removed. With faulty rows the
         rows of the current dataset were not written.
     """
-    index = _HashIndex(target.with_name("hashes"))
+    folder = target.with_name("hashes")
     try:
         written = None
-        if index.write(base.rows):
+        index = _HashIndex.write(folder, base.rows)
+        if index is not None:
             written = _write(session, dataset, incoming, current, base, index, date, target)
     finally:
-        shutil.rmtree(index.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     if written is None:
         shutil.rmtree(target, ignore_errors=True)
     return written

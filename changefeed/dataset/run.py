@@ -250,6 +250,8 @@ def _stage(
     session = comparing_session(session, known_rows, max(size or 0, known_size or 0))
     rows = read_extract(session, dataset, extract)
     incoming = typed_rows(dataset, rows)
+    if base is not None:
+        store.check_rows(base)
     current = None if base is None else _current_rows(session, store, dataset, base)
     small = dataset.extract is Extract.DELTA and size is not None and size <= broadcast
     stage = whole = store.stage()

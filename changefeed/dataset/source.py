@@ -27,7 +27,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import definition_of
 from changefeed.dataset.model import IN_CURRENT, OPERATION, SCHEMA, Dataset, Operation
-from changefeed.dataset.store import ComparisonRun, DatasetFolders
+from changefeed.dataset.store import ComparisonRun, DatasetFolders, check_file
 from changefeed.query.types import log_text, output_column
 from changefeed.sources.base import (
     DEFAULT_PART_BYTES,
@@ -359,7 +359,8 @@ def _rows(files: Sequence[Path], schema: TableSchema) -> Iterator[pa.RecordBatch
 
 
 def _file_rows(file: Path, schema: TableSchema) -> Iterator[pa.RecordBatch]:
-    """Rows of a file as columns ``a0..an`` in log form."""
+    """Rows of a file as columns ``a0..an`` in log form; raises as :func:`check_file`."""
+    check_file(file)
     with pq.ParquetFile(file) as parquet:
         there = set(parquet.schema_arrow.names)
         for batch in parquet.iter_batches(BATCH_ROWS):

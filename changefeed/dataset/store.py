@@ -5,6 +5,7 @@
     versions/000002/manifest.json     effective date, base version, counts
     versions/000002/rows/OPERATION=N/part-*.parquet    I, U, N and X: the current dataset
     versions/000002/deleted/OPERATION=D/part-*.parquet
+    versions/000002/rows/_proofs      checksums of the files; also in deleted/ and in the history
     current -> versions/000002/rows   one rename switches it
     history/EFF_DATE=2019-06-19/OPERATION=U/...        I, U and D: hard links where possible
     sensitive/versions, sensitive/current, sensitive/history    the same for the sensitive columns
@@ -28,14 +29,16 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import read_durable, replace_durably, sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.proofs import AlteredBytes, FileProof
+from changefeed.core.telemetry import log
 from changefeed.dataset.model import IN_CURRENT, IN_HISTORY, OPERATION, Dataset, Operation
 
 _MANIFEST = "manifest.json"
@@ -46,7 +49,9 @@ _DELETED = "deleted"
 _WHOLE = "whole"
 _NAME = re.compile(r"\d{6,}\Z")
 #: Names in a history partition that Spark does not read begin with an underscore.
-_MARK = "_version"
+_MARK, _PROOFS = "_version", "_proofs"
+#: Others may read a dataset.
+_RIGHTS = 0o666
 #: The files of a later run of a date begin with its number.
 _LATER = re.compile(r"(\d{6,})-")
 #: A history partition is exchanged in two steps; whoever misses it looks again, seconds later.
@@ -78,7 +83,7 @@ class Version:
         hashing: see :attr:`.model.Dataset.hashing`.
         counts: rows by operation.
         folder: where it is.
-        made: when, in seconds since 1970; 0: by an earlier version of changefeed.
+        made: when, in seconds since 1970.
         extract: what it was made from; None: a run of the command.
         sides: the columns that it and the versions before it had, in lower case, and whether each
             was kept apart as sensitive.
@@ -90,9 +95,9 @@ class Version:
     hashing: str
     counts: Mapping[str, int]
     folder: Path
-    made: float = 0.0
-    extract: ExtractMark | None = None
-    sides: Mapping[str, bool] = field(default_factory=dict)
+    made: float
+    extract: ExtractMark | None
+    sides: Mapping[str, bool]
 
     @property
     def rows(self) -> Path:
@@ -195,6 +200,9 @@ class _Output:
 
     def keep_staged(self, number: int) -> None:
         """Make what is staged a version, durably; no reader sees it yet."""
+        for side in (_ROWS, _DELETED):
+            if (self.staging / side).is_dir():
+                _prove(self.staging / side)
         self.protect(self.staging)
         _sync_tree(self.staging)
         self.staging.rename(self.folder(number))
@@ -254,15 +262,18 @@ class _Output:
         kept = [run for run in known if run.number <= base]
         made.mkdir()
         prefix = f"{version.number:06d}-" if kept else ""
+        proofs: _Proofs = {}
         for operation in IN_HISTORY:
             name = f"{OPERATION}={operation}"
             side = _ROWS if operation in IN_CURRENT else _DELETED
             files = [file for run in kept for file in run.files(operation)]
-            _link_files(files, made / name)
-            _link_files(_data_files(source / side / name), made / name, prefix)
+            proofs |= _link_files(files, made / name)
+            proofs |= _link_files(_data_files(source / side / name), made / name, prefix)
         runs = [{"number": run.number, "base": run.base} for run in kept]
-        mark = json.dumps({"runs": [*runs, {"number": version.number, "base": base}]})
-        _write_durably(made / _MARK, mark)
+        runs.append({"number": version.number, "base": base})
+        mark = json.dumps({"date": version.date.isoformat(), "runs": runs})
+        replace_durably(made / _MARK, mark, mode=_RIGHTS)
+        _keep_proofs(made, proofs)
         self.protect(made)
         _sync_tree(made)
         fault_point(Point.DATASET_HISTORY_BEGUN)
@@ -273,6 +284,22 @@ class _Output:
         sync_path(history)
         shutil.rmtree(old, ignore_errors=True)
         fault_point(Point.DATASET_HISTORY_MADE)
+
+    def verify(self) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+        """See :meth:`DatasetFolders.verify`."""
+        for folder in sorted(self.versions.glob("*")):
+            if not _NAME.match(folder.name):
+                continue
+            if (folder / _MANIFEST).exists():
+                yield _verified(folder / _MANIFEST)
+            for side in (_ROWS, _DELETED):
+                yield from _verify(folder / side)
+        for name in (_REFUSED, _REGISTERED):
+            if (self.versions / name).exists():
+                yield _verified(self.versions / name)
+        for day in sorted(self.history.glob("EFF_DATE=*")):
+            yield _verified(day / _MARK)
+            yield from _verify(day)
 
 
 class DatasetFolders:
@@ -337,26 +364,40 @@ class DatasetFolders:
 
     def _read(self, folder: Path) -> Version:
         try:
-            content: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
-        except (OSError, ValueError) as error:
-            raise ChangefeedError(
-                Code.TARGET_NOT_WATCHABLE,
-                f"{folder / _MANIFEST} cannot be read",
-                hint="restore it from a backup.",
-            ) from error
-        extract = content.get("extract")
+            content: dict[str, Any] = json.loads(read_durable(folder / _MANIFEST))
+        except (OSError, AlteredBytes) as error:
+            raise _damaged(folder / _MANIFEST, error) from error
+        if content["number"] != int(folder.name):
+            raise _damaged(folder / _MANIFEST, "it is that of another version")
+        extract = content["extract"]
         return Version(
-            number=int(folder.name),
+            number=content["number"],
             date=dt.date.fromisoformat(content["date"]),
             base=content["base"],
             hashing=content["hashing"],
             counts=content["counts"],
             folder=folder,
-            made=content.get("made", 0.0),
+            made=content["made"],
             extract=None if extract is None else ExtractMark(**extract),
-            sides=content.get("sensitive")
-            or {c["name"].lower(): False for c in content.get("columns", [])},
+            sides=content["sensitive"],
         )
+
+    def check_rows(self, version: Version) -> None:
+        """Compare the files of a version with what was written.
+
+        Raises:
+            ChangefeedError: CF3001, one is another or gone.
+        """
+        for folder in (version.rows, self.sensitive_rows(version.number)):
+            for _, _, damage in _verify(folder) if folder is not None else ():
+                if damage is not None:
+                    raise damage
+
+    def verify(self) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+        """Compare everything with its checksums; a run may be at work: path, bytes and damage of
+        each file."""
+        for output in self._outputs():
+            yield from output.verify()
 
     def run_after(self, number: int) -> ComparisonRun | None:
         """The comparison with version ``number``; None while that is the current one.
@@ -432,11 +473,8 @@ class DatasetFolders:
 
     def refusal(self, extract: ExtractMark) -> ChangefeedError | None:
         """Why an extract was refused; None where it was not, or not as its files are now."""
-        try:
-            told = json.loads((self._versions / _REFUSED).read_text())
-        except FileNotFoundError:
-            return None
-        if ExtractMark(**told["extract"]) != extract:
+        told = self._note(_REFUSED)
+        if told is None or ExtractMark(**told["extract"]) != extract:
             return None
         code = Code.stored(told["code"]) or Code.NOT_SUPPORTED
         return ChangefeedError(code, told["message"], detail=told["detail"], hint=told["hint"])
@@ -447,16 +485,21 @@ class DatasetFolders:
 
     def registration(self) -> dict[str, Any]:
         """What :meth:`keep_registration` was told last; empty before."""
-        try:
-            told: dict[str, Any] = json.loads((self._versions / _REGISTERED).read_text())
-        except FileNotFoundError:
-            return {}
-        return told
+        return self._note(_REGISTERED) or {}
 
     def _keep_note(self, name: str, told: Mapping[str, object]) -> None:
-        made = self._versions / f".{name}"
-        made.write_text(json.dumps(told))
-        made.replace(self._versions / name)
+        replace_durably(self._versions / name, json.dumps(told), mode=_RIGHTS)
+
+    def _note(self, name: str) -> dict[str, Any] | None:
+        """What was kept under a name; a damaged note is made again by the next run."""
+        try:
+            told: dict[str, Any] = json.loads(read_durable(self._versions / name))
+        except FileNotFoundError:
+            return None
+        except AlteredBytes as error:
+            log.warning("%s is not used: %s", self._versions / name, error)
+            return None
+        return told
 
     def discard(self) -> None:
         """Remove what a run staged."""
@@ -492,6 +535,7 @@ class DatasetFolders:
         latest = self.latest()
         number = 1 if latest is None else latest.number + 1
         manifest = {
+            "number": number,
             "date": date.isoformat(),
             "base": None if base is None else base.number,
             "hashing": self._dataset.hashing,
@@ -501,7 +545,9 @@ class DatasetFolders:
             "made": self._clock.now().wall / 1e9,
             "extract": None if extract is None else asdict(extract),
         }
-        _write_durably(self._main.staging / _MANIFEST, json.dumps(manifest, indent=1))
+        replace_durably(
+            self._main.staging / _MANIFEST, json.dumps(manifest, indent=1), mode=_RIGHTS
+        )
         for output in self._outputs():
             output.keep_staged(number)
         fault_point(Point.DATASET_VERSION_MADE)
@@ -562,10 +608,13 @@ def sensitive_output(folder: Path) -> _Output:
 
 def _runs_of(mark: Path) -> Iterator[ComparisonRun]:
     """The runs of a history partition, the first one first."""
-    content = json.loads(mark.read_text())
-    # Partitions of earlier versions have one run.
-    runs = content.get("runs", [content])
-    for place, run in enumerate(runs):
+    try:
+        content = json.loads(read_durable(mark))
+    except AlteredBytes as error:
+        raise _damaged(mark, error) from error
+    if not mark.parent.name.endswith(content["date"]):
+        raise _damaged(mark, "it is that of another date")
+    for place, run in enumerate(content["runs"]):
         yield ComparisonRun(run["number"], run["base"], mark.parent, first=place == 0)
 
 
@@ -576,22 +625,104 @@ def _data_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if not file.name.startswith((".", "_"))]
 
 
-def _link_files(files: Sequence[Path], target: Path, prefix: str = "") -> None:
-    if files:
-        target.mkdir(exist_ok=True)
+def _link_files(files: Sequence[Path], target: Path, prefix: str = "") -> _Proofs:
+    """Have the files in another folder; returns the proofs that they have there."""
+    if not files:
+        return {}
+    target.mkdir(exist_ok=True)
+    known = _proofs_of(files[0].parent.parent)
     for file in files:
         try:
             os.link(file, target / f"{prefix}{file.name}")
         except OSError:
             # Another filesystem, or one without hard links.
             shutil.copyfile(file, target / f"{prefix}{file.name}")
+    return {f"{target.name}/{prefix}{f.name}": known[f"{f.parent.name}/{f.name}"] for f in files}
 
 
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+# ----------------------------------------------------------------------------------- checksums
+
+#: By the name of the operation's folder and of the file in it: size and checksum.
+_Proofs = dict[str, list[int]]
+
+
+def _prove(folder: Path) -> None:
+    """Note the proofs of the rows in a folder that was just written."""
+    proofs: _Proofs = {}
+    for part in sorted(folder.glob(f"{OPERATION}=*")):
+        for file in _data_files(part):
+            proof = FileProof.of(file)
+            proofs[f"{part.name}/{file.name}"] = [proof.size, proof.crc]
+    _keep_proofs(folder, proofs)
+
+
+def _keep_proofs(folder: Path, proofs: _Proofs) -> None:
+    replace_durably(folder / _PROOFS, json.dumps(proofs), mode=_RIGHTS)
+
+
+def _proofs_of(folder: Path) -> _Proofs:
+    try:
+        found: _Proofs = json.loads(read_durable(folder / _PROOFS))
+    except (OSError, AlteredBytes) as error:
+        if isinstance(error, FileNotFoundError) and not folder.exists():
+            raise
+        raise _damaged(folder / _PROOFS, error) from error
+    return found
+
+
+def check_file(file: Path) -> None:
+    """Compare a file of rows with what was written.
+
+    Raises:
+        FileNotFoundError: it was replaced.
+        ChangefeedError: CF3001, it is another.
+    """
+    proof = _proofs_of(file.parent.parent).get(f"{file.parent.name}/{file.name}")
+    if proof is None:
+        raise _damaged(file, "changefeed has not written it")
+    try:
+        FileProof(*proof).verify(file)
+    except AlteredBytes as error:
+        raise _damaged(file, error) from error
+
+
+def _verified(path: Path) -> tuple[Path, int, ChangefeedError | None]:
+    """A file that begins with its checksum."""
+    try:
+        return path, len(read_durable(path)), None
+    except (OSError, AlteredBytes) as error:
+        gone = isinstance(error, FileNotFoundError) and not path.parent.exists()
+        return path, 0, None if gone else _damaged(path, error)
+
+
+def _verify(folder: Path) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+    """The files of rows in a folder, and what proves them."""
+    try:
+        proofs = _proofs_of(folder)
+    except FileNotFoundError:
+        return
+    except ChangefeedError as damage:
+        yield folder / _PROOFS, 0, damage
+        return
+    yield folder / _PROOFS, (folder / _PROOFS).stat().st_size, None
+    for name, proof in proofs.items():
+        try:
+            FileProof(*proof).verify(folder / name)
+        except (OSError, AlteredBytes) as error:
+            if folder.exists():  # else it was replaced
+                yield folder / name, 0, _damaged(folder / name, error)
+        else:
+            yield folder / name, proof[0], None
+
+
+def _damaged(path: Path, why: object) -> ChangefeedError:
+    return ChangefeedError(
+        Code.LOG_DAMAGED,
+        "a file of the dataset is damaged",
+        detail=f"file {path}: {why}",
+        hint="put it back from a backup; or move the folders of the dataset away and begin again "
+        "with a full extract.",
+    )
 
 
 def _sync_tree(folder: Path) -> None:

@@ -59,6 +59,8 @@ _PROPERTIES = {
     "spark.scheduler.mode": "FAIR",
     # Checksum files next to every local file cost more than the file does.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # The pages of staged rows and of datasets have checksums, which Spark's reader then compares.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.python.daemon.module": "changefeed.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",

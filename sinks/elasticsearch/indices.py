@@ -111,9 +111,7 @@ class Indices:
             if meta.get("changefeed") != mark:
                 body = {"_meta": {**meta, "changefeed": mark}}
                 answer = self._cluster.call("PUT", path_of(name, "_mapping"), body)
-                # The mark of an earlier version will do where this user may not change mappings.
-                known = (meta.get("changefeed") or {}).get(_TABLE) == str(target.table)
-                if not answer.ok and not (known and answer.status == 403):
+                if not answer.ok:
                     raise self._refused(answer, target, "mark the index")
 
     def _claim(self, target: Target, name: str, there: Mapping[str, Any]) -> Claim:
@@ -121,7 +119,7 @@ class Indices:
         own = Owner.of(context, target)
         return claim(
             own,
-            _marks(own, there),
+            _marks(there),
             feeds=living(context),
             policy=self._settings.existing,
             exists=True,
@@ -200,14 +198,11 @@ class Indices:
         return self._cluster.refusal(answer, f"{what} {target.topic} (table {target.table})")
 
 
-def _marks(own: Owner, there: Mapping[str, Any]) -> list[Owner]:
-    """Whose an index is; earlier versions recorded the table alone."""
+def _marks(there: Mapping[str, Any]) -> list[Owner]:
+    """Whose an index is."""
     found = (there.get("_meta") or {}).get("changefeed") or {}
-    if found.get(_OWNER):
-        return [Owner.parse(str(found[_OWNER]), str(found.get(_FEED) or ""))]
-    if found.get(_TABLE) == own.table:
-        return [own]
-    return [Owner("", 0, str(found[_TABLE]))] if found.get(_TABLE) else []
+    owner = found.get(_OWNER)
+    return [Owner.parse(str(owner), str(found.get(_FEED) or ""))] if owner else []
 
 
 def _check_names(target: Target, schema: TableSchema, shape: mapping.DocumentShape) -> None:

@@ -24,7 +24,7 @@ from sinks.lake.look_catalogs import JdbcLook, RestLook
 from sinks.lake.metadata import columns_of, delta_type, metadata_of, properties_of
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import fit, wanted
-from sinks.lake.table import known_as, marks_of
+from sinks.lake.table import marks_of
 from sinks.merged.policy import TablePolicy
 from sinks.ownership import Owner, claim, living
 
@@ -93,7 +93,7 @@ def _of_owner(
             return []
         properties, rows = look.properties(target.topic)
         own = Owner.of(context, target)
-        marks = known_as(own, marks_of(properties))
+        marks = marks_of(properties)
         claim(
             own,
             marks,

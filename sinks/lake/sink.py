@@ -52,7 +52,7 @@ from sinks.lake.staging import (
     settled,
     stage,
 )
-from sinks.lake.table import OWNER, LakeTable, known_as
+from sinks.lake.table import OWNER, LakeTable
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import ShorterPace
@@ -264,14 +264,12 @@ class LakeSink(TableSink):
                 lake.set_shape(*place)
         self._forget_table(target)
 
-    def scanned(self, target: Target, schema: TableSchema) -> int | None:
+    def scanned(self, target: Target, schema: TableSchema) -> int:
         if self._policy.removal is not Removal.RECORD:
             return 0  # rows of a scan can be told from others: nothing has to be recorded
         with self._working(target) as session:
             lake = self._table(session, target)
-            found = lake.scanned() if lake.exists() else 0
-        # Of a feed with deletes earlier versions recorded every whole scan.
-        return found if found is not None or self._policy.retains else 0
+            return lake.scanned() if lake.exists() else 0
 
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None
@@ -302,7 +300,7 @@ class LakeSink(TableSink):
         with self._working(target) as session:
             lake = self._table(session, target)
             own = Owner.of(self._opened, target)
-            if lake.exists() and any(mark.same(own) for mark in known_as(own, lake.marks())):
+            if lake.exists() and any(mark.same(own) for mark in lake.marks()):
                 lake.drop()
         self._forget_table(target)
 
@@ -447,7 +445,7 @@ class LakeSink(TableSink):
         if self._owned.get(target.topic) == owner:
             return owner
         exists = lake.exists()
-        marks = known_as(owner, lake.marks()) if exists else []
+        marks = lake.marks() if exists else []
         what = f"table {target.topic} of {self._place.shown}"
         found = claim(
             owner,

@@ -150,7 +150,8 @@ def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:
         return [file]
     if not rows:
         return []
-    _write(pq.read_table(file.path).filter(mask), Path(file.path))
+    staged = pq.read_table(file.path, page_checksum_verification=True)
+    _write(staged.filter(mask), Path(file.path))
     return [replace(file, rows=rows, keys=file.keys.filter(mask))]
 
 
@@ -178,6 +179,7 @@ def _write(table: pa.Table, path: Path) -> None:
         compression_level=1,
         use_dictionary=False,
         row_group_size=ROW_GROUP,
+        write_page_checksum=True,
     )
     os.replace(partial, path)
 

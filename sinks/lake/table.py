@@ -22,7 +22,7 @@ from sinks.lake.merge import literal
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.policy import Removal, TablePolicy
+from sinks.merged.policy import TablePolicy
 from sinks.ownership import Owner
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class LakeTable(ABC):
 
     def marks(self) -> list[Owner]:
         """Whose it is; none where nobody said so."""
-        return marks_of({name: self.setting(name) for name in (OWNER, OWNER_FEED, SOURCE)})
+        return marks_of({name: self.setting(name) for name in (OWNER, OWNER_FEED)})
 
     def set_owner(self, owner: Owner) -> None:
         """Record whose it is from now on."""
@@ -168,11 +168,9 @@ class LakeTable(ABC):
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ({literal(SHAPE)} = '{version}.{seq}')"
         )
 
-    def scanned(self) -> int | None:
-        """Version of the last scan that was ended; 0 before there was one, None in a table of an
-        earlier version that recorded none."""
-        found = self.setting(SCANNED)
-        return None if found is None else int(found)
+    def scanned(self) -> int:
+        """Version of the last scan that was ended; 0 before there was one."""
+        return int(self.setting(SCANNED) or 0)
 
     def set_scanned(self, version: int) -> None:
         """Record that a scan was ended."""
@@ -199,8 +197,6 @@ class LakeTable(ABC):
         if not self.exists():
             columns = wanted(schema, self.policy, self.format)
             properties = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
-            if self.policy.removal is Removal.RECORD:
-                properties[SCANNED] = "0"
             self.create(columns, properties)
             return True
         found = fit(schema, self.policy, self.format, self.columns())
@@ -317,17 +313,9 @@ def mark_of(owner: Owner) -> dict[str, str]:
 
 
 def marks_of(properties: Mapping[str, str | None]) -> list[Owner]:
-    """The inverse of :func:`mark_of`. Earlier versions recorded the source table alone: a feed of
-    that table goes on with its target."""
-    text, source = properties.get(OWNER), properties.get(SOURCE)
-    if text:
-        return [Owner.parse(text, properties.get(OWNER_FEED) or "")]
-    return [Owner("", 0, source)] if source else []
-
-
-def known_as(own: Owner, marks: Sequence[Owner]) -> list[Owner]:
-    """The marks, with one of an earlier version that names the feed's table as the feed's."""
-    return [own if not mark.state and mark.table == own.table else mark for mark in marks]
+    """The inverse of :func:`mark_of`."""
+    text = properties.get(OWNER)
+    return [Owner.parse(text, properties.get(OWNER_FEED) or "")] if text else []
 
 
 def split_columns(text: str) -> list[str]:

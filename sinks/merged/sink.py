@@ -81,8 +81,7 @@ class TableSink(Sink, TableStore):
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """See :meth:`sinks.base.Sink.end_scan`."""
         self._policy.require_key(schema)
-        scanned = self.scanned(target, schema)
-        if scanned is not None and scanned >= at.version:
+        if self.scanned(target, schema) >= at.version:
             return
         self._begin(target, schema, at)  # the scan may have had no row
         self.finish_scan(target, schema, at, self._policy.scan_end(schema))
@@ -103,15 +102,14 @@ class TableSink(Sink, TableStore):
         self._policy.require_key(schema)
         scan = self._begun.get(target.topic)
         if scan is None or scan.version != at.version:
-            recorded = self.scanned(target, schema)
-            kept = recorded is not None and self._policy.removal is Removal.RECORD
+            whole = self.scanned(target, schema)
+            kept = self._policy.removal is Removal.RECORD
             unfinished = self._opened.unfinished.get(target.table)
-            whole = recorded or 0
             if unfinished is not None and unfinished.version <= whole:
                 whole = unfinished.version - 1
             self.begin_scan(target, schema, at.version, after=whole if kept else None)
             # ``scanned`` is called again: ``begin_scan`` creates a lost target, without rows.
-            again = kept and min(whole, self.scanned(target, schema) or 0) >= at.version
+            again = kept and min(whole, self.scanned(target, schema)) >= at.version
             scan = self._begun[target.topic] = _Scan(at.version, wanted=not again)
         return scan.wanted
 

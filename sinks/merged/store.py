@@ -28,8 +28,8 @@ class TableStore(ABC):
         """How far the target has every change."""
 
     @abstractmethod
-    def scanned(self, target: Target, schema: TableSchema) -> int | None:
-        """The version of the last whole scan; 0: there was none, None: it is not recorded."""
+    def scanned(self, target: Target, schema: TableSchema) -> int:
+        """The version of the last whole scan; 0: there was none."""
 
     @abstractmethod
     def stage(self, batch: Batch, rows: pa.Table) -> Receipt:

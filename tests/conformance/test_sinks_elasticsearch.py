@@ -29,6 +29,7 @@ from changefeed_testing.sinks.conformance import CASES, Case, run_case
 from changefeed_testing.sinks.messages import Message, parse_message
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
+from sinks.ownership import Owner
 from sinks.registry import open_sink
 from tests.services.cache import server_folder
 from tests.services.certificates import write_certificates
@@ -625,7 +626,8 @@ def test_what_a_user_may_not_do_is_said(guarded: SecureElasticsearch) -> None:
     own, other = (Target(T.table, index) for index in ("feed_own", "feed_read"))
     fields = {"id": {"type": "long"}, "doc": {"type": "keyword"}}
     for target in (own, other):
-        mark = {"changefeed": {"table": str(T.table)}}  # as an earlier version left it
+        owner = Owner.of(SinkContext("f", 1, (own, other)), target)
+        mark = {"changefeed": {"table": owner.table, "owner": owner.text, "feed": owner.feed}}
         mappings = {"properties": fields, "_meta": mark}
         guarded.call("PUT", f"/{target.topic}", {"mappings": mappings})
     reader = ElasticsearchSink(f"{guarded.uri_of('reader')}/?json=stored")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from changefeed.app import Application
 from changefeed.catalog.model import Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.session import NodeSpark
+from sinks.lake.staging import _write
 from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
@@ -126,3 +131,26 @@ def test_a_damaged_prepared_transaction_stops_its_feeds(
 
 def _failed(feeds: Feeds) -> bool:
     return feeds.catalog.job("f").status is Status.FAILED
+
+
+@pytest.mark.spark
+def test_spark_compares_the_pages_of_staged_rows(tmp_path: Path, spark_engine: NodeSpark) -> None:
+    draw = random.Random(3)
+    rows = pa.table({"k": range(400), "v": [f"{draw.getrandbits(200):050x}" for _ in range(400)]})
+    path = tmp_path / "rows.parquet"
+    _write(rows, path)
+    whole, failed = path.read_bytes(), 0
+    places = [draw.randrange(4, len(whole) // 10 * 9) for _ in range(12)]
+    for place in places:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            with spark_engine.use("pages") as session:
+                found = session.read.parquet(str(path)).toArrow()
+        except ChangefeedError as error:
+            assert error.code.number == "CF4002"
+            failed += 1
+        else:
+            assert found == rows, place
+    assert failed > len(places) // 2

@@ -102,6 +102,51 @@ def test_a_damaged_file_gives_one_sentence(tmp_path: Path) -> None:
     assert "CF6001" in told
 
 
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("cut", "state.db is damaged"),
+        ("a page", "state.db is damaged"),
+        ("zeros", "state.db is damaged"),
+        ("another file", "state.db is damaged"),
+        ("empty", "gone or empty, and state.db-wal"),
+        ("gone", "gone or empty, and state.db-wal"),
+        ("folder", "unable to open database file"),
+    ],
+)
+@pytest.mark.parametrize("must_exist", [True, False])
+def test_a_state_that_was_lost_gives_one_sentence(
+    tmp_path: Path, what: str, words: str, must_exist: bool
+) -> None:
+    """A copy of what a living process has: the file and its -wal."""
+    live, home = Catalog.open(tmp_path / "live"), tmp_path / "home"
+    live.create_connection("shop", "postgresql://app:secret@db/shop")
+    home.mkdir()
+    for name in ("state.db", "state.db-wal"):
+        (home / name).write_bytes((tmp_path / "live" / name).read_bytes())
+    live.close()
+    path = home / "state.db"
+    content = path.read_bytes()
+    hurt = {
+        "cut": content[:100],
+        "a page": content[:4096][::-1] + content[4096:],
+        "zeros": bytes(len(content)),
+        "another file": b"PAR1" * 5000,
+        "empty": b"",
+    }
+    path.unlink()
+    if what in hurt:
+        path.write_bytes(hurt[what])
+        if hurt[what]:  # with it SQLite would have every page
+            (home / "state.db-wal").unlink()
+    elif what == "folder":
+        path.mkdir()
+    with pytest.raises(ChangefeedError, match=words) as caught:
+        Catalog.open(home, must_exist=must_exist)
+    assert caught.value.code.number == "CF6001" and str(home) in caught.value.message
+    assert "secret" not in caught.value.message + caught.value.detail
+
+
 def test_another_programs_database_gets_our_tables_and_keeps_its_own(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "state.db")) as theirs:
         theirs.execute("CREATE TABLE theirs (a)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -124,15 +123,6 @@ def test_repeat_replaces_the_last_run_of_a_date_only(tmp_path: Path) -> None:
         DatasetFolders(dataset).run_after(2)
 
 
-def test_history_of_an_earlier_version_is_added_to(tmp_path: Path) -> None:
-    dataset = dataset_in(tmp_path)
-    publish(dataset, DAY1, OLD)
-    mark = dataset.history / "EFF_DATE=2019-06-18" / "_version"
-    mark.write_text('{"number": 1, "base": 0}')
-    publish(dataset, DAY1, NEW, added=True)
-    assert [run_rows(dataset, number) for number in range(2)] == [OLD, NEW]
-
-
 def test_first_run_that_crashes_is_forgotten(tmp_path: Path) -> None:
     dataset = dataset_in(tmp_path)
     with faults.armed(f"{Point.DATASET_VERSION_MADE}:error"), pytest.raises(OSError):
@@ -226,16 +216,32 @@ def test_an_open_column_was_never_sensitive(tmp_path: Path) -> None:
         check_sides(opened, DatasetFolders(opened).latest())
 
 
-def test_a_version_of_before_sensitive_columns_has_open_ones(tmp_path: Path) -> None:
-    dataset = dataset_in(tmp_path)
+def test_every_file_proves_itself(tmp_path: Path) -> None:
+    """Versions, history and notes; both outputs."""
+    dataset = with_sensitive(tmp_path)
     publish(dataset, DAY1, OLD)
-    manifest = dataset.versions / "000001" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    del content["sensitive"]
-    content["columns"] = [{"name": "Id"}]
-    manifest.write_text(json.dumps(content))
-    latest = DatasetFolders(dataset).latest()
-    assert latest is not None and latest.sides == {"id": False}
+    publish(dataset, DAY1, NEW, added=True)
+    store = DatasetFolders(dataset)
+    store.keep_registration({"tables": 1})
+    found = [(path, damage) for path, _, damage in store.verify()]
+    assert not [damage for _, damage in found if damage is not None]
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"]
+    assert len(found) > 20 and {path.resolve() for path, _ in found} == set(written)
+    latest = store.latest()
+    assert latest is not None
+    for path in written:
+        content = path.read_bytes()
+        for changed in (content[:-1], content + b" ", b""):
+            path.write_bytes(changed)
+            damaged = {str(damage.detail) for _, _, damage in store.verify() if damage is not None}
+            linked = path.stat().st_nlink > 1  # the history has it under another name, too
+            assert damaged and (linked or any(str(path) in text for text in damaged))
+        path.write_bytes(content)
+    base = next(latest.rows.glob("OPERATION=*/*"))
+    base.write_bytes(b"other")
+    with pytest.raises(ChangefeedError, match="a file of the dataset is damaged") as caught:
+        store.check_rows(latest)
+    assert caught.value.code is Code.LOG_DAMAGED and base.name in caught.value.detail
 
 
 def test_sensitive_folder_of_somebody_else(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_delta_table_is_read_from_a_checkpoint(tmp_path: Path) -> None:
     kind = pa.struct(
         {"schemaString": pa.string(), "configuration": pa.map_(pa.string(), pa.string())}
     )
-    mark = [("changefeed.source", "shop.public.t")]
+    mark = [("changefeed.owner", "/0/shop.public.t")]
     metadata = pa.array([None, {"schemaString": text, "configuration": mark}], kind)
     log = tmp_path / "t" / "_delta_log"
     pq.write_table(pa.table({"metaData": metadata}), log / f"{10:020d}.checkpoint.parquet")
@@ -127,8 +127,8 @@ def test_a_delta_table_that_holds_rows_of_somebody_else(tmp_path: Path) -> None:
     ("properties", "code"),
     [
         ({}, "CF5008"),
-        ({"changefeed.source": "shop.public.t"}, ""),
-        ({"changefeed.source": "shop.public.other"}, "CF5008"),
+        ({"changefeed.source": "shop.public.t"}, "CF5008"),
+        ({"changefeed.owner": "/0/shop.public.t"}, ""),
         ({"changefeed.owner": "state/7/shop.public.t"}, "CF5008"),
     ],
 )

@@ -39,7 +39,7 @@ class WrittenDown(TableSink):
         self,
         policy: TablePolicy = APPEND,
         done: int = 0,
-        scanned: int | None = 0,
+        scanned: int = 0,
         unfinished: int | None = None,
     ) -> None:
         super().__init__(policy, IntervalPace(0))
@@ -52,7 +52,7 @@ class WrittenDown(TableSink):
     def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
         return self.done
 
-    def scanned(self, target: Target, schema: TableSchema) -> int | None:
+    def scanned(self, target: Target, schema: TableSchema) -> int:
         return self.whole
 
     def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
@@ -207,12 +207,6 @@ def test_a_scan_comes_again_that_the_feed_does_not_know_to_be_whole(
     sink = WrittenDown(scanned=scanned, unfinished=unfinished)
     sink.write(batch(rows((9, 1)), scan=True))
     assert sink.told == [("begin", 9, after), ("stage", staged)]
-
-
-def test_rows_of_scans_that_nobody_recorded_stay() -> None:
-    sink = WrittenDown(scanned=None)
-    sink.end_scan(TARGET, KEYED, Timestamp(9))
-    assert sink.told == [("begin", 9, None), ("finish", 9, ScanEnd.NOTHING)]
 
 
 # ------------------------------------------------------------------------------- policies

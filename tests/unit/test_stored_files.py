@@ -19,12 +19,15 @@ from changefeed.catalog.model import JobSpec
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.state import StateLayout
+from changefeed.dataset.definition import Definition, uri_of
+from changefeed.dataset.extracts import ExtractSchedule
 from changefeed.log import LogSettings, LogWriter
 from changefeed.log.journal import JournalFile
 from changefeed.sources.mysql.kept import write_kept
 from tests.helpers.log_samples import clocks
 from tests.properties.test_damage import (
     at,
+    make_dataset,
     make_histories,
     make_images,
     make_log,
@@ -32,6 +35,7 @@ from tests.properties.test_damage import (
     make_reader,
     make_witnesses,
 )
+from tests.unit.test_dataset_store import dataset_in
 
 ROOT = Path(__file__).parents[2]
 WORDS = [sys.executable, "-m", "shell", "--format", "jsonl"]
@@ -45,6 +49,9 @@ def state(tmp_path: Path) -> Iterator[StateLayout]:
         application.catalog.save_source_state("shop", memo={"slot": "s"}, holds="slot s")
         spec = JobSpec("shop", (), (), "copy", sink_uri=f"reader://{layout.root}/r")
         application.catalog.create_job(spec)
+        make_dataset(tmp_path)
+        definition = Definition(dataset_in(tmp_path), ExtractSchedule("/x/*.csv"))
+        application.catalog.create_connection("days", uri_of(definition))
     for folder in (layout.log("shop"), layout.images("shop") / "orders"):
         folder.mkdir(parents=True)
     make_log(layout.log("shop"))
@@ -80,6 +87,7 @@ def test_whole_files(state: StateLayout) -> None:
         "notes": 5,
         "prepared transactions": 6,
         "readers": 6,
+        "datasets": 19,
         "state": 1,
     }
 
@@ -104,6 +112,7 @@ def _replaced(log: Path, kind: str) -> int:
         ("source/shop/schema-history", "CF3001"),
         ("source/shop/xa/*/00000001.arrow", "CF3001"),
         ("source/shop/xa/*/note", "CF3001"),
+        ("../history/*19/_version", "CF3001"),
         ("r/PLACE", "CF3001"),
         ("r/SCAN", "CF3001"),
         ("r/scan-*/*", "CF3001"),
@@ -115,7 +124,7 @@ def test_a_damaged_file_is_named(state: StateLayout, files: str, code: str) -> N
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
     [(source, _, _, _, name, damage, feeds, remedy)] = verified(state)
-    assert (source, feeds) == ("shop", "copy")
+    assert (source, feeds) == (("days", "") if files.startswith("..") else ("shop", "copy"))
     assert path.name in f"{name} {damage}" and code in str(damage) and remedy
 
 

@@ -189,8 +189,8 @@ class _Publication:
     def last_change(self) -> int | None:
         """The number of the transaction that changed the publication last for us.
 
-        None when it is not known (an earlier version made it), or so long ago that numbers of
-        32 bits do not compare with it.
+        None when it has no note of ours, or so long ago that numbers of 32 bits do not compare with
+        it.
         """
         found = _CHANGED.search(self.comment)
         if found is None or self.snapshot - int(found[1]) >= 2**31:
