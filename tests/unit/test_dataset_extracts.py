@@ -40,7 +40,7 @@ TODAY = dt.date(2019, 6, 18)
 def after(found: FoundExtract | None, made: float = 100.0) -> Version:
     """The version that a comparison with an extract made."""
     mark = None if found is None else found.mark
-    return Version(1, TODAY, None, "", {}, Path("/v"), made, mark)
+    return Version(1, TODAY, None, "", {}, Path("/v"), made, mark, sides={})
 
 
 def test_one_file_is_due_when_it_changes(tmp_path: Path) -> None:
