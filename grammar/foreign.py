@@ -54,7 +54,9 @@ _OPTIONS = {
     "provide_transaction_metadata": "write transaction_metadata",
     "publication_autocreate_mode": _SLOT,
     "publication_name": _SLOT,
+    "partition_alg": "it is not supported: keys go to partitions by FNV-1a, as in CockroachDB",
     "pubsub_sink_config": "Pub/Sub is not supported; kafka_sink_config is for Kafka",
+    "scan_startup_mode": _SCAN,
     "schema_include_list": _TABLES,
     "skipped_operations": "deletes = 'no' leaves deletes out",
     "slot_drop_on_stop": "the slot is dropped with the last feed of the connection",
@@ -67,6 +69,7 @@ _OPTIONS = {
     "time_precision_mode": _TYPES,
     "tombstones_on_delete": "envelope = 'debezium' always has tombstones",
     "topic_prefix": "it is a parameter of the URI: INTO 'kafka://host:9092?topic_prefix=shop_'",
+    "transforms": "a CDC query makes other rows: INTO 'uri' AS SELECT ...; envelope the messages",
     "topic_transaction": "write transaction_topic",
     "unavailable_value_placeholder": _TYPES,
     "virtual_columns": "it is not supported: the source sends no virtual columns",
@@ -113,6 +116,18 @@ _STATEMENTS = tuple(
         (r"START\b", "write RESUME CHANGEFEED name"),
         (r"DESC(RIBE)?\b", "\\d table shows the columns of a table"),
         (r"SHOW STATUS\b", "write SHOW CHANGEFEEDS"),
+        (r"SHOW COLUMNS\b", "\\d table shows the columns of a table"),
+        (r"SHOW JOB\b", "write SHOW CHANGEFEED id; SYNC CHANGEFEED id waits for it"),
+        (
+            r"SHOW CREATE (ALL|EXTERNAL)\b",
+            "write SHOW CREATE CHANGEFEED name, or SHOW EXTERNAL CONNECTIONS",
+        ),
+        (
+            r"CREATE OR REPLACE CHANGEFEED\b",
+            "ALTER CHANGEFEED name changes a feed that is there; DROP it to make another",
+        ),
+        (r"EXPLAIN ALTER\b", "write VALIDATE ALTER CHANGEFEED, which stores nothing either"),
+        (r"RETRY\b", "write RESUME CHANGEFEED name"),
     )
 )
 

@@ -289,16 +289,20 @@ def _foreign_option(failure: ParseFailure) -> str | None:
 
 
 def _foreign_target(failure: ParseFailure) -> str | None:
-    """``FOR public.*``, ``FOR ALL TABLES`` and ``FOR orders WHERE ..``"""
+    """``FOR public.*``, ``FOR ALL TABLES``, ``FOR orders WHERE ..``, ``SET INCLUDE TABLES ..``"""
+    words = [token.upper() for token in failure.before[-1:]] + [failure.text.upper()]
+    if words in (["INCLUDE", "TABLES"], ["EXCLUDE", "TABLES"]) and _seen(failure, "_SET"):
+        return "write ALTER CHANGEFEED name ADD table, ... or DROP table, ..."
     if not _seen(failure, "_FOR") or _seen(failure, "_INTO") or _seen(failure, "_WITH"):
         return None
-    words = [token.upper() for token in failure.before[-1:]] + [failure.text.upper()]
     if failure.text == "*" and failure.last == "_DOT":
         return "all tables of a schema are FOR SCHEMA name"
     if words == ["ALL", "TABLES"]:
         return "all tables are FOR DATABASE name, those of a schema FOR SCHEMA name"
     if failure.text.upper() == "WHERE":
         return "a condition needs a CDC query: INTO 'uri' AS SELECT * FROM table WHERE ..."
+    if words[1] in ("FAMILY", "EXCEPT"):
+        return "name the columns that you want: FOR orders (id, total)"
     return None
 
 

@@ -230,7 +230,7 @@ class Jobs(CatalogPart):
             transaction.execute(
                 update(table)
                 .where(failed)
-                .values(state=TableState.PENDING.value, error=None, error_code=None)
+                .values(state=TableState.PENDING.value, error=None, error_code=None, hint="")
             )
             if rows:
                 generation = get_job(transaction, job_id).generation + 1

@@ -217,7 +217,7 @@ class TableProgress:
             no cursor the feed begins with the first change after it.
         scan_rows, scan_total: rows read so far; the estimate of all.
         emitted_rows, emitted_bytes: delivered since the table was added (repeats count).
-        error, error_code: why the table failed.
+        error, error_code, hint: why the table failed, and what to do; the hint may be empty.
         columns: the whitelist of columns, empty for all.
         values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
         partition: the one partition that is wanted, None for the whole table.
@@ -248,6 +248,7 @@ class TableProgress:
     emitted_bytes: int = 0
     error: str | None = None
     error_code: str | None = None
+    hint: str = ""
     columns: tuple[str, ...] = ()
     values_from: tuple[str, ...] = ()
     values_to: tuple[str, ...] = ()
@@ -296,7 +297,11 @@ class TableProgress:
     def failed(self, error: ChangefeedError) -> TableProgress:
         """The same table, stopped by ``error``."""
         return replace(
-            self, state=TableState.FAILED, error=error.message, error_code=error.code.number
+            self,
+            state=TableState.FAILED,
+            error=error.message,
+            error_code=error.code.number,
+            hint=error.hint,
         )
 
 

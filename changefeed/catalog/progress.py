@@ -230,6 +230,7 @@ class Progress(CatalogPart):
                         done_upto=done,
                         error=error.message,
                         error_code=error.code.number,
+                        hint=error.hint,
                         gap=max(known.gap, gap),
                     )
                 )
@@ -432,6 +433,7 @@ def rescan_table(
         scan_rows=0,
         error=None,
         error_code=None,
+        hint="",
         repair=repair,
     )
     asked = max(now, table.rescan + 1)
@@ -485,6 +487,7 @@ def _moving(table: TableProgress) -> dict[str, Any]:
         "emitted_bytes": table.emitted_bytes,
         "error": table.error,
         "error_code": table.error_code,
+        "hint": table.hint,
         "rescanned": table.rescanned,
         "gap": table.gap,
         "repair": table.repair.to_json() if table.repair else "",
@@ -585,6 +588,7 @@ def _progress(row: Row[Any]) -> TableProgress:
         emitted_bytes=row.emitted_bytes,
         error=row.error,
         error_code=row.error_code,
+        hint=row.hint,
         columns=list_of(row.columns),
         values_from=list_of(row.values_from),
         values_to=list_of(row.values_to),

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 14
+FORMAT = 15
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -216,6 +216,7 @@ job_table = Table(
     _count("emitted_bytes"),
     _text("error", null=True),
     _text("error_code", null=True),
+    Column("hint", Text, nullable=False, server_default=""),
     _text("columns"),
     _text("values_from"),
     _text("values_to"),

@@ -128,7 +128,7 @@ class TableStage:
             return
         key = names_text(c.name for c in schema.key_columns)
         key = "no key: all columns serve as the key" if schema.keyless else f"key ({key})"
-        size = f"about {self.rows_estimate} rows, {size_text(self.bytes_estimate)}"
+        size = f"about {self.rows_estimate:,} rows, {size_text(self.bytes_estimate)}"
         images = "row images in a store" if self.stored else schema.before_image.words
         yield f"{self.shown}: {key}, {images}, {size}"
         if progress.joined:
@@ -155,7 +155,7 @@ class ScanStage:
             return
         only = "; the feed ends after it" if self.mode is InitialScan.ONLY else ""
         yield (
-            f"{self.tables} {'table' if self.tables == 1 else 'tables'}, about {self.rows} rows, "
+            f"{self.tables} {'table' if self.tables == 1 else 'tables'}, about {self.rows:,} rows, "
             f"{size_text(self.bytes)}, at one timestamp, in parallel{only}"
         )
 
@@ -284,8 +284,9 @@ class SinkStage:
         if self.files is not None and self.options[INITIAL_SCAN] is not InitialScan.ONLY:
             rows, resolved = self.files
             yield (
-                f"changes gather for {duration_text(self.gathers)} at most: up to {rows:,} files a "
-                "day, and more only where changes fill a file sooner"
+                f"a change waits up to {duration_text(self.gathers)} for others to share its file "
+                f"(flush_interval): {rows:,} files a day at most, more only where they are full "
+                "sooner"
             )
             if resolved:
                 yield f"up to {resolved:,} RESOLVED files a day"

@@ -156,6 +156,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("to", "sink_uri"),
         ("topics", "topics"),
         ("format", "format"),
+        ("a file", "files"),
         ("options", "options"),
         ("cursor", "cursor"),
         ("end time", "end_time"),
@@ -175,15 +176,23 @@ def detail(look: FeedSnapshot, columns: Mapping[str, Cell]) -> tuple[Section, ..
     """SHOW CHANGEFEED f in groups, without what has no value or says the status again."""
     sections = []
     for title, facts in _SECTIONS.items():
-        found = [(words, columns[name]) for words, name in facts if _worth(name, columns)]
+        found = [(words, _told(name, columns)) for words, name in facts if _worth(name, columns)]
         heading = f"{look.job.name}: {title}" if title == "state" else title
         if found:
             sections.append(Section(heading, found))
     return tuple(sections)
 
 
-def _worth(name: str, columns: Mapping[str, Cell]) -> bool:
+def _told(name: str, columns: Mapping[str, Cell]) -> Cell:
+    """The instants among the options stand below, as times of day."""
     value = columns[name]
+    if name == "options" and isinstance(value, Names):
+        return Names(text for text in value if not text.startswith(("cursor = ", "end_time = ")))
+    return value
+
+
+def _worth(name: str, columns: Mapping[str, Cell]) -> bool:
+    value = _told(name, columns)
     if name == "running_status":
         # Of a running feed it is the status and the timestamp that stands below.
         return columns["status"] != str(Status.RUNNING)

@@ -17,6 +17,7 @@ from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
+from changefeed.plan.words import duration_text
 from changefeed.statements import brief, datasets
 from changefeed.statements.context import Context, Result
 from changefeed.statements.notices import source_warnings
@@ -136,7 +137,7 @@ def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:
     if job.high_water is not None:
         late = max(0.0, (context.clock.now().wall - job.high_water.wall) / 1e9)
         ttl = Options.from_dict(job.options)[GC_TTL]
-        words = f"it is {late:,.0f} s behind, and may be {ttl:,.0f} s behind (gc_ttl)"
+        words = f"it is {duration_text(late)} behind, and may be {duration_text(ttl)} (gc_ttl)"
         rows.append(("warning" if late > ttl / 2 else "ok", "", "", "", words, ""))
     return _checked(rows, problems[0] if problems else None)
 
@@ -149,7 +150,8 @@ def _failures(job: Job, context: Context) -> Iterator[ChangefeedError]:
     for table in context.catalog.tables(job.id):
         if table.state is TableState.FAILED:
             code = Code.stored(table.error_code) or Code.INTERNAL_ERROR
-            yield ChangefeedError(code, f"{brief.written_name(table.table)}: {table.error}")
+            said = f"{brief.written_name(table.table)}: {table.error}"
+            yield ChangefeedError(code, said, hint=brief.with_names(table.hint, job, table))
 
 
 def _problems(error: ChangefeedError) -> list[ChangefeedError]:

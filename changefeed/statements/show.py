@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import Code
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import VERIFY, Options
 from changefeed.plan.build import feed_sql
+from changefeed.plan.sink_resolution import find_sink
+from changefeed.plan.words import duration_text
 from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
@@ -49,6 +51,7 @@ def _detail(job: Job, context: Context) -> Result:
         "emitted_bytes": Size(job.emitted_bytes),
         "last_spark_job": _last_spark_job(job, context, now),
         "targets": Names(job.targets),
+        "files": _files(job, len({table.topic for table in tables}), context),
         "options": Names(_option_texts(job)),
         "cursor": instant(job.cursor, now),
         "end_time": instant(job.end_time, now),
@@ -72,6 +75,18 @@ def _last_spark_job(job: Job, context: Context, now: int) -> str | None:
         at = date(event.at)
         return ShownText(f"{at}: {event.text}", f"{at.words}: {event.text}")
     return None
+
+
+def _files(job: Job, topics: int, context: Context) -> str | None:
+    """How long changes may wait for their file; None where a sink makes no files or cannot say."""
+    try:
+        sink = find_sink(context.catalog, job.sink_uri, None)
+        seconds, files = sink.files_a_day(Options.from_dict(job.options), topics)
+    except ChangefeedError:
+        return None  # its connection is gone or its package is not installed here: CREATE said so
+    if files is None:
+        return None
+    return f"changes wait up to {duration_text(seconds)} for others to share it (flush_interval)"
 
 
 def _option_texts(job: Job) -> list[str]:
@@ -144,7 +159,7 @@ def _tables(job: Job, context: Context) -> Result:
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
                 None if table.error is None else readable(table.error, now),
-                _hint(table.error_code, job, table),
+                _hint(table, job),
             )
         )
     columns = (
@@ -171,14 +186,18 @@ def _errors(job: Job, context: Context) -> Result:
     tables = {str(table.table): table for table in context.catalog.tables(job.id)}
     for event in events:
         if not _told_of_table(event, events):
-            hint = _hint(event.code, job, tables.get(event.table or ""))
+            about = tables.get(event.table or "")
+            if about is not None and about.error == event.text:
+                hint = _hint(about, job)
+            else:
+                hint = _hint_of_code(event.code, job, about)
             at, text = moment(event.at, now), readable(event.text, now)
             last = moment(event.last, now)
             rows.append((at, event.kind, event.code, event.table, text, hint, event.times, last))
     known = {(event.table, event.text) for event in events}
     for name, table in tables.items():
         if table.error is not None and (name, table.error) not in known:
-            hint = _hint(table.error_code, job, table)
+            hint = _hint(table, job)
             text = readable(table.error, now)
             rows.append((None, "error", table.error_code, name, text, hint, 1, None))
     columns = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
@@ -214,7 +233,13 @@ def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
     )
 
 
-def _hint(code: str | None, job: Job, table: TableProgress | None) -> str | None:
+def _hint(table: TableProgress, job: Job) -> str | None:
+    """What to do about a table that failed."""
+    said = brief.with_names(table.hint, job, table)
+    return said or _hint_of_code(table.error_code, job, table)
+
+
+def _hint_of_code(code: str | None, job: Job, table: TableProgress | None) -> str | None:
     """What the table of codes says to do here; None when it says nothing."""
     known = Code.stored(code)
     return brief.with_names(known.hint, job, table) or None if known is not None else None

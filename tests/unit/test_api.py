@@ -602,6 +602,32 @@ def test_a_script_stops_where_it_fails(world: World) -> None:
     assert world.interpreter.connections() == ["shop"]
 
 
+def test_the_hint_of_a_tables_error_is_that_of_the_error(world: World) -> None:
+    """Not that of all errors of its code; it is gone with the error."""
+    world.run("CREATE CHANGEFEED f FOR orders, customers INTO 'null://'")
+    error = ChangefeedError("CF4001", "total is NaN", hint="ALTER CHANGEFEED .. RESCAN the table")
+    world.node.fail_table("f", "orders", error)
+    said = "ALTER CHANGEFEED f RESCAN public.orders"
+    for statement in ("SHOW CHANGEFEED f TABLES", "SHOW CHANGEFEED f ERRORS"):
+        result = world.run(statement)
+        found = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+        assert [row["hint"] for row in found if row["hint"]] == [said], statement
+    checked = world.run("VALIDATE CHANGEFEED f")
+    assert said in [row[5] for row in checked.rows]
+    world.run(said)
+    assert [table.hint for table in world.catalog.tables(1)] == ["", ""]
+
+
+def test_a_feed_into_files_says_how_long_changes_wait(world: World) -> None:
+    for name, options, said in (
+        ("hourly", "", "changes wait up to 1h for others to share it (flush_interval)"),
+        ("brisk", "?flush_interval=0s", None),
+    ):
+        world.run(f"CREATE CHANGEFEED {name} FOR orders INTO 'file:///srv/{name}{options}'")
+        result = world.run(f"SHOW CHANGEFEED {name}")
+        assert dict(zip(result.columns, result.rows[0], strict=True))["files"] == said
+
+
 def test_a_session_keeps_the_source_that_it_has_read(world: World) -> None:
     """Whatever connections others make meanwhile."""
     used, new = Session(), Session()
