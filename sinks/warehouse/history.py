@@ -112,12 +112,12 @@ def versions(table: TargetTable, staged: StagedRows) -> list[str]:
     made = f"_versions_{staged.batch}"
     same = d.same(shape.key, "t", "v")
     begins = d.instant(f"v.{q(SEQUENCE)}")
-    first = f"_first_{staged.batch}"
     closed = {VALID_TO: begins, IS_CURRENT: d.false}
     soft = table.policy.soft
     if soft:
         closed[DELETED] = _is(d, f"v.{q(OPERATION)} = 'DELETE'")
     older = f"{same} AND t.{q(IS_CURRENT)} AND v.{q(SEQUENCE)} > t.{q(table.sequence)}"
+    older += f" AND v.{q('_rank')} = 1"
     names = [*shape.names, table.sequence, VALID_FROM, VALID_TO, IS_CURRENT]
     names += [DELETED] if soft else []
     marked = ", " + _is(d, f"v.{q(_THEN)} = 'DELETE'") if soft else ""
@@ -125,9 +125,7 @@ def versions(table: TargetTable, staged: StagedRows) -> list[str]:
     ends = d.instant(f"v.{q('_next')}")
     statements = [
         d.temporary(made, _versions(table, staged)),
-        d.temporary(first, _firsts(table, staged, made)),
-        d.update_joined(table.name, q(first), "v", closed, older),
-        d.drop_temporary(first),
+        d.update_joined(table.name, q(made), "v", closed, older),
         f"INSERT INTO {table.name} ({', '.join(map(q, names))}) SELECT {row}, v.{q(SEQUENCE)}, "
         f"{begins}, CASE WHEN v.{q('_next')} IS NULL THEN NULL ELSE {ends} END, "
         f"v.{q('_next')} IS NULL{marked} FROM {q(made)} AS v WHERE v.{q(OPERATION)} <> 'DELETE'",
@@ -143,37 +141,17 @@ def _is(d: Dialect, condition: str) -> str:
     return f"CASE WHEN {condition} THEN {d.true} ELSE {d.false} END"
 
 
-def _firsts(table: TargetTable, staged: StagedRows, made: str) -> str:
-    """SELECT of the first version of each key; with what it is where that matters."""
-    q = table.d.quote
-    key = ", ".join(map(q, staged.shape.key))
-    if not table.policy.soft:
-        return f"SELECT {key}, min({q(SEQUENCE)}) AS {q(SEQUENCE)} FROM {q(made)} GROUP BY {key}"
-    listed = f"{key}, {q(SEQUENCE)}, {q(OPERATION)}"
-    number = f"row_number() OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
-    return (
-        f"SELECT {listed} FROM (SELECT {listed}, {number} AS {q('_rank')} FROM {q(made)}) AS f "
-        f"WHERE f.{q('_rank')} = 1"
-    )
-
-
 def _versions(table: TargetTable, staged: StagedRows) -> str:
-    """SELECT of one row per key and version, with the version that follows; with deletes that mark,
-    also with what that does."""
+    """SELECT of one row per key and version, with ``_rank`` in its key, the version that follows
+    and, with deletes that mark, what that does."""
     d, shape = table.d, staged.shape
     q = d.quote
-    key = ", ".join(map(q, shape.key))
-    row = ", ".join(map(q, shape.names))
-    following = f"lead({q(SEQUENCE)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
+    row = ", ".join(map(q, (*shape.names, SEQUENCE, OPERATION)))
+    window = f"OVER (PARTITION BY {', '.join(map(q, shape.key))} ORDER BY {q(SEQUENCE)})"
+    ranked = f"row_number() {window} AS {q('_rank')}, lead({q(SEQUENCE)}) {window} AS {q('_next')}"
     if table.policy.soft:
-        then = f"lead({q(OPERATION)}) OVER (PARTITION BY {key} ORDER BY {q(SEQUENCE)})"
-        following += f" AS {q('_next')}, {then} AS {q(_THEN)}"
-    else:
-        following += f" AS {q('_next')}"
-    sql = (
-        f"SELECT {row}, {q(SEQUENCE)}, {q(OPERATION)}, {following} "
-        f"FROM ({carried(table, staged)}) AS r"
-    )
+        ranked += f", lead({q(OPERATION)}) {window} AS {q(_THEN)}"
+    sql = f"SELECT {row}, {ranked} FROM ({carried(table, staged)}) AS r"
     if not staged.scan:
         return sql
     known = (
