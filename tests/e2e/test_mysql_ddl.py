@@ -164,6 +164,21 @@ HISTORIES = {
     "uuid": History(
         NUMBERS, ("ALTER TABLE {t} ADD COLUMN u UUID DEFAULT uuid()",), True, only=MARIADB
     ),
+    "counted": History(NUMBERS, ("ALTER TABLE {t} ADD COLUMN x INT AUTO_INCREMENT UNIQUE",), True),
+    "portion": History(
+        (
+            "CREATE TABLE {t} (id INT, v INT, since DATE DEFAULT '2024-01-01',"
+            " till DATE DEFAULT '2025-01-01', PERIOD FOR used (since, till),"
+            " PRIMARY KEY (id, since))",
+            "INSERT INTO {t} (id, v) VALUES (1, 1), (2, 2)",
+        ),
+        (
+            "UPDATE {t} FOR PORTION OF used FROM '2024-03-01' TO '2024-05-01' SET v = 7",
+            "DELETE FROM {t} FOR PORTION OF used FROM '2024-07-01' TO '2024-08-01' WHERE id = 2",
+        ),
+        False,
+        only=MARIADB,
+    ),
     "default": History(NUMBERS, ("ALTER TABLE {t} ADD COLUMN x INT NOT NULL DEFAULT 4",), True),
     "procedure": History(
         NUMBERS,

@@ -529,12 +529,13 @@ def evolves(harness: MergeHarness) -> None:
 
 
 def evolves_before_any_row(harness: MergeHarness) -> None:
-    """A change of columns may be the first thing that a target hears of: before its scan begins."""
+    """A change of columns may be the first thing that a target hears of: before its scan begins.
+    The new column is the first one of the source's, before the key."""
     source = SourceDouble(keyed())
     old = source.schemas["t"]
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
-    source.alter("t", replace(old, columns=(*old.columns, column_of("c", "int32", 3))))
+    source.alter("t", replace(old, columns=(column_of("c", "int32", 3), *old.columns), key=(1,)))
     source.commit(insert("t", a=1, b="x", c=5))
     feed.deliver(sink)
     check(harness, source)
