@@ -29,10 +29,10 @@ from changefeed.catalog.cached import CachedRead
 from changefeed.catalog.model import DesiredStatus, Job
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.figures import duration_text, size_text
 from changefeed.core.timings import Timings
 from changefeed.log.settings import LogSettings
 from changefeed.options import MAX_DISK, ON_MAX_DISK, OnMaxDisk, Options
-from changefeed.plan.words import duration_text, size_text
 
 
 class OverLimit(NamedTuple):

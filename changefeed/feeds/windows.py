@@ -19,6 +19,7 @@ from changefeed.capture.log_access import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange
+from changefeed.core.figures import size_text
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, about_table, renamed
@@ -166,7 +167,7 @@ class WindowDelivery:
     def _check_size(self, to: _Sink, gathered: _OpenWindows) -> None:
         if gathered.bytes <= self._window_bytes:
             return
-        size = f"{self._window_bytes >> 20} MiB"
+        size = size_text(self._window_bytes)
         raise TableError(
             to.table,
             ChangefeedError(

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.figures import duration_text
 from changefeed.core.formats import traits_of
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Envelope
@@ -28,7 +29,6 @@ from changefeed.options import (
 )
 from changefeed.options.types import FOREVER
 from changefeed.plan.sink_resolution import ResolvedSink
-from changefeed.plan.words import duration_text
 from changefeed.query.model import CompiledQuery, no_images
 from grammar import nodes
 

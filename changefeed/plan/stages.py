@@ -17,6 +17,7 @@ from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.events import Position
+from changefeed.core.figures import duration_text, names_text, size_text
 from changefeed.core.formats import TRAITS
 from changefeed.core.partition import Prefixes
 from changefeed.core.schema import TableSchema
@@ -47,7 +48,6 @@ from changefeed.options import (
 from changefeed.plan.bulk_work import backlog_hindrance, scan_hindrance
 from changefeed.plan.example import example
 from changefeed.plan.queries import query_lines
-from changefeed.plan.words import duration_text, names_text, size_text
 from changefeed.query.model import CompiledQuery
 from sinks.base import Capabilities
 from sinks.registry import entry

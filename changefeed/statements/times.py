@@ -6,7 +6,7 @@ import datetime as dt
 import re
 
 from changefeed.core.clock import Timestamp
-from changefeed.plan.words import duration_text
+from changefeed.core.figures import duration_text
 from changefeed.statements.values import ShownText
 
 #: A timestamp of the log in a sentence.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from changefeed.plan.words import count_text, duration_text, size_text
+from changefeed.core.figures import count_text, duration_text, size_text
 
 
 class Seconds(float):

@@ -462,6 +462,6 @@ def test_idle_slots_that_keep_much_log_are_a_warning(postgres: Database) -> None
     assert held(checks.MUCH_LOG) == []
     [text] = held(1 << 20)
     drop = f"SELECT pg_drop_replication_slot('{name}');"
-    assert "0.0 GiB of WAL" in text and drop in text
+    assert "MB of WAL" in text and drop in text
     postgres.execute(drop)
     assert held(1 << 20) == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.base import Source, Watch
 from changefeed.sources.postgres import PostgresSource, standby
 from changefeed.sources.postgres.connect import connect
@@ -271,12 +271,14 @@ def test_the_standby_that_is_read_is_promoted(
             made.standby.restart()
             state = State(tmp_path)
             state.capture(source, "t")
-            with reading(state, source) as reader:
+            with reading(state, source, patient=True) as reader:
                 primary.execute("insert into t values (1)")
                 reader.catch_up()
                 primary.execute("insert into t values (2)")
                 reader.wait(lambda: ids(state) == [1, 2])
                 primary.kill()
+                reader.wait(lambda: reader.retried)  # until there is a primary
+                assert {error.code for error in reader.retried} == {Code.SOURCE_UNREACHABLE}
                 made.standby.promote()
                 made.standby.execute("insert into t values (3)")
                 reader.wait(lambda: ids(state) == [1, 2, 3])

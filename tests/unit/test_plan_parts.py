@@ -13,6 +13,7 @@ import pytest
 
 from changefeed.catalog.model import MOVES, Status, TableProgress, check_move
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.figures import count_text, duration_text, size_text
 from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Deletes, Envelope
@@ -24,7 +25,6 @@ from changefeed.plan import cdc
 from changefeed.plan.example import example
 from changefeed.plan.tables import check_row_images
 from changefeed.plan.targets import parse_targets, target_text
-from changefeed.plan.words import count_text, duration_text, size_text
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.postgres import PostgresSource
 from changefeed.statements.values import Names, Rate, Seconds, Size

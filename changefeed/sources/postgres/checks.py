@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code, Span
+from changefeed.core.figures import size_text
 from changefeed.core.schema import Column, TableSchema
 from changefeed.sources.base import KeyRange, Watch
 from changefeed.sources.postgres import (
@@ -848,7 +849,7 @@ def _held_back(connection: PsycopgConnection, much_log: int) -> Iterator[str]:
     for slot, held in rows:
         if held > much_log:
             yield (
-                f"replication slot {slot} is not in use and keeps {held / 2**30:.1f} GiB of WAL on "
+                f"replication slot {slot} is not in use and keeps {size_text(held)} of WAL on "
                 f"the server's disk. SELECT pg_drop_replication_slot('{slot}'); frees it, if "
                 "nobody will read from it again."
             )

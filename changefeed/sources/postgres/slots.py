@@ -9,6 +9,7 @@ from psycopg import errors, sql
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
+from changefeed.core.figures import size_text
 from changefeed.sources.postgres.connect import (
     BEHAVIOUR,
     PsycopgConnection,
@@ -108,14 +109,9 @@ def headroom(connection: PsycopgConnection, slot: str) -> list[str]:
     limit = (
         "no limit is set (max_slot_wal_keep_size)"
         if left is None
-        else f"the server drops the slot's log after {_size(left)} more (max_slot_wal_keep_size)"
+        else f"the server drops the slot's log after {size_text(max(0, left))} more (max_slot_wal_keep_size)"
     )
-    return [f"replication slot {slot} keeps {_size(held)} of WAL; {limit}"]
-
-
-def _size(count: int) -> str:
-    size = max(0, count) / 2**20
-    return f"{size:,.1f} MiB" if size < 1024 else f"{size / 1024:,.1f} GiB"
+    return [f"replication slot {slot} keeps {size_text(max(0, held))} of WAL; {limit}"]
 
 
 def _position(lsn: str | None) -> Position:

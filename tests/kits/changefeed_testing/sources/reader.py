@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Event, Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import (
@@ -28,6 +28,8 @@ from changefeed_testing.sources.harness import SourceHarness
 
 #: The owner of what the cases create at a source; as long as a state's id.
 OWNER = "testme"
+#: Between an error and the next try of a patient reader, seconds.
+RETRY_SECONDS = 0.1
 
 
 class SchemaVersions:
@@ -147,13 +149,21 @@ class State:
 
 
 class CaptureDouble:
-    """One stream, read by a thread into the state, as the capture process does."""
+    """One stream, read by a thread into the state, as the capture process does.
 
-    def __init__(self, state: State, source: Source, *, acknowledge: bool = True) -> None:
+    A ``patient`` one also does what capture does after an error that is tried again: it keeps the
+    error in ``retried`` and reads on from the frontier. Others end with it.
+    """
+
+    def __init__(
+        self, state: State, source: Source, *, acknowledge: bool = True, patient: bool = False
+    ) -> None:
         self.source = source
+        self.retried: list[ChangefeedError] = []
         self.held = state.attach(source)
         self._state = state
         self._acknowledge = acknowledge
+        self._patient = patient
         self._changed = threading.Condition()
         self._error: ChangefeedError | None = None
         self._ended = False
@@ -182,7 +192,10 @@ class CaptureDouble:
     def _run(self) -> None:
         try:
             while not self._read():
-                self._stream = self._open()
+                with self._changed:
+                    if self._stopped:
+                        break
+                    self._stream = self._open()
         except ChangefeedError as error:
             self._error = error
         finally:
@@ -192,7 +205,7 @@ class CaptureDouble:
 
     def _read(self) -> bool:
         """Read one stream. Return whether reading has ended; otherwise the source has another way
-        to read the changes."""
+        to read the changes, or is tried again."""
         open_flushes: list[Flush] = []
         try:
             for flush in self._stream:
@@ -207,6 +220,14 @@ class CaptureDouble:
                 if self._acknowledge:
                     self._stream.acknowledge(flush.frontier.position)
         except StreamFallback:
+            return self._stopped
+        except ChangefeedError as error:
+            if not self._patient or error.action is not Action.RETRY:
+                raise
+            with self._changed:
+                self.retried.append(error)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopped, RETRY_SECONDS)
             return self._stopped
         return True
 
@@ -240,16 +261,21 @@ class CaptureDouble:
         Raises:
             AssertionError: it does not end.
         """
-        self._stopped = True
-        self._stream.close()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            stream = self._stream
+        stream.close()
         self._thread.join(self._state.deadline)
         assert not self._thread.is_alive(), "close() does not end the stream"
 
 
 @contextmanager
-def reading(state: State, source: Source, *, acknowledge: bool = True) -> Iterator[CaptureDouble]:
+def reading(
+    state: State, source: Source, *, acknowledge: bool = True, patient: bool = False
+) -> Iterator[CaptureDouble]:
     """A reader of the source, which ends with the block."""
-    reader = CaptureDouble(state, source, acknowledge=acknowledge)
+    reader = CaptureDouble(state, source, acknowledge=acknowledge, patient=patient)
     try:
         yield reader
     finally:
