@@ -15,6 +15,7 @@ from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
 from sinks.merged import history as past
+from sinks.merged.fold import NEGATIVE_ZERO
 from sinks.merged.history import IS_CURRENT, READ, TRUNCATE, VALID_FROM, VALID_TO
 from sinks.merged.policy import Removal, TablePolicy
 
@@ -81,9 +82,10 @@ def folded_source(schema: TableSchema, view: str) -> str:
     """The same where values are missing: the last row of each key, and of each column the last
     value that is known, with ``k<i>`` saying whether there is one. A delete ends what was known of
     its key: a row that comes after it, by a changed key, has nothing to do with the one before."""
-    keys = [f"c{i}" for i in schema.key]
+    keys = {f"c{i}": _compared(schema.columns[i], f"c{i}") for i in schema.key}
     place = f"struct({VERSION}, {ORDER})"
-    picked = [f"max_by({OPERATION}, {place}) AS {OPERATION}", f"max({VERSION}) AS {VERSION}"]
+    picked = [c if c == same else f"max_by({c}, {place}) AS {c}" for c, same in keys.items()]
+    picked += [f"max_by({OPERATION}, {place}) AS {OPERATION}", f"max({VERSION}) AS {VERSION}"]
     for i, column in enumerate(schema.columns):
         if f"c{i}" in keys:
             continue
@@ -93,9 +95,16 @@ def folded_source(schema: TableSchema, view: str) -> str:
         )
         picked.append(f"max_by(c{i}, {place}) FILTER (WHERE {known}) AS c{i}")
         picked.append(f"bool_or({known}) AS k{i}")
-    inner = f"SELECT {', '.join(keys + picked)} FROM {view} GROUP BY {', '.join(keys)}"
+    inner = f"SELECT {', '.join(picked)} FROM {view} GROUP BY {', '.join(keys.values())}"
     flags = [f"k{i}" for i in range(len(schema.columns)) if i not in schema.key]
     return source(schema, f"({inner})", also=flags)
+
+
+def _compared(column: Column, text: str) -> str:
+    """SQL for the logged ``text`` of a key that is the same for values that are equal."""
+    if "float" not in column.logical:
+        return text
+    return f"regexp_replace({text}, {literal(NEGATIVE_ZERO)}, '0$1')"
 
 
 def carried_source(

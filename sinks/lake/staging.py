@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
 from sinks.base import Batch, Target
+from sinks.lake.types import spark_type
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.fold import Numbers, groups_of, last_of_each
 from sinks.merged.rows import key_value, last_of, table_of, versions_of
@@ -77,7 +78,7 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
     table = staged_table(batch)
     incomplete = MISSING in table.column_names
     if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
-        last = _last_rows(table.select(key_names(batch.schema)))
+        last = _last_rows(table.select(key_names(batch.schema)), batch.schema)
         table = table if len(last) == table.num_rows else table.take(pa.array(last))
     if not table.num_rows:
         return None
@@ -127,7 +128,7 @@ def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
     if len(files) == 1 or any(f.scan or f.incomplete or f.schema.keyless for f in files):
         return list(files)
     everything = pa.concat_tables([file.keys for file in files])
-    last = _last_rows(everything)
+    last = _last_rows(everything, files[0].schema)
     if len(last) == everything.num_rows:
         return list(files)
     mask = np.zeros(everything.num_rows, dtype=bool)
@@ -140,8 +141,10 @@ def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
         return [kept for some in threads.map(_kept, files, masks) for kept in some]
 
 
-def _last_rows(keys: pa.Table) -> Numbers:
-    return last_of_each(groups_of(keys.columns))
+def _last_rows(keys: pa.Table, schema: TableSchema) -> Numbers:
+    logical = (column.logical for column in schema.key_columns)
+    kinds = ["text" if spark_type(kind) == "string" else kind for kind in logical]
+    return last_of_each(groups_of(keys.columns, kinds))
 
 
 def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:

@@ -15,13 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import Column
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import plain_decimals
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+#: In a floating-point number, or in an array of such, in log form.
+NEGATIVE_ZERO = r"-0([,\]]|$)"
 #: Instead of the number of a row: the round does not have the value, that of the target stays.
 UNKNOWN = -1
 
@@ -91,20 +92,20 @@ def last_of_each(keys: Numbers) -> Numbers:
     return _last(keys, np.arange(len(keys)))
 
 
-def groups_of(columns: Sequence[pa.ChunkedArray], kinds: Sequence[Column] = ()) -> Numbers:
+def groups_of(columns: Sequence[pa.ChunkedArray], kinds: Sequence[str]) -> Numbers:
     """A number for each row; those that are equal in all columns have the same.
 
     Args:
         columns: values in log form.
-        kinds: what the columns are. Numbers that are equal are then one, whatever their digits.
+        kinds: the logical type that the target keeps each column in; of a text ``text``, whatever
+            it is at the source. Numbers that are equal are one, whatever their digits.
     """
     found: Numbers = np.zeros(len(columns[0]), np.int64)
-    for place, column in enumerate(columns):
-        logical = kinds[place].logical if kinds else ""
+    for place, (column, logical) in enumerate(zip(columns, kinds, strict=True)):
         if logical.startswith("decimal"):
             column = plain_decimals(column)
-        elif logical.startswith("float"):
-            column = pc.add(column.cast(pa.float64()), 0.0)  # no negative zero
+        elif "float" in logical:
+            column = pc.replace_substring_regex(column, NEGATIVE_ZERO, r"0\1")
         codes = _codes(column)
         found = _joined(found, codes) if place else codes
     return found

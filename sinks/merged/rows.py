@@ -5,6 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableSchema
 from sinks.merged.applied import AppliedVersion
 
 
@@ -34,6 +36,31 @@ def key_value(rows: pa.Table, place: int) -> pa.ChunkedArray:
     """The values of a key column; for a deleted row, the value before the delete."""
     gone = pc.equal(rows["op"], "d")
     return pc.if_else(gone, rows[f"b{place}"], rows[f"a{place}"])
+
+
+def require_key_values(rows: pa.Table, schema: TableSchema, topic: str) -> None:
+    """Check that each row can be found by its key. A delete without one finds none, rightly: the
+    row never got there.
+
+    Raises:
+        ChangefeedError: CF5006, a column of the key is NULL.
+    """
+    for place in () if schema.keyless else schema.key:
+        values = rows[f"a{place}"]
+        if not values.null_count:
+            continue
+        lost = pc.sum(pc.and_not(pc.is_null(values), pc.equal(rows["op"], "d"))).as_py()
+        if lost:
+            column = schema.columns[place]
+            raise ChangefeedError(
+                Code.SINK_CANNOT_TAKE_TABLE,
+                f"{schema.table}: column {column.name} is in the key, and has no value in a row",
+                detail=f"target {topic}, source type {column.type_name}, {lost} of {len(rows)} "
+                "rows",
+                hint="give these rows a value at the source, or leave the table out of the feed, "
+                "then RESUME.",
+                target=topic,
+            )
 
 
 def last_of(versions: pa.ChunkedArray, numbers: pa.ChunkedArray) -> AppliedVersion:

@@ -24,7 +24,7 @@ from sinks.base import (
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import Pace
 from sinks.merged.policy import Removal, TablePolicy
-from sinks.merged.rows import table_of, unapplied
+from sinks.merged.rows import require_key_values, table_of, unapplied
 from sinks.merged.store import TableStore
 
 
@@ -55,6 +55,8 @@ class TableSink(Sink, TableStore):
             rows = unapplied(rows, self.applied(batch.target, batch.schema))
         elif rows.num_rows and not self._begin(batch.target, batch.schema, batch.epoch.upto):
             rows = rows.slice(0, 0)
+        if self._policy.removal is not Removal.RECORD:
+            require_key_values(rows, batch.schema, batch.target.topic)
         return self.stage(batch, rows)
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:

@@ -99,6 +99,9 @@ class Dialect:
             and ``array<..>`` go to :meth:`decimal` and :meth:`array`. Must have ``other``.
         staging_types: physical type in the log -> type of a staging column.
         key_text: a text type that can be a key.
+        key_rules: type of a column -> how it is kept where the column is in the key: types that
+            cannot be compared are texts there, and texts have a length.
+        most_key_columns: of a primary key; 0 is any.
         max_name: longest identifier; longer ones are cut and end in a digest.
         folds_case: two names that differ only in case are one.
         transactional_ddl: CREATE and ALTER are part of an atomic run. Where not, the core runs
@@ -121,6 +124,8 @@ class Dialect:
         "string": "TEXT",
     }
     key_text: ClassVar[str] = "VARCHAR(255)"
+    key_rules: ClassVar[Mapping[str, TypeRule]] = {}
+    most_key_columns: ClassVar[int] = 0
     max_name: ClassVar[int] = 63
     folds_case: ClassVar[bool] = False
     transactional_ddl: ClassVar[bool] = True
@@ -162,7 +167,10 @@ class Dialect:
 
     def rule(self, column: Column, *, key: bool = False) -> TypeRule:
         """How a source column is kept here. ``key``: the column is part of the primary key."""
-        logical = column.logical
+        found = self._rule(column.logical)
+        return self.key_rules.get(found.sql, found) if key else found
+
+    def _rule(self, logical: str) -> TypeRule:
         found = re.fullmatch(r"decimal\((-?\d+),(-?\d+)\)", logical)
         if found:
             precision, scale = int(found[1]), int(found[2])
@@ -172,6 +180,12 @@ class Dialect:
         if logical.startswith("array<"):
             return self.array(logical[len("array<") : -1])
         return self.types.get(logical) or self.types["other"]
+
+    def unfit_key(self, key: Sequence[Column]) -> str:
+        """Why no table here can have these columns as its primary key; empty: one can."""
+        if not 0 < self.most_key_columns < len(key):
+            return ""
+        return f"its key has {len(key)} columns, and {self.name} takes {self.most_key_columns}"
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         """A number with declared digits; text where the target has not so many."""
@@ -409,6 +423,11 @@ class Warehouse(ABC):
     def columns(self, table: str) -> dict[str, str]:
         """Names of a table's columns, in order, with the target's type names; empty when there is
         no such table. ``table`` is not quoted and without schema."""
+
+    def folding(self, table: str) -> Mapping[str, str]:
+        """Columns of a table by which different texts may be equal -> what makes them so. Optional:
+        none where the target does not say. ``table`` as in :meth:`columns`."""
+        return {}
 
     @abstractmethod
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:

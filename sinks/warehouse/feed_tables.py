@@ -83,6 +83,7 @@ class FeedTables(ABC):
         table = self.names(target, context)
         self.strategy.check(table, target.schema)
         self.targets.look(table, target, target.schema, context)
+        self.refuse_folding(table, target.schema)
 
     def inspect(self, table: TargetTable, shape: TargetShape) -> None:
         """What has to be seen before a target is made or filled.
@@ -91,6 +92,27 @@ class FeedTables(ABC):
             ChangefeedError: CF5006 or CF5008, it cannot be kept.
         """
         return None
+
+    def refuse_folding(self, table: TargetTable, schema: TableSchema) -> None:
+        """In a target that is there, different keys are different.
+
+        Raises:
+            ChangefeedError: CF5006, a text of the key may be equal to another one.
+        """
+        declared = table.declared_key(schema)
+        # No two texts of a UUID are alike.
+        texts = [c.name for c in schema.key_columns if declared and c.logical != "uuid"]
+        key = {name.casefold(): name for name in texts}
+        found = self.warehouse.folding(self.warehouse.dialect.fit(self.strategy.place(table.topic)))
+        for name, why in found.items():
+            if column := key.get(name.casefold()):
+                raise table.refused(
+                    schema,
+                    f"column {column} of the target has {why}, by which different texts may be "
+                    "equal: two keys would become one row",
+                    hint=f"give the column {table.d.key_text} and a collation that compares bytes, "
+                    "or name another target by AS.",
+                )
 
     def complete(self, known: KnownTable, shape: TargetShape, present: Mapping[str, str]) -> None:
         """A target that was there gets the columns it lacks; it must have the key's.
@@ -234,6 +256,7 @@ class FeedTables(ABC):
         present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
         if present:
             self.complete(known, shape, present)
+            self.refuse_folding(table, shape.schema)
         else:
             if not scan and (known.applied.version or known.scanned):
                 raise ChangefeedError(

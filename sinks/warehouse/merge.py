@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sinks.merged.history import OPERATION, ORDER
-from sinks.merged.policy import DELETED
+from sinks.merged.policy import DELETED, MergeMode
 from sinks.warehouse.dialect import Dialect, Merge
 from sinks.warehouse.staging import MISSING, SEQUENCE
 from sinks.warehouse.tables import StagedRows, TargetTable
@@ -89,7 +89,26 @@ def typed(table: TargetTable, staged: StagedRows, also: Sequence[str] = ()) -> s
     columns += [f"s.{q(name)}" for name in (SEQUENCE, ORDER, OPERATION, MISSING)]
     return (
         f"SELECT {', '.join([*columns, *also])} FROM {staged.staging} AS s "
-        f"WHERE {staged.where(d)} AND {unapplied(table, staged)}"
+        f"WHERE {staged.where(d)} AND {unapplied(table, staged)}{_last(table, staged)}"
+    )
+
+
+def _last(table: TargetTable, staged: StagedRows) -> str:
+    """SQL: no later row has the key in another text, of which only the target knows that it is the
+    same; with versions, no later one of the transaction."""
+    d, shape = table.d, staged.shape
+    mode = table.policy.mode(shape.schema)
+    if mode not in (MergeMode.MERGE, MergeMode.VERSIONS) or not shape.many_texts(d):
+        return ""
+    rules = {d.quote(c.name): d.rule(c, key=True) for c in shape.schema.key_columns}
+    same = [f"{rule.of(f'l.{name}')} = {rule.of(f's.{name}')}" for name, rule in rules.items()]
+    number, order = d.quote(SEQUENCE), d.quote(ORDER)
+    later = f"l.{number} = s.{number} AND l.{order} > s.{order}"
+    if mode is MergeMode.MERGE:
+        later = f"(l.{number} > s.{number} OR {later})"
+    return (
+        f" AND NOT EXISTS (SELECT 1 FROM {staged.staging} AS l WHERE {staged.where(d, 'l')} "
+        f"AND {' AND '.join(same)} AND {later})"
     )
 
 

@@ -7,6 +7,8 @@ trailing spaces too.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,9 +38,10 @@ if TYPE_CHECKING:
 #: The largest DECIMAL, and the digits of a numeric without declared ones.
 _DIGITS, _SCALE = 65, 30
 _FREE = f"DECIMAL({_DIGITS},{_SCALE})"
-#: Characters of a text that is part of a key: an index takes 3072 bytes in all.
-_KEY = 255
+#: Bytes of an index, and characters of a text that is part of a key.
+_INDEX, _KEY = 3072, 255
 _FINITE = r"[-+.0-9eE]*"
+_UNHEX = "unhex(substr({x}, 3))"
 _MOMENT = "CAST(replace(replace({x}, 'T', ' '), 'Z', '') AS DATETIME(6))"
 
 
@@ -55,6 +58,11 @@ class MySQLDialect(Dialect):
     transactional_ddl = False
     max_name = 64
     max_precision = _DIGITS
+    most_key_columns = 16
+    key_rules: ClassVar[Mapping[str, TypeRule]] = {
+        "LONGTEXT": TypeRule(f"VARCHAR({_KEY})", "{x}", rf"(?s).{{0,{_KEY}}}"),
+        "LONGBLOB": TypeRule(f"VARBINARY({_KEY})", _UNHEX, rf"\\x(?:[0-9a-fA-F]{{2}}){{0,{_KEY}}}"),
+    }
     staging_types: ClassVar[Mapping[str, str]] = {
         "bool": "BOOLEAN",
         "int16": "SMALLINT",
@@ -74,7 +82,7 @@ class MySQLDialect(Dialect):
             _FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_DIGITS - _SCALE, _SCALE)
         ),
         "text": TypeRule("LONGTEXT"),
-        "bytes": TypeRule("LONGBLOB", "unhex(substr({x}, 3))"),
+        "bytes": TypeRule("LONGBLOB", _UNHEX),
         "date": TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
         "time": TypeRule("TIME(6)", "CAST({x} AS TIME(6))"),
         "timetz": TypeRule("VARCHAR(32)"),
@@ -90,15 +98,16 @@ class MySQLDialect(Dialect):
     def __init__(self, collation: str = "utf8mb4_0900_bin") -> None:
         self.collation = collation
 
-    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
-        """Keys have a length."""
-        rule = super().rule(column, key=key)
-        if not key or not rule.sql.startswith("LONG"):
-            return rule
-        if rule.sql == "LONGBLOB":
-            accepts = rf"\\x(?:[0-9a-fA-F]{{2}}){{0,{_KEY}}}"
-            return TypeRule(f"VARBINARY({_KEY})", rule.cast, accepts)
-        return TypeRule(f"VARCHAR({_KEY})", "{x}", rf"(?s).{{0,{_KEY}}}")
+    def unfit_key(self, key: Sequence[Column]) -> str:
+        """An index has so many bytes, and a character takes up to four of them."""
+        sizes = {c.name: _indexed(self.rule(c, key=True).sql) for c in key}
+        if sum(sizes.values()) <= _INDEX:
+            return super().unfit_key(key)
+        listed = ", ".join(f"{c.name} ({c.type_name}) {sizes[c.name]:,}" for c in key)
+        return (
+            f"its key needs {sum(sizes.values()):,} bytes in an index, and {self.name} has "
+            f"{_INDEX:,}: {listed}"
+        )
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         return self.types["other"] if scale > _SCALE else super().decimal(precision, scale)
@@ -143,6 +152,15 @@ class MySQLDialect(Dialect):
 
     def merge(self, merge: Merge) -> list[str]:
         return delete_insert(self, merge)
+
+
+def _indexed(sql: str) -> int:
+    """The most bytes that a value of the type takes in an index."""
+    found = re.fullmatch(r"(VARCHAR|CHAR|VARBINARY|DECIMAL)\((\d+).*\)", sql)
+    if found is None:
+        return 8
+    each = {"VARBINARY": 1.0, "DECIMAL": 0.5}.get(found[1], 4.0)
+    return math.ceil(int(found[2]) * each)
 
 
 class MySQL(Warehouse):
@@ -231,6 +249,22 @@ class MySQL(Warehouse):
             "ORDER BY ordinal_position"
         )
         return {str(name): _text(kind) for name, kind in rows}
+
+    def folding(self, table: str) -> Mapping[str, str]:
+        text = self.dialect.literal
+        rows = self.query(
+            "SELECT column_name, data_type, collation_name FROM information_schema.columns "
+            f"WHERE table_schema = {text(self.schema)} AND table_name = {text(table)} "
+            "AND collation_name IS NOT NULL"
+        )
+        found = {}
+        for name, kind, collation in ([_text(value) for value in row] for row in rows):
+            padded = not any(word in collation for word in ("nopad", "_0900_"))
+            if padded or not collation.endswith("_bin"):
+                found[name] = f"the collation {collation}"
+            elif kind.lower() == "char":
+                found[name] = "the type CHAR"
+        return found
 
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         names = ", ".join(map(self.dialect.quote, rows.column_names))

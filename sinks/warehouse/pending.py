@@ -94,7 +94,7 @@ class PendingRows:
             for start in range(0, gathered.num_rows, step):
                 yield gathered.slice(start, step)
             return
-        folded = self.shape.folded(gathered, self.mode)
+        folded = self.shape.folded(gathered, self.mode, self.table.d)
         for start in range(0, len(folded.rows), step):
             found = self.shape.taken(gathered, folded.at(slice(start, start + step)))
             self.missing |= self.shape.missing(found)

@@ -221,6 +221,21 @@ class PostgreSQL(Warehouse):
         )
         return {str(name): str(kind) for name, kind in rows}
 
+    def folding(self, table: str) -> Mapping[str, str]:
+        text = self.dialect.literal
+        rows = self.query(
+            "SELECT a.attname, CASE WHEN y.typname IN ('citext', 'bpchar') THEN 'the type ' "
+            "|| y.typname ELSE 'the collation ' || o.collname END FROM pg_attribute AS a "
+            "JOIN pg_class AS c ON c.oid = a.attrelid "
+            "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "JOIN pg_type AS y ON y.oid = a.atttypid "
+            "LEFT JOIN pg_collation AS o ON o.oid = a.attcollation "
+            f"WHERE n.nspname = {text(self.schema)} AND {self._is_called(table)} "
+            "AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND (y.typname IN ('citext', 'bpchar') OR NOT o.collisdeterministic)"
+        )
+        return {str(name): str(why) for name, why in rows}
+
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         names = ", ".join(map(self.dialect.quote, rows.column_names))
         sql = f"COPY {self.name(table)} ({names}) FROM STDIN (FORMAT csv)"
@@ -275,7 +290,7 @@ class PostgreSQL(Warehouse):
             self.close()
         column = error.diag.column_name
         detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
-        if state == _NO_RIGHT:  # the server's text names an object, no value
+        if state in (_NO_RIGHT, _TOO_LONG):  # the server's text names an object, no value
             detail = f"{error.diag.message_primary} ({detail})"
         return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
 
@@ -302,6 +317,7 @@ def _by_state(state: str) -> tuple[str, str] | None:
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 
 _NO_RIGHT = "42501"
+_TOO_LONG = "54000"
 
 #: SQLSTATE, by its beginning -> what to do.
 _BY_STATE: Mapping[str, tuple[str, str]] = {
@@ -311,6 +327,7 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
     "55P03": (Code.SINK_BUSY, "is busy"),
     "57014": (Code.SINK_BUSY, "cancelled a statement"),
     "53": (Code.SINK_BUSY, "has no room"),
+    _TOO_LONG: (Code.SINK_CANNOT_TAKE_TABLE, "has no index for a key that is so long"),
     "22": (Code.SINK_CANNOT_TAKE_TABLE, "cannot hold a value"),
     "23": (Code.SINK_CANNOT_TAKE_TABLE, "refused a row"),
     "28": (Code.SINK_REFUSED_LOGIN, "refused the login"),

@@ -37,6 +37,8 @@ from sinks.warehouse.sink import WarehouseSink
 _TEXT = "VARCHAR(65535)"
 _FREE = "DECIMAL(38,18)"
 _LONGEST = 65535
+#: In comparisons of texts blanks at the end do not count: keys that have some could become one.
+_KEY = TypeRule(_TEXT, accepts=r"(?s)(?:.*[^ ])?", longest=_LONGEST)
 #: The target's alias before a column, or a quoted name or literal, which is left as it is.
 _ALIAS = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\b(t\.)(?=")')
 
@@ -52,6 +54,7 @@ class RedshiftDialect(PostgreSQLDialect):
     max_name = 127
     max_precision = 38
     key_text = "VARCHAR(512)"
+    key_rules: ClassVar[Mapping[str, TypeRule]] = dict.fromkeys((_TEXT, "SUPER"), _KEY)
     staging_types: ClassVar[Mapping[str, str]] = {
         "bool": "BOOLEAN",
         "int16": "SMALLINT",
@@ -118,6 +121,9 @@ class Redshift(PostgreSQL):
 
     def _is_called(self, table: str) -> str:
         return f"lower(c.relname) = lower({self.dialect.literal(table)})"
+
+    def folding(self, table: str) -> Mapping[str, str]:
+        return {}
 
     def identity(self) -> str:
         return ""

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import DATES, Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
 from sinks.merged import policy
 from sinks.merged.fold import UNKNOWN, FoldedRows, RoundChanges, fold, gather, groups_of
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
@@ -44,6 +44,8 @@ BEFORE = "_before_"
 #: Bytes of the longest name of a column that every target takes.
 _LONGEST = 63
 
+#: Types with values of several texts (24:00:00 and 1 day; 1 and 1.0 in JSON and in arrays).
+_MANY_TEXTS = re.compile(r"interval|json|array<(?:decimal|float)")
 _OPERATIONS = pa.array(list(OPERATIONS.values()))
 _CODES = pa.array(list(OPERATIONS))
 
@@ -173,11 +175,14 @@ class TargetShape:
         ]
         return pa.array(texts, pa.string()).take(encoded.indices)
 
-    def folded(self, staged: pa.Table, mode: MergeMode) -> FoldedRows:
-        """What a table kept in ``mode`` needs of changes in the order of the log."""
+    def folded(self, staged: pa.Table, mode: MergeMode, d: Dialect) -> FoldedRows:
+        """What a table kept in ``mode`` needs of changes in the order of the log. Texts that the
+        target alone knows to be one key (:meth:`many_texts`) stay apart."""
+        kept = [(c.logical, d.rule(c, key=True).sql) for c in self.schema.key_columns]
+        kinds = ["text" if _kind(sql) == "string" else logical for logical, sql in kept]
         operation = staged[OPERATION]
         changes = RoundChanges(
-            groups_of([staged[name] for name in self.key], self.schema.key_columns),
+            groups_of([staged[name] for name in self.key], kinds),
             staged[SEQUENCE].to_numpy(),
             pc.equal(operation, OPERATIONS["d"]).to_numpy(),
             pc.equal(operation, OPERATIONS["u"]).to_numpy(),
@@ -193,6 +198,13 @@ class TargetShape:
         keys = gather(staged.select(self.key), folded.rows)
         order = pc.sort_indices(keys, [(name, "ascending") for name in self.key])
         return folded.at(order.to_numpy())
+
+    def many_texts(self, d: Dialect) -> bool:
+        """A key may have several texts that :meth:`folded` does not know to be one."""
+        return any(
+            _MANY_TEXTS.search(c.logical) and _kind(d.rule(c, key=True).sql) != "string"
+            for c in (() if self.keyless else self.schema.key_columns)
+        )
 
     def taken(self, staged: pa.Table, folded: FoldedRows) -> pa.Table:
         """The folded rows, with their values and what is still missing."""
@@ -234,33 +246,11 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
     for i, column in enumerate(shape.columns):
         # Without a key all columns stand for one, but the target keeps them as any other.
         rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
-        missing = _missing_keys(shape, staged, i)
-        if missing:
-            zero = column.logical in DATES
-            raise refused_value(
-                shape,
-                column,
-                "is in the key, and has no value in a row"
-                + (" (a date such as 0000-00-00 is read as NULL)" if zero else ""),
-                f"{missing} of {staged.num_rows} rows",
-                "give these rows a value at the source, or leave the table out of the feed, then "
-                "RESUME.",
-            )
         names = [column.name] + ([before_name(column.name)] if i in shape.before else [])
         refused = sum(_refused(rule, staged[name]) for name in names)
         if refused:
             rows = f"{refused} of {staged.num_rows} rows"
             raise refused_value(shape, column, unfit(rule, d), rows)
-
-
-def _missing_keys(shape: TargetShape, staged: pa.Table, i: int) -> int:
-    """Rows without a value in the i-th column, if that is in the key. A delete of such a row finds
-    none in the target, which is right: it never got one."""
-    nothing = staged[shape.columns[i].name]
-    if not nothing.null_count or shape.keyless or i not in shape.schema.key:
-        return 0
-    gone = pc.equal(staged[OPERATION], OPERATIONS["d"])
-    return pc.sum(pc.and_not(pc.is_null(nothing), gone)).as_py() or 0
 
 
 def unfit(rule: TypeRule, d: Dialect) -> str:

@@ -119,6 +119,9 @@ class TargetTable:
         folded = [n.casefold() for n in names]
         if self.d.folds_case and len(set(folded)) != len(folded):
             raise self.refused(schema, f"two columns differ only in case, {self.d.name} folds it")
+        keyed = self.declared_key(schema) or self.has_side(schema)
+        if why := self.d.unfit_key(schema.key_columns) if keyed else "":
+            raise self.refused(schema, why, hint=OTHER_KEY)
         if schema.keyless and not self.d.counts and self.policy.removal is not Removal.RECORD:
             raise self.refused(schema, f"{self.d.name} needs a table with a key")
         self.policy.require_key(schema)
@@ -158,6 +161,13 @@ class StagedRows:
     def where(self, d: Dialect, alias: str = "s") -> str:
         """SQL: the row is of this batch."""
         return f"{alias}.{d.quote(BATCH)} = {self.batch}"
+
+
+#: What to do about a key that a target does not hold.
+OTHER_KEY = (
+    "give the table a shorter key at the source (REPLICA IDENTITY USING INDEX in PostgreSQL), keep "
+    "its changes with history = 'append', which has no key, or choose another kind of target."
+)
 
 
 def staging_name(topic: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from changefeed.catalog import Catalog
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.schema import TableSchema
 from changefeed.options import Options
 from changefeed.plan.sink_resolution import find_sink, probe_of
 from changefeed.sources.postgres.server import system_id
@@ -381,6 +383,69 @@ def test_postgresql_that_goes_away(own_postgres: PostgresCluster) -> None:
         feed.deliver(sink, 0)
         assert database.execute("select a, b from t order by a") == [(1, "x"), (2, "y")]
         sink.close()
+
+
+def _problems(sink: Sink, schema: TableSchema) -> list[ChangefeedError]:
+    try:
+        return sink.check(
+            SinkContext("validate", 0, (Target(schema.table, schema.table.name, schema),))
+        )
+    finally:
+        sink.close()
+
+
+@pytest.mark.slow
+def test_keys_that_mariadb_does_not_hold(mariadb: MariaDB) -> None:
+    """They are refused before there is a feed; the longest one that is taken can be made."""
+    texts = {f"k{i}": "text" for i in range(3)} | {"n": "int64"}
+    longest, folded = table_of("t", key=tuple(texts), **texts), table_of("u", key=("a",), a="text")
+    with mariadb.database() as database:
+
+        def sink() -> Sink:
+            return open_sink(f"mysql://{USER}:{PASSWORD}@127.0.0.1:{mariadb.port}/{database}")
+
+        [problem] = _problems(sink(), table_of("t", key=(*texts, "o"), **texts, o="int64"))
+        assert "needs 3,076 bytes in an index" in problem.message
+        assert _problems(sink(), longest) == []
+        source = SourceDouble(longest)
+        source.commit(insert("t", k0="é" * 255, k1="☃" * 255, k2="", n=1))
+        opened = RowFeed(source).open(sink())
+        RowFeed(source).deliver(opened)
+        opened.close()
+        with mariadb.connect(database=database) as connection, connection.cursor() as cursor:
+            for kind, why in (
+                ("VARCHAR(9) COLLATE utf8mb4_general_ci", "the collation utf8mb4_general_ci"),
+                ("VARCHAR(9) COLLATE utf8mb4_bin", "the collation utf8mb4_bin"),  # PAD SPACE
+                ("CHAR(9) COLLATE utf8mb4_nopad_bin", "the type CHAR"),
+                ("VARCHAR(9) COLLATE utf8mb4_nopad_bin", ""),
+            ):
+                cursor.execute(f"CREATE OR REPLACE TABLE u (a {kind} PRIMARY KEY, b TEXT)")
+                found = [f"{p.code.number} {p.message}" for p in _problems(sink(), folded)]
+                said = f"column a of the target has {why}, by which different texts may be equal"
+                assert len(found) == bool(why) and all(said in f for f in found), found
+
+
+@pytest.mark.postgres
+def test_keys_that_postgresql_does_not_hold(postgres: Database) -> None:
+    folded = table_of("t", key=("a",), a="text")
+    postgres.execute(
+        "create extension citext; create collation ci"
+        " (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    )
+    kinds = {"text collate ci": "collation ci", "citext": "type citext", "char(3)": "type bpchar"}
+    for kind, why in {**kinds, "text": ""}.items():
+        postgres.execute(f"drop table if exists t; create table t (a {kind} primary key)")
+        found = _problems(open_sink(postgres.uri), folded)
+        assert [why in p.message for p in found] == [True] * bool(why), found
+    source = SourceDouble(folded)
+    digests = "".join(hashlib.sha256(bytes([i])).hexdigest() for i in range(90))
+    source.commit(insert("t", a=digests))
+    sink = RowFeed(source).open(open_sink(postgres.uri))
+    with pytest.raises(ChangefeedError, match="has no index for a key that is so long") as caught:
+        RowFeed(source).deliver(sink)
+    assert (caught.value.code, caught.value.target) == (Code.SINK_CANNOT_TAKE_TABLE, "t")
+    assert "t_pkey" in caught.value.detail and digests[:20] not in str(caught.value)
+    sink.close()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ column). A key of two texts would leave a row behind, or delete none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,10 @@ import psycopg
 import pytest
 
 from changefeed.catalog.model import TableState
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import BRISK, Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
+from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
@@ -59,6 +61,8 @@ class Origin(ABC):
 
     #: Name of a table -> the types of its key.
     tables: Mapping[str, Sequence[Kind]]
+    #: Name of a table -> statements that give it another identity than a primary key.
+    identities: Mapping[str, Sequence[str]] = {}
 
     @abstractmethod
     def run(self, *statements: str) -> list[tuple[object, ...]]:
@@ -66,10 +70,12 @@ class Origin(ABC):
 
     def make(self) -> None:
         for name, kinds in self.tables.items():
-            columns = [f"k{i} {kind.sql}" for i, kind in enumerate(kinds)]
+            columns = [f"k{i} {kind.sql} NOT NULL" for i, kind in enumerate(kinds)]
             key = ", ".join(f"k{i}" for i in range(len(kinds)))
             listed = ", ".join([*columns, "id INT", "v INT"])
-            self.run(f"CREATE TABLE {name} ({listed}, PRIMARY KEY ({key}))")
+            identity = self.identities.get(name, ["ALTER TABLE {t} ADD PRIMARY KEY ({k})"])
+            made = [sql.format(t=name, k=key) for sql in identity]
+            self.run(f"CREATE TABLE {name} ({listed})", *made)
 
     def insert(self, step: int) -> None:
         """A third of the rows."""
@@ -115,7 +121,30 @@ class FromPostgreSQL(Origin):
         create domain amount as numeric check (value > 0);
         create domain listed as int[];
     """
+    #: A change of these keys, too, has the old one in another way; and a lake has them.
+    OTHERWISE = (
+        texts("real", "0.1", "-0", "NaN", "1e-45", "Infinity", _2="0"),
+        texts("float8[]", "{-0,-0.5}", "{-0}", "{NaN,1e23}", "{}", _1="{0,-0.5}", _2="{0}"),
+        texts("numeric", "1.0", "-7.10", "0", "12345678901234567890", _1="1.000", _3="0.00"),
+        texts("char(5)", "a", "A", "ab", "", "é"),
+        texts("text collate ci", "a", "b", "c", "D", "é", _1="A", _3="C", _5="É"),
+        texts("citext", "a", "b", "c", "D", _1="A", _3="C"),
+        texts("jsonb", '{"a": 1}', "[1, null]", "1", '"x"', _1='{"a": 1.0}', _3="1.00"),
+        texts("interval", "1 day", "1 mon", "-00:00:01", _1="24:00:00", _2="30 days"),
+    )
+    identities: Mapping[str, Sequence[str]] = {
+        "whole": (
+            "ALTER TABLE {t} ADD PRIMARY KEY ({k})",
+            "ALTER TABLE {t} REPLICA IDENTITY FULL",
+        ),
+        "indexed": (
+            "CREATE UNIQUE INDEX {t}_key ON {t} ({k})",
+            "ALTER TABLE {t} REPLICA IDENTITY USING INDEX {t}_key",
+        ),
+    }
     tables: Mapping[str, Sequence[Kind]] = {
+        "whole": OTHERWISE,
+        "indexed": OTHERWISE,
         "usual": (
             Kind("bool", ("true", "false")),
             Kind("int2", ("-32768", "0", "32767")),
@@ -278,48 +307,78 @@ class FromMySQL(Origin):
         return self._server.run(sql, database=self._database)
 
 
+Rows = list[tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The copies that one sink keeps.
+
+    Attributes:
+        sink: its URI.
+        options: of its feed.
+        read: ``id`` and ``v`` of each row of a copy, in any order.
+        without: tables with keys that it does not hold.
+    """
+
+    sink: str
+    options: str
+    read: Callable[[str], Rows]
+    without: Sequence[str] = ()
+
+
+def as_messages(folder: Path, options: str = "updated") -> Copy:
+    """In files, row by row."""
+
+    def read(table: str) -> Rows:
+        found = rebuilt(m for m in consumed(folder) if m.topic == table).values()
+        return [(row["id"], row["v"]) for row in found if isinstance(row, dict)]
+
+    return Copy(f"file://{folder}", f"key_in_value, {options}", read)
+
+
+BARE = "sequence_column = 'none'"
+
+
+def in_postgresql(uri: str) -> Copy:
+    def read(table: str) -> Rows:
+        with psycopg.connect(uri, options="-c search_path=shop") as connection:
+            return connection.execute(f"select id, v from {table}".encode()).fetchall()
+
+    return Copy(f"{uri}?schema=shop", BARE, read)
+
+
+def in_duckdb(file: Path, without: Sequence[str]) -> Copy:
+    def read(table: str) -> Rows:
+        with opened(file) as connection:
+            return connection.execute(f"select id, v from {table}").fetchall()
+
+    return Copy(f"duckdb://{file}", BARE, read, without)
+
+
+def in_lake(engine: NodeSpark, uri: str) -> Copy:
+    lake = Lake(engine, uri)
+    return Copy(uri, "resolved", lambda table: lake.query(f"select id, v from {{{table}}}"))
+
+
 class Sinks:
     """Feeds of an origin's tables into each kind of sink."""
 
-    def __init__(
-        self, feeds: Feeds, origin: Origin, folder: Path, target: str, no_duckdb: Sequence[str]
-    ) -> None:
-        self.feeds, self.origin, self.folder, self.target = feeds, origin, folder, target
-        fewer = [table for table in origin.tables if table not in no_duckdb]
-        bare = "sequence_column = 'none'"
-        self.tables: dict[str, Sequence[str]] = {}
-        self._create("files", origin.tables, f"file://{folder}/files", "key_in_value, updated")
-        self._create(
-            "store",
-            origin.tables,
-            f"file://{folder}/store",
-            "key_in_value, updated, diff, row_images = 'store'",
-        )
-        self._create("postgresql", origin.tables, f"{target}?schema=shop", bare)
-        self._create("duckdb", fewer, f"duckdb://{folder}/t.duckdb", bare)
-
-    def _create(self, name: str, tables: Iterable[str], sink: str, options: str) -> None:
-        self.tables[name] = list(tables)
-        self.feeds.execute(
-            f"CREATE CHANGEFEED {name} FOR {', '.join(tables)} INTO '{sink}' WITH {options}"
-        )
+    def __init__(self, feeds: Feeds, origin: Origin, copies: Mapping[str, Copy]) -> None:
+        self.feeds, self.origin, self.copies = feeds, origin, copies
+        self.tables = {
+            name: [table for table in origin.tables if table not in copy.without]
+            for name, copy in copies.items()
+        }
+        for name, copy in copies.items():
+            listed = ", ".join(self.tables[name])
+            feeds.execute(
+                f"CREATE CHANGEFEED {name} FOR {listed} INTO '{copy.sink}' WITH {copy.options}"
+            )
 
     def sync(self) -> None:
-        for name in self.tables:
-            self.feeds.sync(name, "100s")
-
-    def rows(self, sink: str, table: str) -> list[tuple[object, ...]]:
-        """``id`` and ``v`` of each row that a sink has, by key."""
-        sql = f"select id, v from {table} order by id"
-        if sink == "postgresql":
-            with psycopg.connect(self.target, options="-c search_path=shop") as connection:
-                return connection.execute(sql.encode()).fetchall()
-        if sink == "duckdb":
-            with opened(self.folder / "t.duckdb") as connection:
-                return connection.execute(sql).fetchall()
-        messages = [m for m in consumed(self.folder / sink) if m.topic == table]
-        found = rebuilt(messages).values()
-        return sorted((row["id"], row["v"]) for row in found if isinstance(row, dict))
+        for name in self.copies:
+            self.feeds.sync(name)
 
     def judge(self, *, verify: bool) -> None:
         """Each sink has the rows of the source, and ``verify``: VERIFY says so."""
@@ -334,9 +393,29 @@ class Sinks:
 
     def wrong(self, sink: str, table: str) -> tuple[object, ...]:
         """Rows of the source that a sink lacks, and rows that it has instead."""
-        truth, found = self.origin.ids(table), self.rows(sink, table)
+        truth, found = self.origin.ids(table), sorted(self.copies[sink].read(table))
         lacks, has = set(truth) - set(found), set(found) - set(truth)
         return () if truth == found else (lacks, has, len(found) - len(truth))
+
+
+def check(feeds: Feeds, origin: Origin, copies: Mapping[str, Copy]) -> None:
+    """Scans, then changes of every kind, and after both each copy is equal to the source."""
+    sinks = Sinks(feeds, origin, copies)
+    sinks.sync()
+    sinks.judge(verify=False)
+    origin.change()
+    sinks.sync()
+    sinks.judge(verify=True)
+
+
+def plain(folder: Path, target: str, no_duckdb: Sequence[str] = ()) -> dict[str, Copy]:
+    """Copies that need no Spark."""
+    return {
+        "files": as_messages(folder / "files"),
+        "store": as_messages(folder / "store", "updated, diff, row_images = 'store'"),
+        "postgresql": in_postgresql(target),
+        "duckdb": in_duckdb(folder / "t.duckdb", no_duckdb),
+    }
 
 
 @pytest.mark.postgres
@@ -348,12 +427,27 @@ def test_keys_of_postgresql(tmp_path: Path, postgres: Database) -> None:
     with running(tmp_path / "state", timings=BRISK) as feeds:
         feeds.connect(shop=postgres.uri)
         no_duckdb = ("beyond", "ints", "words", "flags")
-        sinks = Sinks(feeds, origin, tmp_path / "out", f"{postgres.uri}_copy", no_duckdb)
-        sinks.sync()
-        sinks.judge(verify=False)
-        origin.change()
-        sinks.sync()
-        sinks.judge(verify=True)
+        check(feeds, origin, plain(tmp_path, f"{postgres.uri}_copy", no_duckdb))
+
+
+@pytest.mark.postgres
+@pytest.mark.spark
+@pytest.mark.parametrize("lake", ["delta", "iceberg"])
+def test_keys_in_a_lake(
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark, lake: str
+) -> None:
+    """-0 and 0 are two texts and one value there."""
+    origin = FromPostgreSQL(postgres)
+    origin.tables = {name: origin.tables[name] for name in ("whole",)}
+    origin.make()
+    origin.insert(0)
+    uris = {
+        "delta": f"delta://{tmp_path}/lake",
+        "iceberg": f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={tmp_path}/lake",
+    }
+    with running(tmp_path / "state", spark_engine, timings=BRISK) as feeds:
+        feeds.connect(shop=postgres.uri)
+        check(feeds, origin, {"lake": in_lake(spark_engine, uris[lake])})
 
 
 @pytest.mark.postgres
@@ -364,12 +458,7 @@ def test_keys_of_mysql(tmp_path: Path, postgres: Database, binlog_server: Binlog
         origin.make()
         origin.insert(0)
         feeds.connect(shop=binlog_server.uri(database))
-        sinks = Sinks(feeds, origin, tmp_path / "out", postgres.uri, ())
-        sinks.sync()
-        sinks.judge(verify=False)
-        origin.change()
-        sinks.sync()
-        sinks.judge(verify=True)
+        check(feeds, origin, plain(tmp_path, postgres.uri))
 
 
 def test_a_date_that_is_none_is_no_key(tmp_path: Path, binlog_server: BinlogServer) -> None:

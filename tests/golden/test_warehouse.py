@@ -202,8 +202,10 @@ def test_the_page_shows_the_types(rewrite: bool) -> None:
     lines = ["| source | " + " | ".join(d.name for d in shown) + " |"]
     lines.append("|---" * (len(shown) + 1) + "|")
     for logical, source in _LOGICAL.items():
-        kept = [d.rule(column_of("c", logical, 1)).sql for d in shown]
-        lines.append(f"| {source} | " + " | ".join(f"`{sql}`" for sql in kept) + " |")
+        column = column_of("c", logical, 1)
+        kept = [(d.rule(column).sql, d.rule(column, key=True).sql) for d in shown]
+        cells = (f"`{sql}`" + (f", key `{key}`" if key != sql else "") for sql, key in kept)
+        lines.append(f"| {source} | {' | '.join(cells)} |")
     page = _PAGE.read_text("utf-8")
     head, rest = page.split(_BEGIN)
     new = head + _BEGIN + "\n".join(lines) + "\n" + _END + rest.partition(_END)[2]

@@ -28,6 +28,7 @@ from sinks.lake.table import column_of, split_columns
 from sinks.lake.types import spark_type, typed, widens
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
+from sinks.merged.fold import groups_of
 from sinks.registry import open_sink
 
 # ------------------------------------------------------------------------------- place
@@ -326,6 +327,12 @@ def test_unknown_values_keep_every_row(tmp_path: Path) -> None:
     file = staged(tmp_path, "a", made)
     assert file is not None
     assert (file.rows, file.incomplete) == (2, True)
+
+
+def test_two_texts_of_one_number_are_one_key() -> None:
+    rows = pa.table({"f": ["-0", "0", "1"], "l": ["[-0, -0,-0.5]", "[0, 0,-0.5]", "[0, 0,-0.5]"]})
+    assert groups_of(rows.columns, ["float64", "array<float32>"]).tolist() == [0, 0, 1]
+    assert groups_of(rows.columns, ["text", "text"]).tolist() == [0, 1, 2]
 
 
 def test_a_later_file_goes_before(tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def test_a_batch_is_staged_without_what_the_target_has() -> None:
     assert sink.told == [("stage", [6, 7])]
 
 
+def test_a_row_whose_key_has_no_value_is_refused() -> None:
+    """It could not be found again, and would be inserted at every change."""
+    nameless = rows((7, 1)).set_column(9, "a0", pa.array([None], pa.int32()))
+    for sink in (WrittenDown(TablePolicy()), WrittenDown(TablePolicy(history=History.SCD2))):
+        with pytest.raises(
+            ChangefeedError, match="column a is in the key, and has no value"
+        ) as told:
+            sink.write(batch(pa.concat_tables([rows((6, 1)), nameless])))
+        assert (told.value.code, told.value.target) == (Code.SINK_CANNOT_TAKE_TABLE, "t")
+        assert "1 of 2 rows" in told.value.detail
+        sink.write(batch(nameless.set_column(0, "op", pa.array(["d"]))))
+        assert sink.told == [("stage", [1])]
+    WrittenDown(APPEND).write(batch(nameless))
+
+
 def test_events_are_followed_once() -> None:
     sink = WrittenDown(done=6)
     for version, seq in ((5, 9), (6, 5)):

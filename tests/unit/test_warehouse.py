@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.uri import sink_location
@@ -33,6 +33,7 @@ from sinks.merged.policy import TablePolicy
 from sinks.registry import check, open_sink
 from sinks.warehouse import evolution
 from sinks.warehouse.applied import AppliedRow
+from sinks.warehouse.bigquery.sql import BigQueryDialect
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.database_sink import PACE, SLOWEST
 from sinks.warehouse.dialect import Dialect
@@ -42,6 +43,7 @@ from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.snowflake.sql import SnowflakeDialect
 from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape, before_name, check_values, fits
 from sinks.warehouse.tables import TargetTable
@@ -128,6 +130,23 @@ def test_texts_in_keys_have_a_length_in_mysql() -> None:
     assert "VARCHAR(255)" in refused(mysql, "text", "☃\n" * 128, key=True)
     assert not refused(mysql, "bytes", "\\x" + "00" * 255, key=True)
     assert "VARBINARY(255)" in refused(mysql, "bytes", "\\x" + "00" * 256, key=True)
+
+
+def test_what_cannot_be_compared_is_a_text_in_a_key() -> None:
+    dialects = (RedshiftDialect(), SnowflakeDialect(), BigQueryDialect(), SpannerDialect())
+    for d in dialects:
+        for logical in ("json", "array<int32>"):
+            value, key = (d.rule(column_of("a", logical, 1), key=key) for key in (False, True))
+            assert key.sql == d.rule(column_of("a", "text", 1), key=True).sql != value.sql
+            assert key.of("x") == "x"
+
+
+def test_blanks_at_the_end_of_a_key_are_refused_where_they_do_not_count() -> None:
+    redshift = DIALECTS["Redshift"]
+    assert "VARCHAR(65535)" in refused(redshift, "text", "two words\n ", key=True)
+    for text in ("", " a\nb", "[1, 2]"):
+        assert not refused(redshift, "text", text, key=True)
+    assert not refused(redshift, "text", "two words ")
 
 
 @pytest.mark.parametrize("name", ["MySQL", "Spanner"])
@@ -311,6 +330,25 @@ def test_tables_without_a_key_have_no_versions() -> None:
         table(RedshiftDialect()).check(table_of("t", a="int32"))
     with pytest.raises(ChangefeedError, match="differ only in case"):
         table(DuckDBDialect()).check(table_of("t", key=("a",), a="int32", A="int32"))
+
+
+def test_keys_that_no_table_can_have() -> None:
+    columns = {f"k{i}": "int16" for i in range(17)}
+    many = table_of("t", key=tuple(columns), **columns)
+    texts = {"a": "text", "b": "decimal", "c": "text", "d": "json", "e": "bytes"}
+    wide = table_of("t", key=tuple(texts), **texts)
+    for d, schema, why in (
+        (SpannerDialect(), many, "17 columns, and Spanner takes 16"),
+        (MySQLDialect(), many, "17 columns, and MySQL takes 16"),
+        (MySQLDialect(), wide, "needs 3,348 bytes in an index, and MySQL has 3,072: a "),
+    ):
+        for policy in (TablePolicy(), TablePolicy(sequence="")):
+            with pytest.raises(ChangefeedError, match=why) as caught:
+                table(d, policy=policy).check(schema)
+            assert caught.value.code is Code.SINK_CANNOT_TAKE_TABLE
+            assert "history = 'append'" in caught.value.hint
+        table(d, policy=TablePolicy(history=History.APPEND)).check(schema)
+    table(DuckDBDialect()).check(wide)
 
 
 def test_columns_of_one_name_for_the_target_are_named() -> None:

@@ -109,7 +109,8 @@ def headroom(connection: PsycopgConnection, slot: str) -> list[str]:
     limit = (
         "no limit is set (max_slot_wal_keep_size)"
         if left is None
-        else f"the server drops the slot's log after {size_text(max(0, left))} more (max_slot_wal_keep_size)"
+        else f"the server drops the slot's log after {size_text(max(0, left))} more "
+        "(max_slot_wal_keep_size)"
     )
     return [f"replication slot {slot} keeps {size_text(max(0, held))} of WAL; {limit}"]
 

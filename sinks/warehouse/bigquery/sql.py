@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from changefeed.core.schema import Column
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits before and behind the point.
@@ -66,6 +65,11 @@ class BigQueryDialect(Dialect):
         "string": "STRING",
     }
     key_text = "STRING"
+    # A key is compared and sorted into partitions, which these cannot be.
+    key_rules: ClassVar[Mapping[str, TypeRule]] = dict.fromkeys(
+        ("JSON", "FLOAT64"), TypeRule("STRING")
+    )
+    most_key_columns = 16
     types: ClassVar[Mapping[str, TypeRule]] = {
         "bool": TypeRule("BOOL"),
         "int16": TypeRule("INT64"),
@@ -95,11 +99,6 @@ class BigQueryDialect(Dialect):
     def literal(self, text: str) -> str:
         escaped = text.replace("\\", "\\\\").replace("'", "\\'")
         return "'" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "'"
-
-    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
-        """A key is compared and sorted into partitions, which JSON and FLOAT64 cannot be."""
-        found = super().rule(column, key=key)
-        return self.types["text"] if key and found.sql in ("JSON", "FLOAT64") else found
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         for name, (whole, part) in (("NUMERIC", _NUMERIC), ("BIGNUMERIC", _BIGNUMERIC)):

@@ -38,6 +38,10 @@ class ClickHouseDialect(Dialect):
     max_name = 127
     max_precision = _WHOLE + _SCALE
     key_text = "String"
+    # -0 and 0 are equal where rows are sorted and compared, and differ where they are grouped.
+    key_rules: ClassVar[Mapping[str, TypeRule]] = {
+        sql: TypeRule(sql, _cast(sql, f"({_cast(sql)} + 0)")) for sql in ("Float32", "Float64")
+    }
     true, false = "true", "false"
     staging_types: ClassVar[Mapping[str, str]] = {
         "bool": "Bool",

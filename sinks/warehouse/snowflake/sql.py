@@ -41,6 +41,8 @@ class SnowflakeDialect(Dialect):
     transactional_ddl = False
     staging_types: ClassVar[Mapping[str, str]] = {**Dialect.staging_types, "string": "VARCHAR"}
     key_text = "VARCHAR"
+    # A VARIANT is equal to another one by its value, and some of them to none.
+    key_rules: ClassVar[Mapping[str, TypeRule]] = {"VARIANT": TypeRule("VARCHAR")}
     types: ClassVar[Mapping[str, TypeRule]] = {
         "bool": TypeRule("BOOLEAN"),
         "int16": TypeRule("SMALLINT"),

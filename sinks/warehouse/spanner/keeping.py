@@ -283,7 +283,7 @@ def _merge(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """The changes that are left of each key."""
     table, wire = batch.table, batch.wire
     shape, policy = wire.shape, table.policy
-    rows = shape.taken(batch.rows, shape.folded(batch.rows, MergeMode.MERGE))
+    rows = shape.taken(batch.rows, shape.folded(batch.rows, MergeMode.MERGE, table.d))
     values = wire.columns(rows)
     place = {name: i for i, name in enumerate(shape.names)}
     keys: list[Key] = list(zip(*(values[place[name]] for name in shape.key), strict=True))

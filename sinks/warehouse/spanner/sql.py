@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from changefeed.core.schema import Column
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits of NUMERIC before and behind the point.
@@ -40,6 +39,13 @@ class SpannerDialect(Dialect):
         "string": "STRING(MAX)",
     }
     key_text = "STRING(MAX)"
+    # JSON is no key, and a key has a length.
+    key_rules: ClassVar[Mapping[str, TypeRule]] = {
+        "JSON": TypeRule("STRING(MAX)", longest=_KEY),
+        "STRING(MAX)": TypeRule("STRING(MAX)", longest=_KEY),
+        "BYTES(MAX)": TypeRule("BYTES(MAX)", longest=2 * _KEY),
+    }
+    most_key_columns = 16
     types: ClassVar[Mapping[str, TypeRule]] = {
         "bool": TypeRule("BOOL"),
         "int16": TypeRule("INT64"),
@@ -70,15 +76,6 @@ class SpannerDialect(Dialect):
     def literal(self, text: str) -> str:
         escaped = text.replace("\\", "\\\\").replace("'", "\\'")
         return "'" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "'"
-
-    def rule(self, column: Column, *, key: bool = False) -> TypeRule:
-        """JSON is no key, and a key has a length."""
-        found = super().rule(column, key=key)
-        if key and found.sql in ("JSON", "STRING(MAX)"):
-            return TypeRule("STRING(MAX)", longest=_KEY)
-        if key and found.sql == "BYTES(MAX)":
-            return TypeRule("BYTES(MAX)", longest=2 * _KEY)
-        return found
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         """NUMERIC takes no digits of its own: what the column declares is checked before."""

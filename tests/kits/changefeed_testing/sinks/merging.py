@@ -155,6 +155,31 @@ def merges_wide_keys(harness: MergeHarness) -> None:
     sink.close()
 
 
+def merges_a_key_of_two_texts(harness: MergeHarness) -> None:
+    """-0 becomes 0 and -0 again, in one round and in several: it stays one row."""
+    schema = table_of("t", key=("k", "a"), k="float64", a="int32", b="text", c="text")
+    source = SourceDouble(schema)
+    feed = feed_of(harness, source)
+    sink = feed.open(harness.sink())
+
+    def is_there(**rows: str) -> None:
+        feed.deliver(sink)
+        found = visible(harness.rows(harness.topic("t")))
+        assert sorted((row["b"], row["c"]) for row in found) == sorted(rows.items())
+
+    source.commit(insert("t", k="-0", a=1, b="one", c="x"), insert("t", k="0", a=2, b="two", c="y"))
+    is_there(one="x", two="y")
+    source.commit(update("t", {"a": 1}, k="0"), update("t", {"a": 2}, k="-0"))
+    source.commit(update("t", {"a": 2}, b="both"), insert("t", k="1", a=3, b="three", c="z"))
+    is_there(one="x", both="y", three="z")
+    source.commit(update("t", {"a": 1}, k="-0", b="turned", c="w"))
+    source.commit(update("t", {"a": 1}, ["c"], b="back"), update("t", {"a": 3}, ["c"], b="same"))
+    is_there(back="w", both="y", same="z")
+    source.commit(update("t", {"a": 1}, k="0"), delete("t", a=1), update("t", {"a": 2}, k="0"))
+    is_there(both="y", same="z")
+    sink.close()
+
+
 def merges_awkward_text(harness: MergeHarness) -> None:
     """NULL is not the empty text; quotes, separators, line breaks and emoji come through."""
     source = SourceDouble(keyed())
@@ -663,6 +688,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         merges_swapped_keys,
         merges_reused_keys,
         merges_wide_keys,
+        merges_a_key_of_two_texts,
         merges_awkward_text,
         merges_large_values,
         merges_several_tables,
