@@ -8,6 +8,7 @@ from dataclasses import replace
 from changefeed.attachments import attachment
 from changefeed.catalog import Job, Status, TableState
 from changefeed.core.errors import ChangefeedError, Code, Problems
+from changefeed.core.figures import duration_text
 from changefeed.options import GC_TTL, Options, to_span
 from changefeed.plan import cdc
 from changefeed.plan.alter import plan_alter
@@ -17,7 +18,6 @@ from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
-from changefeed.plan.words import duration_text
 from changefeed.statements import brief, datasets
 from changefeed.statements.context import Context, Result
 from changefeed.statements.notices import source_warnings

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.figures import duration_text
 from changefeed.options import VERIFY, Options
 from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
-from changefeed.plan.words import duration_text
 from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result
