@@ -3,7 +3,7 @@
     python -m benchmarks.kafka_sink --bootstrap 127.0.0.1:9092 [--rows 500000] [--size 190]
 
 Ways: ``native`` (Arrow buffers to librdkafka, what the sink does), ``loop`` (the Python client's
-``produce`` per row, the fallback), ``batch`` (its ``produce_batch``). Each way writes its own
+``produce`` per row), ``batch`` (its ``produce_batch``). Each way writes its own
 topic; the broker's offsets are compared with the rows sent, so a figure without delivery cannot
 come out. Producer settings are the sink's own.
 """
@@ -22,9 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sinks.kafka.channel import Channel
 from sinks.kafka.errors import Reasons
-from sinks.kafka.native import NativeChannel
 from sinks.kafka.options import BASE
-from sinks.kafka.portable import PortableChannel
 from sinks.kafka.topics import Topics
 
 BATCH = 10_000
@@ -64,7 +62,7 @@ def measured(figures: Figures) -> Iterator[Callable[[], None]]:
 
 
 def through_channel(channel: Channel, topic: str, keys: pa.Array, values: pa.Array) -> Figures:
-    """Either of the sink's two producers."""
+    """The sink's producer."""
     figures = Figures()
     with measured(figures) as queued:
         for start in range(0, len(values), BATCH):
@@ -77,24 +75,44 @@ def through_channel(channel: Channel, topic: str, keys: pa.Array, values: pa.Arr
     return figures
 
 
-def through_batches(
-    config: dict[str, str], topic: str, keys: pa.Array, values: pa.Array
-) -> Figures:
+Pairs = list[tuple[bytes | None, bytes | None]]
+
+
+def row_by_row(producer: Producer, topic: str, pairs: Pairs) -> None:
+    """The Python client's ``produce``: a call per row."""
+    for key, value in pairs:
+        while True:
+            try:
+                producer.produce(topic, value, key)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    producer.poll(0)
+
+
+def in_batches(producer: Producer, topic: str, pairs: Pairs) -> None:
     """The Python client's ``produce_batch``: a dictionary per row."""
+    left = [{"key": key, "value": value} for key, value in pairs]
+    while left:
+        done = producer.produce_batch(topic, left)
+        left = left[done:]
+        producer.poll(0.05 if left else 0)
+
+
+def through_client(
+    config: dict[str, str],
+    topic: str,
+    keys: pa.Array,
+    values: pa.Array,
+    produce: Callable[[Producer, str, Pairs], None],
+) -> Figures:
+    """The Python client, by either of its calls."""
     producer = Producer(dict(config), logger=Reasons().logger)
     figures = Figures()
     with measured(figures) as queued:
         for start in range(0, len(values), BATCH):
-            pairs = zip(
-                keys.slice(start, BATCH).to_pylist(),
-                values.slice(start, BATCH).to_pylist(),
-                strict=True,
-            )
-            left = [{"key": key, "value": value} for key, value in pairs]
-            while left:
-                done = producer.produce_batch(topic, left)
-                left = left[done:]
-                producer.poll(0.05 if left else 0)
+            columns = (column.slice(start, BATCH).to_pylist() for column in (keys, values))
+            produce(producer, topic, list(zip(*columns, strict=True)))
         queued()
         producer.flush()
     return figures
@@ -119,9 +137,9 @@ def main() -> None:
     keys, values = rows(given.rows, given.size)
     topics = Topics({"bootstrap.servers": given.bootstrap}, Reasons())
     ways: dict[str, Callable[[str], Figures]] = {
-        "native": lambda t: through_channel(NativeChannel(config, Reasons(), 30), t, keys, values),
-        "loop": lambda t: through_channel(PortableChannel(config, Reasons(), 30), t, keys, values),
-        "batch": lambda t: through_batches(config, t, keys, values),
+        "native": lambda t: through_channel(Channel(config, Reasons()), t, keys, values),
+        "loop": lambda t: through_client(config, t, keys, values, row_by_row),
+        "batch": lambda t: through_client(config, t, keys, values, in_batches),
     }
     print("| way | rows/s to the last acknowledgement | thread CPU µs/row | process CPU µs/row |")
     print("| --- | --- | --- | --- |")

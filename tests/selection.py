@@ -30,9 +30,7 @@ MARKERS = ("extended", "nemesis", "bigquery", "clickhouse", "spanner")
 #: Fixtures of servers beside the one of their kind that `make test` uses.
 OTHER_SERVERS = frozenset({"azure", "gcs", "hdfs", "mariadb", "opensearch", "own_hdfs"})
 #: Parameters of server tests that name a server, store or lake format beside the usual one.
-OTHER_WORDS = frozenset(
-    {"azure", "duckdb", "gcs", "hdfs", "iceberg", "mysql8", "one-by-one", "portable"}
-)
+OTHER_WORDS = frozenset({"azure", "duckdb", "gcs", "hdfs", "iceberg", "mysql8", "one-by-one"})
 SERVER_TESTS = ("tests/conformance/", "tests/e2e/", "tests/faults/")
 #: Of fixtures with a version as their parameter: the one that `make test` uses.
 USUAL = {

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from changefeed.attachments import attachment, capture_tables
 from changefeed.capture.growing_log import GrowingLog
 from changefeed.capture.lost_tables import LostTables
 from changefeed.capture.process import Notice
-from changefeed.capture.table_gaps import TableGaps
 from changefeed.capture.table_identity import Known, LostTable, capturable
 from changefeed.catalog import Catalog, Gap
-from changefeed.core.clock import Clock, Timestamp
+from changefeed.catalog.cached import CachedRead
+from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.state import StateLayout
@@ -23,6 +24,56 @@ from changefeed.core.timings import Timings
 from changefeed.images.states import StoreState, StoreStatus, store_status
 from changefeed.images.wanted import wanted_images
 from changefeed.sources.base import Source, TableLocations
+
+_SECONDS = "%Y-%m-%d %H:%M:%S"
+
+
+class TableGaps:
+    """The gaps that the state knows, read again when the state has changed."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        name: str,
+        clock: Clock | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._timings = timings or Timings()
+        self._catalog = catalog
+        self._name = name
+        self._known: Mapping[TableName, Gap] = {}
+        self._saved = CachedRead(catalog.version, partial(catalog.gaps, name))
+        #: When the state is asked again.
+        self._due = 0.0
+        #: When the last check found the source in order.
+        self.looked: datetime | None = None
+
+    def add(self, reasons: Mapping[TableName, str]) -> None:
+        """Record that changes of these tables may be missing, and fail them in feeds that do not
+        run."""
+        now = f"{datetime.now(UTC):{_SECONDS}}"
+        when = f"between {self.looked:{_SECONDS}} and {now}" if self.looked else f"before {now}"
+        texts = {
+            table: f'changes to table "{table.schema}.{table.name}" {when} UTC may be missing: '
+            f"{why}"
+            for table, why in reasons.items()
+        }
+        ids = self._catalog.captured_table_ids(self._name)
+        found = self._catalog.add_gaps(texts)
+        for table, gap in found.items():
+            log.warning("source %s: %s", self._name, gap.reason)
+            self._catalog.fail_idle_tables(table, ids.get(table, 0), gap.error, gap.at)
+        self._due = 0.0
+
+    def known(self) -> Mapping[TableName, Gap]:
+        """The gaps by table, whichever process found them."""
+        now = self._clock.monotonic()
+        if now >= self._due:
+            # Feeds ask in each of their rounds.
+            self._due = now + self._timings.gaps
+            self._known = self._saved()
+        return self._known
 
 
 class CapturedTables:
@@ -78,14 +129,14 @@ class CapturedTables:
             if lost:
                 self._log.wake()
             tables = capturable(known, seen)
-            told = self._look_for_gaps()
+            reported = self._look_for_gaps()
             doubtful = (
                 self.problems or self._unsafe(tables, seen) or (seen is None and self._lost.names)
             )
-            if tables == self._captured and not told and not doubtful:
+            if tables == self._captured and not reported and not doubtful:
                 break
             # A table that was there a moment ago was renamed or dropped since: look again.
-            if self._capture(tables, told, named_only=seen is None, certain=last):
+            if self._capture(tables, reported, named_only=seen is None, certain=last):
                 break
         self._gaps.looked = began
 
@@ -157,12 +208,11 @@ class CapturedTables:
 
     @staticmethod
     def _unsafe(tables: Mapping[TableName, int], seen: TableLocations | None) -> bool:
-        """Whether the source would refuse changes of a captured table as it is now."""
         return seen is not None and not seen.unsafe.isdisjoint(tables.values())
 
     def _look_for_gaps(self) -> Collection[TableName]:
-        """Find tables with missing changes, because somebody changed what makes the source send
-        them. The gap is saved before the change is undone, so that a crash does not lose it.
+        """Find tables with missing changes, because a change at the source kept it from sending
+        them. The gap is saved before that change is undone, so that a crash does not lose it.
 
         Raises:
             ChangefeedError: CF2102 nothing makes the source send them any longer.
@@ -176,7 +226,6 @@ class CapturedTables:
         return reasons.keys()
 
     def _add_gaps(self, reasons: Mapping[TableName, str]) -> None:
-        """Record for the feeds of these tables that changes may be missing."""
         if reasons:
             self._gaps.add(reasons)
             self._log.wake()
@@ -184,16 +233,16 @@ class CapturedTables:
     def _capture(
         self,
         wanted: Mapping[TableName, int],
-        told: Collection[TableName],
+        reported: Collection[TableName],
         *,
         named_only: bool,
         certain: bool,
     ) -> bool:
-        """Make the source send these tables; the feeds of ``told`` already know of their gap.
+        """Make the source send these tables; feeds know already of the gaps of ``reported`` tables.
 
         ``named_only``: tables have no ids. One that is not there is lost when the log has come to
-        where the source stands now: it may have another name, which the log tells. Else one that
-        has a number and is not there went after the last look: nothing is recorded, unless this is
+        where the source stands now: it may have another name, which the log says. Else one that has
+        a number and is not there went after the last look: nothing is recorded, unless this is
         ``certain``, and the answer is false.
         """
         prepared = capture_tables(self._catalog, self._source(), sorted(wanted))
@@ -203,7 +252,7 @@ class CapturedTables:
             problems = {t: e for t, e in problems.items() if t not in absent}
             if self._lost.see_absent(self._source(), absent):
                 self._log.wake()
-        self._add_gaps({t: why for t, why in prepared.altered.items() if t not in told})
+        self._add_gaps({t: why for t, why in prepared.altered.items() if t not in reported})
         if not certain and any(wanted[table] for table in absent):
             return False
         since = self._since()
@@ -216,7 +265,7 @@ class CapturedTables:
     def _leave_out(
         self, wanted: Mapping[TableName, int], problems: Mapping[TableName, ChangefeedError]
     ) -> None:
-        """Say which tables are not captured, and record it for feeds that do not run now.
+        """Log which tables are not captured, and record it for feeds that do not run now.
 
         A running feed sees :attr:`problems` itself. A paused feed must scan the table when it
         resumes, even if the table is captured again by then: the log lacks the changes in between.

@@ -58,7 +58,6 @@ def expand_job(catalog: Catalog, job: Job, source: Source) -> list[str]:
 
 
 def _refused_before(table: TableProgress) -> bool:
-    """Whether the table matched a pattern but failed the checks, so that it was never delivered."""
     failed = table.state is TableState.FAILED and table.error_code in _REFUSALS
     return failed and table.never_began
 
@@ -77,7 +76,6 @@ _REFUSALS = frozenset(
 def _fitting(
     catalog: Catalog, job: Job, source: Source, watched: set[TableName]
 ) -> dict[TableName, ResolvedTarget]:
-    """The tables that match the patterns and are not watched yet."""
     found: dict[TableName, ResolvedTarget] = {}
     for target in parse_targets(job.targets):
         if isinstance(target, nodes.TableTarget | nodes.MessagesTarget):
@@ -100,7 +98,6 @@ def _fitting(
 def _problems(
     found: Sequence[ResolvedTarget], held: Attachment, options: Options
 ) -> dict[TableName, ChangefeedError]:
-    """The first reason why a CREATE of this feed would refuse a table."""
     names = [planned.schema.table for planned in found]
     diff = options.needs_logged_before
     checked = held.check_tables([Watch(n.name, n.schema, diff) for n in names])

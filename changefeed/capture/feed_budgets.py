@@ -68,8 +68,6 @@ class MeasuredLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The feeds of the source, and their options."""
-
     jobs: dict[int, Job]
     sizes: dict[int, int]
     waits: frozenset[int]
@@ -100,7 +98,7 @@ class _Demand:
         return f"{tables}feed {self.job.name}"
 
     def does(self, one: str, several: str) -> str:
-        """Whose it is, with the form of the verb."""
+        """The claim as the subject of a sentence, with the form of the verb."""
         return f"{self.whose} {several if self.claim.failed_tables else one}"
 
 
@@ -142,7 +140,7 @@ class FeedBudgets:
         self._limits = CachedRead(catalog.version, self._read_limits)
         self._needs: list[_Demand] = []
         self._marks: dict[LogClaim, _Excess] = {}
-        self._told: tuple[OverLimit, ...] | None = None
+        self._reported: tuple[OverLimit, ...] | None = None
         self._looked = float("-inf")
         #: The feed for which capture waits.
         self._waits_for: int | None = None
@@ -211,7 +209,6 @@ class FeedBudgets:
                 raise
 
     def _judge(self, now: float, full: bool) -> None:
-        """End the claims whose time is up, and tell the node which other feeds are above."""
         marks: dict[LogClaim, _Excess] = {}
         over: list[OverLimit] = []
         for need, why in self._blamed(full):
@@ -229,9 +226,9 @@ class FeedBudgets:
             else:
                 self._catalog.end_claim(need.claim, self._said(need, why, ends))
         self._marks = marks
-        if self._told != tuple(over):
-            self._told = tuple(over)
-            self._tell(self._told)
+        if self._reported != tuple(over):
+            self._reported = tuple(over)
+            self._tell(self._reported)
 
     def _blamed(self, full: bool) -> list[tuple[_Demand, str]]:
         """The claims above a limit that may end for it, each with a sentence about the limit."""
@@ -302,7 +299,7 @@ class FeedBudgets:
 
 
 def _kept(need: _Demand) -> tuple[int, bool]:
-    """For the one that keeps the most; of equal ones, one that does not work."""
+    """Sorts by the bytes kept; of equal ones, one that does not work comes last."""
     return need.kept, not need.works
 
 
@@ -318,7 +315,7 @@ def _above_own_limit(need: _Demand) -> str:
 
 
 def _bytes_in(folder: Path) -> int:
-    """How much the files in a folder take; they come and go meanwhile."""
+    """The bytes of the files in a folder; files come and go meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

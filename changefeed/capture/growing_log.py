@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
@@ -12,6 +13,26 @@ from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
+
+
+class LogAccess(Protocol):
+    """A change log that grows meanwhile, as a feed reads it. Thread-safe: callers hold no lock."""
+
+    @property
+    def oldest(self) -> Timestamp:
+        """Everything above this is in the log; MAX while it is empty."""
+        ...
+
+    def slice(
+        self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
+    ) -> Slice:
+        """The changes of tables above their ``bounds``, up to ``upto``.
+
+        Raises:
+            ChangefeedError: CF3002 the log no longer goes back to a bound, CF3001 it is damaged.
+        """
+        ...
+
 
 #: Seconds between two looks at a log that another process writes.
 POLL_SECONDS = 0.05
@@ -44,7 +65,7 @@ class GrowingLog:
         return self._folder
 
     def _log(self) -> LogReader:
-        """The reader; :attr:`_lock` is held while it is used."""
+        """The reader; hold :attr:`_lock` while you use it."""
         with self._lock:
             if self._reader is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +77,7 @@ class GrowingLog:
 
     @property
     def frontier(self) -> Frontier | None:
-        """How far the log reaches."""
+        """How far the log reaches; None while it is empty."""
         with self._lock:
             return self._log().frontier
 
@@ -69,7 +90,7 @@ class GrowingLog:
     def slice(
         self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
     ) -> Slice:
-        """See :meth:`changefeed.capture.log_access.LogAccess.slice`."""
+        """See :meth:`LogAccess.slice`."""
         with self._lock:
             return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
 
@@ -96,7 +117,7 @@ class GrowingLog:
         return self._error
 
     def fail(self, error: ChangefeedError) -> None:
-        """Record that the log does not grow because of ``error``, and tell all waiting threads."""
+        """Record that the log does not grow because of ``error``, and wake all waiting threads."""
         with self._grown:
             self._error = error
             self._grown.notify_all()
@@ -148,11 +169,9 @@ class GrowingLog:
                     self._grown.notify_all()
 
     def _seen(self) -> Frontier | None:
-        """How far the log was read; None also while it cannot be opened."""
         return None if self._reader is None else self._reader.frontier
 
     def wake(self) -> None:
-        """Wake every waiting feed."""
         with self._grown:
             self._wakes += 1
             self._grown.notify_all()
@@ -249,7 +268,7 @@ class GrowingLog:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed permanently."""
+        """Whether :meth:`close` was called."""
         return self._closed.is_set()
 
     def close(self) -> None:

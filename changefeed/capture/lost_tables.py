@@ -34,7 +34,6 @@ class LostTables:
 
     @property
     def names(self) -> frozenset[TableName]:
-        """The names of the lost tables."""
         with self._lock:
             return frozenset(table for table, _ in self._lost)
 
@@ -58,7 +57,7 @@ class LostTables:
             new = gone.keys() - self._lost.keys()
         for _, table_id in new:
             if table_id in seen.names:
-                # Before a feed goes by it: rows under a later name are to be told to that feed.
+                # Before a feed relies on it: that feed must learn of rows under a later name.
                 self._catalog.note_name(seen.names[table_id], table_id)
         after = source.current_position() if new else ""
         with self._lock:
@@ -74,7 +73,7 @@ class LostTables:
         """Tables that are no longer lost: no feed wants them, or they have their name again.
 
         While a table had another name, its rows went there, so a feed that it joined must see the
-        loss first. A feed that names the table follows what the log says of it.
+        loss first. A feed that names the table follows the renames in the log.
         """
         back = self._lost.keys() - self._wanted
         again = self._lost.keys() - back - set(gone)

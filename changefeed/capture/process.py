@@ -3,7 +3,7 @@
     source's log -> decoder -> change log (durable) -> acknowledge to the source
 
 Only this process reads the log of the source, and it holds the writer lock of the change log. It
-tells its parent about every step in one line of JSON on standard output (:class:`Notice`), and
+reports every step to its parent in one line of JSON on standard output (:class:`Notice`), and
 ends when its standard input closes, so it never outlives the node that started it. Secrets reach
 it through its environment and the state database, never through its arguments.
 
@@ -93,7 +93,7 @@ class Notice:
         for name in ("table", "now"):
             if name in data:
                 data[name] = tuple(data[name])
-        data["over"] = tuple(OverLimit(*told) for told in data.get("over", ()))
+        data["over"] = tuple(OverLimit(*over) for over in data.get("over", ()))
         return cls(**data)
 
 
@@ -107,7 +107,7 @@ class StreamRestart(Exception):
 
 
 class Capture:
-    """Moves flushes from a source's stream to the change log until told to stop."""
+    """Moves flushes from a source's stream to the change log until it is stopped."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Capture:
         self._stream.close()
 
     def hasten(self) -> None:
-        """Somebody waits for the frontier of the log; safe from any thread."""
+        """Get the frontier of the log soon, because a caller waits for it; safe from any thread."""
         self._stream.hasten()
 
     def run(self) -> None:
@@ -192,8 +192,8 @@ class Capture:
             raise self._broken
 
     def _upkeep(self) -> None:
-        """Merge and remove files of the log in a separate thread: to merge ten thousand commits
-        of one row takes seconds, and appends must not wait for it.
+        """Merge and remove files of the log in a separate thread: to merge ten thousand commits of
+        one row takes seconds, and appends must not wait for it.
         """
         while not self._clock.wait(self._stop, self._timings.upkeep):
             try:
@@ -258,21 +258,21 @@ class Capture:
         if not self._writer.room():
             # What no feed needs may be all that fills it.
             self._maintain()
-        told, again = "", False
+        reported, again = "", False
         while not self._stop.is_set() and (why := self._held_up(not self._writer.room())):
             # Not at first: the end of a feed's claim may have made room.
-            if again and why != told:
+            if again and why != reported:
                 self._tell(Notice("stalled", message=why))
-                told = why
+                reported = why
             self._maintain()
             if again:
                 self._clock.wait(self._stop, self._timings.stall)
             again = True
-        if told:
+        if reported:
             self._tell(Notice("flowing"))
 
     def _wait_stalled(self, message: str) -> bool:
-        """Pause after a write that found no space; False when told to stop meanwhile."""
+        """Pause after a write that found no space; False if capture was stopped meanwhile."""
         self._tell(Notice("stalled", message=message))
         self._clock.wait(self._stop, self._timings.stall * 4)
         if self._stop.is_set():
@@ -329,7 +329,7 @@ class CaptureLoop:
             worker.stop()
 
     def hasten(self) -> None:
-        """Somebody waits for the frontier of the log; safe from any thread."""
+        """See :meth:`Capture.hasten`."""
         with self._lock:
             worker = self._worker
         if worker is not None:
@@ -375,8 +375,9 @@ def _moved(event: SchemaChange) -> Notice:
 
 
 def _listen_to_parent(hasten: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Call ``hasten`` when the node writes to standard input, ``stop`` when that closes: the node
-    is gone."""
+    """Call ``hasten`` when the node writes to standard input, and ``stop`` when it has ended, which
+    closes that.
+    """
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -414,8 +415,7 @@ def _start_frontier(
 
 
 def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettings:
-    """How long and how much the log keeps: the longest ``gc_ttl`` and the largest ``gc_size``
-    of the source's feeds."""
+    """The longest ``gc_ttl`` and the largest ``gc_size`` of the source's feeds."""
     wishes = [Options.from_dict(job.options) for job in catalog.source_jobs(source_name)]
     sizes = [options[GC_SIZE] for options in wishes]
     known = [size for size in sizes if size is not None]
@@ -509,7 +509,6 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
 
 
 def _tend(images: SourceImages, tell: Tell) -> None:
-    """Look after the row images until they are stopped."""
     while not images.wait():
         try:
             images.look()
@@ -521,8 +520,9 @@ def _tend(images: SourceImages, tell: Tell) -> None:
 
 
 def _internal_error(failure: Exception) -> str:
-    """The message of an unexpected exception. Its traceback goes to our parent's log by standard
-    error, without the exception's text."""
+    """The message of an unexpected exception. Its traceback goes to standard error, and so to the
+    log of our parent, without the exception's text.
+    """
     traceback.print_tb(failure.__traceback__)
     return f"internal error: {type(failure).__name__} at {raised_at(failure)}"
 

@@ -97,7 +97,6 @@ class SourceReconciler:
     # -- from the node --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; returns at once."""
         self._thread.start()
 
     def want(self, wish: DesiredState) -> bool:
@@ -116,7 +115,7 @@ class SourceReconciler:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do, and nothing is held at the source any more."""
+        """Whether nothing is left to do, and nothing is held at the source now."""
         return self._over
 
     def stop(self) -> None:
@@ -136,7 +135,7 @@ class SourceReconciler:
             wish = self._wish
             left = False
             # The feeds of the source depend on this thread. It survives an internal error, and a
-            # state that cannot be reached: then not even the error can be told.
+            # state that cannot be reached: then not even the error can be shown.
             with self._failures.survived(f"source {self.name}"):
                 left = self._attempt(wish)
             if left and self._end(wish):
@@ -147,7 +146,7 @@ class SourceReconciler:
             self._clock.wait(self._wake, pause)
 
     def _end(self, wish: DesiredState) -> bool:
-        """Nothing is held at the source any more: end, unless a new feed has come meanwhile."""
+        """End, because nothing is held at the source, unless a new feed has come meanwhile."""
         with self._lock:
             self._over = self._wish == wish
         self._changed()
@@ -231,7 +230,6 @@ class SourceReconciler:
             )
 
     def _tell_waiting(self, error: ChangefeedError) -> None:
-        """Set the reason of feeds that wait for the source."""
         usual = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
         for job in self._catalog.jobs(include_finished=False):
             waits = job.status.active and not self._runs(job.id) and not self.covers(job)
@@ -248,7 +246,6 @@ class SourceReconciler:
                 self._catalog.transition(job.id, status, reason=reason, error=error)
 
     def _expand(self) -> None:
-        """Add new tables to feeds of a SCHEMA or DATABASE."""
         for job in self._catalog.jobs(include_finished=False):
             mine = job.source == self.name and job.has_patterns
             if not mine or job.wanted is not DesiredStatus.RUNNING:

@@ -172,15 +172,15 @@ class SourceRuntime:
 
     @property
     def held_up(self) -> str:
-        """Why feeds get nothing new for now, though nothing failed; empty: they do."""
+        """Why feeds get nothing new for now, although nothing failed; empty if they do."""
         return self._held_up() or self.log.stalled
 
     def over_limit(self, job_id: int) -> OverLimit | None:
-        """The limit of disk space that a feed of this process is above, if it is above one."""
+        """The limit of disk space that a feed of this process is above, or None."""
         return self._over.get(job_id)
 
     def begin_feed(self, job_id: int) -> None:
-        """A feed starts: what was said of its limits before does not count."""
+        """Forget the limits that the feed was above before it starts."""
         with self._lock:
             self._over.pop(job_id, None)
 
@@ -206,11 +206,11 @@ class SourceRuntime:
         elif notice.kind == "limits":
             with self._lock:
                 # That a feed is to end stays true until its thread has seen it.
-                ending = {job_id: told for job_id, told in self._over.items() if told.ends}
-                self._over = {told.job_id: told for told in notice.over} | ending
+                ending = {job_id: over for job_id, over in self._over.items() if over.ends}
+                self._over = {over.job_id: over for over in notice.over} | ending
         elif notice.kind == "warning":
-            told = f"{notice.code} {notice.message}".strip()
-            log.warning("capture of %s: %s", self.name, told)
+            text = f"{notice.code} {notice.message}".strip()
+            log.warning("capture of %s: %s", self.name, text)
         elif notice.kind == "moved":
             self.tables.hear(notice)
         elif notice.kind == "error":

@@ -133,40 +133,41 @@ class CaptureSupervisor:
 
     def _repeats(self) -> bool:
         """Whether the same internal error has ended the child repeatedly, and not over days: a
-        person must look."""
-        told = {text for text, _ in self._failures}
-        if len(self._failures) < LIMIT or len(told) > 1 or "" in told:
+        person must look.
+        """
+        texts = {text for text, _ in self._failures}
+        if len(self._failures) < LIMIT or len(texts) > 1 or "" in texts:
             return False
         if self._clock.monotonic() - self._failures[0][1] > SPAN_SECONDS:
             return False
-        self._on_notice(Notice("error", code=Code.INTERNAL_ERROR_REPEATS, message=told.pop()))
+        self._on_notice(Notice("error", code=Code.INTERNAL_ERROR_REPEATS, message=texts.pop()))
         self._failures.clear()
         return True
 
     def _one_life(self) -> tuple[int, bool]:
-        """Run the child until it ends: its exit status, and whether it made progress."""
+        """Run the child until it ends; returns its exit status, and whether it made progress."""
         child = self._spawn()
         self._child = child
         if self._stopping.is_set():
             standby.end(child)
         errors = _StderrTail(child)
-        frontiers, told = 0, False
+        frontiers, reported = 0, False
         with child:  # closes the pipes at the end
             if child.stdout is None:
                 raise AssertionError("the child was started with a pipe")
             for line in child.stdout:
                 notice = Notice.parse(line)
                 frontiers += notice.kind == "frontier"
-                told = told or notice.kind == "error"
+                reported = reported or notice.kind == "error"
                 if notice.kind == "error":
                     text = notice.message if notice.code == Code.INTERNAL_ERROR else ""
                     self._failures.append((text, self._clock.monotonic()))
                 self._on_notice(notice)
             status = child.wait()
             errors.join()
-        if told and self._failures and self._failures[-1][0]:
+        if reported and self._failures and self._failures[-1][0]:
             log.warning("capture met an internal error: %s", errors.text())
-        if status != 0 and not told and not self._stopping.is_set():
+        if status != 0 and not reported and not self._stopping.is_set():
             log.warning("capture ended with status %s: %s", status, errors.text())
             self._on_notice(
                 Notice(
@@ -191,9 +192,7 @@ class _StderrTail:
             self._lines = [*self._lines[-19:], line.decode(errors="replace").rstrip()]
 
     def join(self) -> None:
-        """Wait until everything that the child wrote was read."""
         self._thread.join(STOP_SECONDS)
 
     def text(self) -> str:
-        """The lines joined into one."""
         return " | ".join(self._lines)

@@ -3,7 +3,7 @@
 A feed identifies a table by its name and the source's number of it. A table that was dropped,
 recreated under its name, or renamed is *lost* to the feeds that began with it: they get no more
 rows of it, and never rows of another table instead. Feeds that name a table follow a
-rename (:mod:`changefeed.feeds.renames`), so a table is captured under its new name, too.
+rename (:mod:`changefeed.feeds.lost_tables`), so a table is captured under its new name, too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ class LostTable:
     """What became of a table.
 
     Attributes:
-        error: CF2106, for a feed that names the table.
-        dropped: the table was dropped; else it exists under another name.
-        after: all its changes under this name are below this position of the source's log.
-        delay: how much further the log must be, ns, before it is certain that it tells no rename.
-        at: the same as a log timestamp, if it is known already.
-        now: the table's present name; None if it was dropped.
+        error: CF2106, for a feed that names the table. dropped: the table was dropped; else it
+        exists under another name. after: all its changes under this name are below this position of
+        the source's log. delay: how much further the log must be, ns, before it is certain that it
+        has no rename of the table. at: the same as a log timestamp, if it is known already. now:
+        the table's present name; None if it was dropped.
     """
 
     error: ChangefeedError

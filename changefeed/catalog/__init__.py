@@ -1,9 +1,19 @@
 """The state: connections, jobs, progress, leases, schema versions, what happened.
 
-One :class:`Catalog` on SQLite (a directory) or PostgreSQL (a URL); thread-safe, and several
-processes may use one state at once. A statement is a change here; a node watches
-:meth:`Catalog.version` and does what the rows say. The rows hold secrets (the file is
-readable by its owner only), what is shown comes redacted.
+::
+
+    statements --write--> +--------------------------------+ <--version(), wait()-- nodes
+    shells     --read---> | one Catalog: SQLite in a       | --progress, status---> SHOW
+                          | directory, or PostgreSQL (URL) |
+                          +--------------------------------+
+    tables.py     the layout; model.py and rows.py: its rows as objects
+    database.py   transactions, the change counter, who writes when
+    connections, schemas, sources, jobs, progress, claims, leases, questions, history
+                  one part of the Catalog each, with the rules about its rows
+
+One :class:`Catalog` is thread-safe, and several processes may use one state at once. A statement is
+a change here; a node watches :meth:`Catalog.version` and does what the rows say. The rows hold
+secrets (the file is readable by its owner only), what is shown comes redacted.
 """
 
 from __future__ import annotations
@@ -11,10 +21,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from changefeed.catalog.claims import LogClaim, LogClaims
-from changefeed.catalog.connections import EXTERNAL, Connections, external_name
+from changefeed.catalog.connections import EXTERNAL, Connections, Functions, external_name
 from changefeed.catalog.database import Database
-from changefeed.catalog.functions import Functions
-from changefeed.catalog.gaps import Gaps
 from changefeed.catalog.history import Events
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import NODE_TTL, Leases
@@ -66,7 +74,6 @@ class Catalog(
     Functions,
     Schemas,
     Sources,
-    Gaps,
     Jobs,
     Progress,
     LogClaims,
@@ -141,5 +148,4 @@ class Catalog(
         return self._database.verify()
 
     def close(self) -> None:
-        """Close the connections to the state."""
         self._database.close()

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, not_, or_, select, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart, stamp_of
 from changefeed.catalog.history import record
 from changefeed.catalog.jobs import move_job
 from changefeed.catalog.model import DesiredStatus, Status, TableState
-from changefeed.catalog.store import CatalogPart, stamp_of
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 

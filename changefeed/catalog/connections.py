@@ -1,4 +1,4 @@
-"""External connections: a name for a URI, so that feeds hold no secrets."""
+"""What statements give a name: URIs, so that feeds hold no secrets, and functions of queries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart, list_of, list_text
 from changefeed.catalog.model import Job, Status
-from changefeed.catalog.rows import Connection
-from changefeed.catalog.store import CatalogPart
+from changefeed.catalog.rows import Connection, Function
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import sink_location
 
@@ -152,7 +152,6 @@ def _get(transaction: Transaction, name: str) -> Connection:
 
 
 def _users(transaction: Transaction, name: str) -> list[tuple[int, str]]:
-    """Feeds that read from the connection or write to it."""
     job = tables.job
     rows = transaction.execute(
         select(job.c.id, job.c.name, job.c.source, job.c.sink_uri)
@@ -164,3 +163,61 @@ def _users(transaction: Transaction, name: str) -> list[tuple[int, str]]:
         for row in rows
         if row.source == name or external_name(row.sink_uri or "") == name
     ]
+
+
+class Functions(CatalogPart):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def create_function(self, function: Function, if_not_exists: bool = False) -> bool:
+        """Keep a function; False when its name was there and may be.
+
+        Raises:
+            ChangefeedError: CF1102 the name is taken.
+        """
+        with self._database.write() as transaction:
+            same = select(tables.function).where(tables.function.c.name == function.name)
+            if transaction.execute(same).one_or_none() is not None:
+                if if_not_exists:
+                    return False
+                raise ChangefeedError(Code.NAME_TAKEN, f'function "{function.name}" already exists')
+            transaction.execute(
+                insert(tables.function).values(
+                    name=function.name,
+                    arguments=list_text([f"{name} {kind}" for name, kind in function.arguments]),
+                    returns=function.returns,
+                    reference=function.reference,
+                    path=function.path,
+                    vectorized=function.vectorized,
+                    created=self._now(),
+                )
+            )
+            return True
+
+    def drop_function(self, name: str) -> bool:
+        """Forget a function; False when it was not there."""
+        with self._database.write() as transaction:
+            return (
+                transaction.execute(
+                    delete(tables.function).where(tables.function.c.name == name)
+                ).rowcount
+                > 0
+            )
+
+    def functions(self) -> list[Function]:
+        """All functions by name."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(tables.function).order_by(tables.function.c.name))
+            return [_function(row) for row in rows]
+
+
+def _function(row: Row[Any]) -> Function:
+    arguments = tuple(tuple(text.rsplit(" ", 1)) for text in list_of(row.arguments))
+    return Function(
+        row.name,
+        arguments,  # type: ignore[arg-type]
+        row.returns,
+        row.reference,
+        row.path,
+        row.vectorized,
+        row.created,
+    )

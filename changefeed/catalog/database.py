@@ -8,21 +8,25 @@ read sees one snapshot. A commit is on disk when :meth:`Database.write` returns
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Engine,
     PoolProxiedConnection,
+    Table,
+    and_,
     create_engine,
     event,
     insert,
@@ -35,8 +39,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
-from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.uri import redact
 
@@ -206,7 +211,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One snapshot of the state."""
+        """A transaction that reads: everything in it is of one instant."""
         with self._reported(), self._engine.connect() as connection, connection.begin():
             try:
                 yield connection
@@ -293,7 +298,7 @@ class Database:
         return os.stat(self._path).st_size
 
     def _prepare(self, *, must_exist: bool) -> str:
-        """Make the tables of a new state, check the format of an old one; give its id."""
+        """Make the tables of a new state, or check the format of an old one; returns its id."""
         with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
@@ -331,7 +336,7 @@ class Database:
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Turn a database failure into CF6001 (the driver's text may hold the URL's secrets)."""
+        """Turn a database failure into CF6001: the driver's text may hold secrets of the URL."""
         if self._path is not None and _identity(self._path) != self._file:
             # SQLite would go on in a file that can no longer be opened.
             raise ChangefeedError(
@@ -367,7 +372,6 @@ def _no_state(shown: str) -> ChangefeedError:
 
 
 def _is_damage(cause: BaseException | None) -> bool:
-    """Whether a failure of SQLite says that the bytes of the file have changed."""
     if isinstance(cause, UnicodeDecodeError):
         return True
     words = str(cause)
@@ -381,7 +385,6 @@ def server_time(connection: Connection) -> int:
 
 
 def _identity(database: str) -> tuple[int, int] | None:
-    """Which file ``state.db`` is; None when there is none."""
     try:
         found = os.stat(database)
     except OSError:
@@ -407,10 +410,10 @@ def _refuse_lost(home: Path) -> None:
 
 
 def _refuse_orphans(home: Path) -> None:
-    """Raise where a new state would begin beside the change logs of one that was lost.
+    """Raise CF6001 if a new state would take the place of a lost one whose change logs are there.
 
-    Its feeds would be forgotten without a word, and what they hold at their sources, which may
-    keep a server's log, would stay for ever.
+    Its feeds would be forgotten silently, and what they hold at their sources, which may make a
+    server keep its log, would stay for ever.
     """
     logs = StateLayout(home).change_logs
     if logs:
@@ -442,7 +445,8 @@ def _schema(connection: Connection) -> str | None:
 
 
 def _sqlite(home: Path, busy_seconds: float) -> Engine:
-    """SQLAlchemy's engine on ``home/state.db``: owner-only, because connections hold secrets."""
+    """The engine on ``home/state.db``: readable by its owner only, because connections hold
+    secrets."""
     path = StateLayout(home).database
     _refuse_lost(home)
     try:
@@ -480,7 +484,6 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
 
 
 def _postgres(uri: str) -> Engine:
-    """SQLAlchemy's engine on a PostgreSQL database; our tables live in their own schema."""
     try:
         url = make_url(uri).set(drivername="postgresql+psycopg")
     except SQLAlchemyError as error:
@@ -506,3 +509,51 @@ def _hint(cause: BaseException | None) -> str:
     if "full" in words:
         return "free disk space where the state is kept."
     return "check that the location of the state exists and is writable."
+
+
+class CatalogPart:
+    """Base of the parts of :class:`changefeed.catalog.Catalog`."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        """``clock``: for all times; None: see :meth:`_now` and :meth:`_shared_now`."""
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._own_clock = clock is not None
+
+    def _now(self) -> int:
+        """This machine's time, ns: for what people read."""
+        return self._clock.now().wall
+
+    def _shared_now(self, transaction: Connection) -> int:
+        """The time, ns, by a clock that all nodes of the state share: the machine's where they are
+        on one (SQLite), the server's on PostgreSQL."""
+        if self._own_clock or transaction.dialect.name != "postgresql":
+            return self._now()
+        return server_time(transaction)
+
+
+def named(table: Table, name: TableName) -> ColumnElement[bool]:
+    """The rows of ``table`` that are about the source's table ``name``."""
+    return and_(
+        table.c.source == name.source, table.c.schema == name.schema, table.c.name == name.name
+    )
+
+
+def stamp_text(stamp: Timestamp | None) -> str | None:
+    """The column value of a timestamp."""
+    return None if stamp is None else str(stamp)
+
+
+def stamp_of(text: str | None) -> Timestamp | None:
+    """The inverse of :func:`stamp_text`."""
+    return None if text is None else Timestamp.parse(text)
+
+
+def list_text(values: Sequence[str]) -> str:
+    """The column value of a list of texts."""
+    return json.dumps(list(values))
+
+
+def list_of(text: str) -> tuple[str, ...]:
+    """The inverse of :func:`list_text`."""
+    return tuple(json.loads(text))

@@ -9,8 +9,8 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import JobEvent
-from changefeed.catalog.store import CatalogPart
 from changefeed.core.clock import Timestamp
 
 #: Events kept per job, the newest.
@@ -46,7 +46,7 @@ class Events(CatalogPart):
         """Note something for the person who asks later: never row values or secrets.
 
         ``kind`` is one of :data:`changefeed.catalog.rows.EVENT_KINDS`. ``at`` is when the source
-        committed what the event tells (now by default); such an event comes again when a feed
+        committed what the event is about (now by default); such an event comes again when a feed
         goes back after a crash, and is noted once.
         """
         with self._database.write(notify=False) as transaction:
@@ -142,7 +142,6 @@ def record(
 def _recent(
     transaction: Transaction, job_id: int, kind: str, text: str, table: str | None, code: str | None
 ) -> Row[Any] | None:
-    """One of the newest events that has the same cause."""
     newest = select(_event).where(_event.c.job_id == job_id).order_by(_event.c.id.desc())
     for row in transaction.execute(newest.limit(_RECENT)):
         alike = (row.kind, row.table_name, row.code) == (kind, table, code)

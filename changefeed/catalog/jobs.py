@@ -10,6 +10,7 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart, list_of, list_text, stamp_of, stamp_text
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -29,11 +30,9 @@ from changefeed.catalog.progress import (
     set_name,
     set_topic,
 )
-from changefeed.catalog.rate import RateWindow
-from changefeed.catalog.rows import Lease
+from changefeed.catalog.rows import Lease, RateWindow
 from changefeed.catalog.sources import begin_source
 from changefeed.catalog.sources import save as save_source
-from changefeed.catalog.store import CatalogPart, list_of, list_text, stamp_of, stamp_text
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
@@ -188,7 +187,7 @@ class Jobs(CatalogPart):
             return self._job(get_job(transaction, job_id))
 
     def take_generation(self, job_id: int, generation: int, lease: Lease) -> None:
-        """Note that the job's runner goes by this generation from now on.
+        """Record which generation the job's runner works by from now on.
 
         Raises:
             LeaseLost: the lease is another node's.
@@ -198,7 +197,7 @@ class Jobs(CatalogPart):
             _set(transaction, job_id, taken=generation)
 
     def pause_wanted(self, job_id: int) -> Job:
-        """The node paused the job by itself (``on_error = pause``): RESUME starts it again."""
+        """Record that the node paused the job (``on_error = pause``): RESUME starts it again."""
         return self.request(job_id, DesiredStatus.PAUSED)
 
     def retry_tables(
@@ -267,7 +266,7 @@ class Jobs(CatalogPart):
         only some rows are read again. ``renew_log`` asks for a
         change log of the source that goes on: the node must not take the feed up with one that
         does not.
-        ``generation`` is the one the change was planned on: when another ALTER came between,
+        ``generation`` is the one the change was planned on: if another ALTER came between,
         nothing is changed (CF1301).
         ``noted`` says what changes in options and address, without secrets, and ``by`` which user
         of the operating system changes it: both are kept as an event.
@@ -415,7 +414,6 @@ def _changes(
     rescan: Mapping[TableName, int],
     repair: Mapping[TableName, RowRepair],
 ) -> list[str]:
-    """What an ALTER changes in the tables of a feed."""
     parts = [f"tables added: {_listed(table.table for table in add)}"] if add else []
     parts += [f"tables dropped: {_listed(drop)}"] if drop else []
     parts += [f"{table} is followed as {now}" for table, now in renamed.items()]
@@ -500,7 +498,6 @@ def _set(transaction: Transaction, job_id: int, **values: Any) -> None:
 
 
 def _free_name(transaction: Transaction, job_id: int) -> str:
-    """``feed_<id>``, or the next that no user has taken."""
     names = set(
         transaction.execute(
             select(_job.c.name).where(

@@ -9,8 +9,8 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, tuple_, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow
-from changefeed.catalog.store import CatalogPart
 from changefeed.core.processes import has_ended, process_space
 
 #: A node not heard of for this long is dead, seconds.
@@ -129,7 +129,7 @@ class Leases(CatalogPart):
             transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=seen))
 
     def unregister_node(self, node_id: str) -> None:
-        """A node ends in good order."""
+        """Forget a node that ends in good order."""
         with self._database.write() as transaction:
             transaction.execute(delete(_node).where(_node.c.id == node_id))
 
@@ -147,8 +147,9 @@ class Leases(CatalogPart):
 
 
 def _lasts(expires: int, now: int) -> bool:
-    """A lease has not ended. One that ends later than any can was given before the clock was set
-    back: it must not keep a job for as long as the clock was ahead."""
+    """Whether a lease has not ended. One that ends later than any can was given before the clock
+    was set back: it must not keep a job for as long as the clock was ahead.
+    """
     return now < expires <= now + int(LONGEST_LEASE * 1e9)
 
 

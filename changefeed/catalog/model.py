@@ -128,7 +128,7 @@ class RowRepair:
 
     @property
     def keys(self) -> tuple[RowKey, ...]:
-        """All of them."""
+        """All of these keys, the wrong ones first."""
         return self.wrong + self.extra
 
     def joined(self, other: RowRepair | None) -> RowRepair:
@@ -140,12 +140,11 @@ class RowRepair:
         return RowRepair(tuple(wrong), tuple(extra))
 
     def to_json(self) -> str:
-        """Text for the state."""
+        """The column value; :meth:`from_json` reads it."""
         return json.dumps({"wrong": self.wrong, "extra": self.extra})
 
     @classmethod
     def from_json(cls, text: str) -> RowRepair:
-        """The inverse of :meth:`to_json`."""
         found = json.loads(text)
         return cls(*(tuple(map(tuple, found[name])) for name in ("wrong", "extra")))
 
@@ -187,12 +186,11 @@ class TableProof:
     unrepaired_before: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Text for the state."""
+        """The column value; :meth:`from_json` reads it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> TableProof:
-        """The inverse of :meth:`to_json`."""
         known: dict[str, Any] = json.loads(text)
         lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**(known | lists))

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, or_,
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart, list_of, list_text, named, stamp_of, stamp_text
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -20,9 +21,7 @@ from changefeed.catalog.model import (
     TableProof,
     TableState,
 )
-from changefeed.catalog.rate import RateWindow
-from changefeed.catalog.rows import Lease
-from changefeed.catalog.store import CatalogPart, list_of, list_text, stamp_of, stamp_text
+from changefeed.catalog.rows import Lease, RateWindow
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition
@@ -41,15 +40,6 @@ _UPDATE = update(_table).where(
     # A RESCAN came between: what was done before it does not count.
     _table.c.rescan == bindparam("of_rescan"),
 )
-
-
-def _named(name: TableName) -> ColumnElement[bool]:
-    """The rows of a table, in whatever job."""
-    return and_(
-        _table.c.source == name.source,
-        _table.c.schema == name.schema,
-        _table.c.name == name.name,
-    )
 
 
 class Progress(CatalogPart):
@@ -157,7 +147,7 @@ class Progress(CatalogPart):
             rows = sum(max(0, t.emitted_rows - before[n].rows) for n, t in moved.items())
             size = sum(max(0, t.emitted_bytes - before[n].bytes) for n, t in moved.items())
             # A scan counts as emitted when it has ended, and for the rates as it goes on.
-            lately = sum(max(0, _told(t) - before[n].told) for n, t in moved.items())
+            lately = sum(max(0, _counted(t) - before[n].counted) for n, t in moved.items())
             values: dict[str, Any] = {}
             known = stamp_of(row.high_water)
             reached = _no_higher(high_water or known, moved.values())
@@ -212,7 +202,9 @@ class Progress(CatalogPart):
                 select(_table.c.job_id)
                 .join(_job, _job.c.id == _table.c.job_id)
                 .where(
-                    _named(name), _table.c.table_id.in_((0, table_id)), _job.c.status.in_(stands)
+                    named(_table, name),
+                    _table.c.table_id.in_((0, table_id)),
+                    _job.c.status.in_(stands),
                 )
             ).scalars()
             idle = list(jobs)
@@ -224,7 +216,7 @@ class Progress(CatalogPart):
             with self._database.write() as transaction:
                 transaction.execute(
                     update(_table)
-                    .where(_table.c.job_id == job_id, _named(name))
+                    .where(_table.c.job_id == job_id, named(_table, name))
                     .values(
                         state=TableState.FAILED.value,
                         done_upto=done,
@@ -243,7 +235,7 @@ class Progress(CatalogPart):
             for name, table_id in ids.items():
                 transaction.execute(
                     update(_table)
-                    .where(_named(name), _table.c.table_id == 0)
+                    .where(named(_table, name), _table.c.table_id == 0)
                     .values(table_id=table_id)
                 )
 
@@ -339,7 +331,11 @@ def note_name(transaction: Transaction, table: TableName, table_id: int) -> None
 def insert_tables(
     transaction: Transaction, job_id: int, added: Iterable[TableProgress], now: int
 ) -> None:
-    """Insert rows of tables the job does not have yet (CF1302 otherwise)."""
+    """Insert rows of tables that the job does not have yet.
+
+    Raises:
+        ChangefeedError: CF1302 it has one of them.
+    """
     rows = transaction.execute(
         select(_table.c.source, _table.c.schema, _table.c.name).where(_table.c.job_id == job_id)
     )
@@ -455,25 +451,22 @@ def _found_by(job_id: int, table: TableProgress) -> dict[str, Any]:
 
 
 class _StoredCounts(NamedTuple):
-    """What is stored of a table: rows and bytes emitted, its last RESCAN, and its open scan."""
-
     rows: int
     bytes: int
     rescan: int
     scanned: int
 
     @property
-    def told(self) -> int:
-        """Rows that the rates have counted."""
+    def counted(self) -> int:
         return self.rows + self.scanned
 
 
-def _told(table: TableProgress) -> int:
+def _counted(table: TableProgress) -> int:
     return table.emitted_rows + (table.scan_rows if table.scan_wanted else 0)
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:
-    """The columns a runner moves; the others are what a statement asked for."""
+    """The columns that a runner changes; the others are what a statement asked for."""
     return {
         "schema_version": table.schema_version,
         "state": table.state.value,
@@ -497,7 +490,6 @@ def _moving(table: TableProgress) -> dict[str, Any]:
 def _stored(
     transaction: Transaction, job_id: int, progress: Mapping[TableName, TableProgress]
 ) -> dict[TableName, _StoredCounts]:
-    """What is stored of the given tables that are still there."""
     if not progress:
         return {}
     rows = transaction.execute(
@@ -526,7 +518,7 @@ def _stored(
 
 
 def _no_higher(high_water: Timestamp | None, given: Iterable[TableProgress]) -> Timestamp | None:
-    """The high-water, but not above a running table that is given: reading would lift it."""
+    """The high-water, but not above a running table of ``given``: reading would lift that one."""
     running = [
         table.done_upto
         for table in given
@@ -538,7 +530,7 @@ def _no_higher(high_water: Timestamp | None, given: Iterable[TableProgress]) -> 
 def _write_down(
     transaction: Transaction, job_id: int, high_water: Timestamp, given: Container[TableName]
 ) -> None:
-    """Write down where running tables that are not ``given`` stand: at the high-water."""
+    """Write the high-water to the running tables that are not ``given``, which stand there."""
     rows = transaction.execute(
         select(_table).where(_table.c.job_id == job_id, _table.c.state == TableState.RUNNING.value)
     ).all()
@@ -569,7 +561,7 @@ def _raise_generation(transaction: Transaction, job_id: int, now: int) -> None:
 
 
 def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
-    return and_(_table.c.job_id == job_id, _named(name))
+    return and_(_table.c.job_id == job_id, named(_table, name))
 
 
 def _progress(row: Row[Any]) -> TableProgress:

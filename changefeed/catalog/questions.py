@@ -11,8 +11,8 @@ import uuid
 from sqlalchemy import delete, insert, select, update
 
 from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Question
-from changefeed.catalog.store import CatalogPart
 
 #: Nobody waits for an answer this long without renewing the question, ns: an older row was left by
 #: a process that ended.
@@ -59,7 +59,7 @@ class Questions(CatalogPart):
         return (None, None) if row is None else (row.node, row.answer)
 
     def renew_question(self, question: str) -> None:
-        """Say that somebody still waits for the answer."""
+        """Record that the asking process still waits for the answer."""
         with self._database.write(notify=False) as transaction:
             renewed = update(_table).where(_table.c.id == question).values(asked=self._now())
             transaction.execute(renewed)
@@ -73,6 +73,6 @@ class Questions(CatalogPart):
         return asked is not None and asked >= self._now() - within * 1e9
 
     def forget_question(self, question: str) -> None:
-        """Remove a question, because its answer was read or nobody waits for it any more."""
+        """Remove a question that was answered, or for whose answer no process waits."""
         with self._database.write(notify=False) as transaction:
             transaction.execute(delete(_table).where(_table.c.id == question))

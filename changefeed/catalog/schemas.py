@@ -8,9 +8,8 @@ from collections.abc import Collection
 from sqlalchemy import Select, func, insert, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import Database
+from changefeed.catalog.database import CatalogPart, Database, named
 from changefeed.catalog.model import Status, TableState
-from changefeed.catalog.store import CatalogPart
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
@@ -47,11 +46,7 @@ class Schemas(CatalogPart):
         with self._database.write(notify=False) as transaction:
             latest = transaction.execute(
                 select(_table.c.version, _table.c.fingerprint)
-                .where(
-                    _table.c.source == name.source,
-                    _table.c.schema == name.schema,
-                    _table.c.name == name.name,
-                )
+                .where(named(_table, schema.table))
                 .order_by(_table.c.version.desc())
                 .limit(1)
             ).one_or_none()
@@ -114,12 +109,7 @@ class Schemas(CatalogPart):
         log must still announce it to the feeds that were there before.
         """
         with self._database.read() as transaction:
-            of_table = (
-                (_table.c.source == table.source)
-                & (_table.c.schema == table.schema)
-                & (_table.c.name == table.name)
-            )
-            versions = select(func.max(_table.c.version)).where(of_table)
+            versions = select(func.max(_table.c.version)).where(named(_table, table))
             announced: int | None = transaction.scalar(versions.where(_table.c.announced))
             scanned = [int(row[0]) for row in transaction.execute(_scanned(table))]
             known = max(announced or 0, min(scanned, default=0))
@@ -133,7 +123,8 @@ class Schemas(CatalogPart):
 
 
 def _scanned(table: TableName) -> Select[int]:
-    """The versions that the feeds of a table read when they scanned it; 0 of one without a scan."""
+    """The versions that the feeds of a table read when they scanned it; 0 for a feed without a
+    scan."""
     ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
     began = (
         (_progress.c.schema_version > 0)
@@ -144,9 +135,7 @@ def _scanned(table: TableName) -> Select[int]:
         select(_progress.c.schema_version)
         .join(tables.job, tables.job.c.id == _progress.c.job_id)
         .where(
-            _progress.c.source == table.source,
-            _progress.c.schema == table.schema,
-            _progress.c.name == table.name,
+            named(_progress, table),
             began,
             tables.job.c.status.not_in(ended),
         )

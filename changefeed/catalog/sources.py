@@ -1,4 +1,4 @@
-"""What we hold at each source, which database it is, and how far its log is."""
+"""What we hold at each source, which database it is, how far its log is, and what the log lacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.rows import SourceState
-from changefeed.catalog.store import CatalogPart, stamp_of, stamp_text
+from changefeed.catalog.database import CatalogPart, named, stamp_of, stamp_text
+from changefeed.catalog.model import TableProgress
+from changefeed.catalog.rows import Gap, SourceState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
@@ -22,6 +23,7 @@ _table = tables.source_state
 _captured = tables.captured
 _names = tables.table_name
 _progress = tables.job_table
+_gaps = tables.gap
 
 
 def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], now: int) -> None:
@@ -121,7 +123,7 @@ class Sources(CatalogPart):
         with self._database.write() as transaction:
             transaction.execute(delete(_table).where(_table.c.name == name))
             transaction.execute(delete(_captured).where(_captured.c.source == name))
-            transaction.execute(delete(tables.gap).where(tables.gap.c.source == name))
+            transaction.execute(delete(_gaps).where(_gaps.c.source == name))
             transaction.execute(delete(_names).where(_names.c.source == name))
 
     def forget_log(self, name: str) -> None:
@@ -198,6 +200,32 @@ class Sources(CatalogPart):
                     )
                 )
 
+    def gaps(self, source: str) -> dict[TableName, Gap]:
+        """The last gap of each table of a source that had one."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_gaps).where(_gaps.c.source == source))
+            return {gap.table: gap for gap in map(_gap, rows)}
+
+    def add_gaps(self, reasons: Mapping[TableName, str]) -> dict[TableName, Gap]:
+        """Write down that changes of tables may be missing; the gaps."""
+        if not reasons:
+            return {}
+        now = self._now()
+        found = {table: Gap(table, now, reason) for table, reason in reasons.items()}
+        with self._database.write() as transaction:
+            for table, gap in found.items():
+                transaction.execute(delete(_gaps).where(named(_gaps, table)))
+                transaction.execute(
+                    insert(_gaps).values(
+                        source=table.source,
+                        schema=table.schema,
+                        name=table.name,
+                        at=gap.at,
+                        reason=gap.reason,
+                    )
+                )
+        return found
+
 
 def _state(row: Row[Any]) -> SourceState:
     return SourceState(
@@ -213,3 +241,12 @@ def _state(row: Row[Any]) -> SourceState:
         updated=row.updated,
         renewal=bool(row.renewal),
     )
+
+
+def concerns(gap: Gap, table: TableProgress) -> bool:
+    """The feed has not heard of the gap, and had begun with the table before it was found."""
+    return gap.at > max(table.gap, table.added_at, table.rescan)
+
+
+def _gap(row: Row[tuple[str, str, str, int, str]]) -> Gap:
+    return Gap(TableName(row.source, row.schema, row.name), row.at, row.reason)

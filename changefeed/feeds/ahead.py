@@ -29,7 +29,6 @@ class Workers:
         self.preparers = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix=f"evaluate-{name}")
 
     def close(self) -> None:
-        """End the threads."""
         self.reader.shutdown(wait=False, cancel_futures=True)
         self.preparers.shutdown(wait=False, cancel_futures=True)
 
@@ -43,7 +42,7 @@ class Ahead(Generic[Prepared]):
             same time if ``several``.
         workers: the feed's threads.
         several: prepare several items at the same time.
-        least_rows: from a chunk of so many rows on, others are prepared beside it.
+        least_rows: from a chunk of so many rows on, the next ones are prepared at the same time.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Ahead(Generic[Prepared]):
         return self._prepare(item)
 
     def prepare_next(self) -> None:
-        """Begin to prepare what comes next."""
+        """Let other threads prepare the next items; returns at once."""
         while len(self._waiting) < self._most:
             self._waiting.append(self._workers.reader.submit(self._read))
 
@@ -96,7 +95,8 @@ class Ahead(Generic[Prepared]):
         self._waiting.clear()
 
     def _read(self) -> Callable[[], Prepared | None] | None:
-        """In the reading thread: what gives the next item; None if nothing may be read."""
+        """Runs in the reading thread; returns what gives the next item, None if nothing may be
+        read."""
         if self._held:
             return None
         try:
@@ -115,8 +115,6 @@ class Ahead(Generic[Prepared]):
 
 
 class _Later(Generic[Prepared]):
-    """An item that another thread prepares."""
-
     def __init__(self, future: Future[Prepared]) -> None:
         self._future = future
 
@@ -124,6 +122,6 @@ class _Later(Generic[Prepared]):
         return self._future.result()
 
     def give_up(self) -> None:
-        """Returns when it is not prepared any more."""
+        """Cancel the preparation, or wait for its end."""
         if not self._future.cancel():
             wait([self._future])

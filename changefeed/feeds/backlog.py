@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError, Scope
@@ -35,7 +35,7 @@ from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.options import DELIVERY, ENGINE, Guarantee
 from changefeed.plan.bulk_work import backlog_hindrance
-from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
 from sinks.base import Epoch
@@ -117,7 +117,6 @@ def waiting(
 
 
 def _hindrance(feed: Feed) -> str:
-    """Why the changes of a feed cannot be delivered in lanes; empty: they can."""
     if feed.abilities is None:
         return "a feed without a sink runs where its client is"
     return backlog_hindrance(
@@ -154,7 +153,7 @@ class Backlog:
         self._sink_session = sink_session
         self._note = note
         self._refused_upto = Timestamp.ZERO
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def deliver(
         self,
@@ -209,9 +208,8 @@ class Backlog:
             return BacklogResult(node_upto=found.upto)
 
     def _tell(self, feed: Feed, text: str) -> None:
-        """Say once why Spark does not do what it could do."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             log.warning("feed %s: %s", feed.job.name, text)
             self._note(text)
 
@@ -278,7 +276,7 @@ class Backlog:
     def _cancelled_when(
         self, interrupted: Callable[[], bool], name: str, group: str
     ) -> Iterator[threading.Event]:
-        """Cancels the job when the feed's thread has other work; the event says that it did."""
+        """Cancels the job when the feed's thread has other work, and then sets the event."""
         over, cancelled = threading.Event(), threading.Event()
 
         def watch() -> None:
@@ -309,7 +307,7 @@ def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
 def _settle(
     feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[TaskResult]
 ) -> int:
-    """All lanes are durable: set the progress of the tables to the end of the range."""
+    """Set the progress of the tables to the end of the range, after all lanes are durable."""
     tables = list(bounds)
     for part in done:
         feed.count(tables[part.item], part.rows, part.bytes)

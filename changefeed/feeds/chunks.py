@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange, Truncate
@@ -60,7 +60,6 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
         return sum(p.rows for p in self.pieces)
 
     @property
@@ -69,7 +68,7 @@ class Chunk:
         return frozenset.intersection(*(p.clean for p in self.pieces))
 
     def load(self) -> pa.Table:
-        """The rows in memory."""
+        """Read the rows from the log into memory."""
         table = pa.concat_tables(p.load() for p in self.pieces)
         for event in self.removed:
             same = pc.and_(
@@ -180,7 +179,7 @@ def _wide(
 def _blamed(
     error: ChangefeedError, at: Mapping[TableName, Timestamp], oldest: Timestamp
 ) -> Exception:
-    """The tables whose bound the log no longer has: only these may fail."""
+    """The error of a table whose bound the log no longer has: only such a table may fail."""
     behind = [name for name, bound in at.items() if bound < oldest]
     if error.code is not Code.POSITION_TOO_OLD or not behind or len(behind) == len(at):
         return error
@@ -231,7 +230,6 @@ def _cut(found: Slice, bounds: Mapping[TableName, Timestamp], chunk_rows: int) -
 
 
 def _unsent(found: Slice) -> dict[TableName, list[LogPiece]]:
-    """By table the pieces in which a value may not have been sent, in log order."""
     pieces: dict[TableName, list[LogPiece]] = defaultdict(list)
     for event in found.events:
         if isinstance(event, LogPiece) and event.has_unsent:
@@ -249,7 +247,6 @@ def _unsent_beside(run: Sequence[LogPiece], unsent: Sequence[LogPiece]) -> bool:
 
 
 def _removes(event: Truncate, run: list[LogPiece]) -> bool:
-    """The truncation is of the run's table and may be of a transaction that wrote its rows."""
     same = event.schema.table == run[0].schema.table
     return same and run[-1].last >= event.at and run[0].first_seq < event.seq
 

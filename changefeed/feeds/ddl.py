@@ -1,13 +1,13 @@
-"""Statements of DDL that the change log has about a feed's tables: told to the sink and recorded.
+"""Statements of DDL that the change log has about a feed's tables: sent to the sink and recorded.
 
 A table that joins a feed of a SCHEMA or DATABASE begins with a scan. The statement that made the
-table lies before it in the log, so it is told when the scan's timestamp is known, before its first
-row.
+table lies before it in the log, so it is sent when the scan's timestamp is known, before the
+table's first row.
 """
 
 from __future__ import annotations
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Ddl
 from changefeed.core.schema import TableName
@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 1000
 
 
 def tell_ddl(feed: Feed, sink_session: SinkSession, event: Ddl) -> None:
-    """Tell the sink of a statement once everything before it is durable, and record it.
+    """Send a statement to the sink once everything before it is durable, and record it.
 
     Raises:
         TableError: the sink refuses the table.
@@ -44,9 +44,9 @@ def tell_origin(
     sink_session: SinkSession,
     sizes: Sizes | None = None,
 ) -> None:
-    """Tell what made a table that has joined the feed, and what changed it up to ``upto``, where
-    its scan begins. A table that is older than the feed, or than the change log, has nothing to
-    tell.
+    """Send the statements that made a table that has joined the feed, and those that changed it up
+    to ``upto``, where its scan begins. There are none of a table older than the feed or the change
+    log.
 
     Raises:
         TableError: the sink refuses the table.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Ddl, SchemaChange, Truncate
@@ -78,7 +78,7 @@ class Round:
         self.watermark: Watermark | None = None
 
     def add(self, table: TableName, receipt: Receipt) -> None:
-        """Count a written batch."""
+        """Count a batch that the sink has taken."""
         self.receipts.append(receipt)
         self.rows += receipt.rows
         rows, size = self.counts.get(table, (0, 0))
@@ -105,7 +105,7 @@ class Delivery:
         self._orders = TransactionOrders()
         self._after = Timestamp.ZERO
         #: BEGIN and END of every transaction up to there are durable.
-        self._told = Timestamp.ZERO
+        self._announced = Timestamp.ZERO
         #: Tables that got their present names by a rename in this delivery, and when.
         self._named_at: dict[TableName, Timestamp] = {}
         self._workers = Workers(name)
@@ -139,20 +139,20 @@ class Delivery:
         """
         # A feed whose progress was moved back repeats BEGIN and END, too.
         done = [t.done_upto for t in feed.tables.values() if t.done_upto is not None]
-        self._told = min(self._told, max(done, default=Timestamp.ZERO))
+        self._announced = min(self._announced, max(done, default=Timestamp.ZERO))
         # Asked here, in the feed's thread: the sink is opened by it.
         typed = self._sink_session.takes_rows
         most = slice_bytes(feed.options)
         source = items(self._log, bounds, upto, most, feed.counted(), self._sizes)
         once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
-        told_by_scan = upto if scanned and once else None
+        scanned_at = upto if scanned and once else None
         total = 0
         settled = False
         self._named_at.clear()
         current = self._round(upto)
         ahead = Ahead(
             source,
-            lambda item: self._prepared(feed, item, typed, told_by_scan),
+            lambda item: self._prepared(feed, item, typed, scanned_at),
             self._workers,
             several=_several_at_once(feed),
             least_rows=self._sizes.ahead_rows,
@@ -197,7 +197,6 @@ class Delivery:
         return total
 
     def close(self) -> None:
-        """End the encoding threads."""
         self._workers.close()
 
     def _round(self, upto: Timestamp) -> Round:
@@ -205,7 +204,7 @@ class Delivery:
         return Round(Epoch(self._number, upto))
 
     def _prepared(
-        self, feed: Feed, item: Item, typed: bool, told_by_scan: Timestamp | None
+        self, feed: Feed, item: Item, typed: bool, scanned_at: Timestamp | None
     ) -> Item | EncodedChunk | WatermarkWithBoundaries:
         """An item in the form for the sink; during a backlog other threads call this."""
         if isinstance(item, SliceStart):
@@ -228,8 +227,8 @@ class Delivery:
                 rows = plan.rows(rows, superseded=superseded)
                 return EncodedChunk(item, plan.schema, rows)
             messages = self._encode(feed, item)
-            if told_by_scan is not None:
-                messages = _but_written_at(messages, told_by_scan)
+            if scanned_at is not None:
+                messages = _but_written_at(messages, scanned_at)
             return EncodedChunk(item, feed.row_plan(item.schema).schema, messages)
 
     def _encode(self, feed: Feed, chunk: Chunk) -> pa.Table:
@@ -250,7 +249,6 @@ class Delivery:
         return self._shared.get(key, compute)
 
     def _number_changes(self, feed: Feed, opening: SliceStart) -> None:
-        """Number the changes of a slice in their transactions, for all counted tables."""
         self._orders, self._after = TransactionOrders(), opening.after
         for chunk in opening.chunks:
             with about_table(chunk.schema.table):
@@ -263,7 +261,7 @@ class Delivery:
         END says how many changes the transaction has in all tables of the feed, including a failed
         table that is behind.
         """
-        since = max(self._after, self._told)
+        since = max(self._after, self._announced)
         ended = [t for t in self._orders.transactions if since < t.at <= watermark.upto]
         messages = boundary_messages(
             ended,
@@ -307,9 +305,6 @@ class Delivery:
         current.add(table, receipt)
 
     def _commit(self, feed: Feed, current: Round, control: ControlItem | None = None) -> None:
-        """Make the round durable; then set the progress of the tables to the watermark or the
-        control event.
-        """
         if feed.boundaries is not None:
             # If progress passed the END of a transaction before it was sent, END would be lost.
             # So progress moves only from watermark to watermark; rows after one may be repeated.
@@ -320,7 +315,7 @@ class Delivery:
         upto = min(written.values(), default=current.epoch.upto)
         epoch = Epoch(current.epoch.number, upto)
         self._sink_session.commit(epoch, current.receipts, current.counts, written)
-        self._told = max(self._told, current.boundaries)
+        self._announced = max(self._announced, current.boundaries)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
         if current.watermark is not None:
@@ -335,9 +330,6 @@ class Delivery:
         current: Round,
         on_schema_change: Callable[[SchemaChange], None],
     ) -> Round:
-        """Send a control event to the target once everything before it is durable, and then commit
-        the round.
-        """
         if item.renamed:
             return current  # of a table that is not followed
         event = item.event
@@ -398,7 +390,6 @@ class Delivery:
         current: Round,
         on_rename: Callable[[SchemaChange], None],
     ) -> None:
-        """Make rows under the old name durable; then the feed continues with the new name."""
         self._commit(feed, current, item)
         current.receipts.clear()
         if feed.boundaries is None:
@@ -414,7 +405,7 @@ class Delivery:
 
 
 def _several_at_once(feed: Feed) -> bool:
-    """Several chunks are prepared at the same time: those of queries, if there is memory for that.
+    """Whether several chunks are prepared at the same time: those of queries, if there is memory.
 
     Numbers of changes in their transactions are given one slice after another.
     """
@@ -422,7 +413,6 @@ def _several_at_once(feed: Feed) -> bool:
 
 
 def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
-    """The rows without those that were inserted or updated at an instant."""
     there = pc.and_(pc.equal(messages["wall"], at.wall), pc.equal(messages["logical"], at.logical))
     return messages.filter(pc.invert(pc.and_(there, pc.not_equal(messages["op"], "d"))))
 
@@ -430,7 +420,6 @@ def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:
 def _reached(
     feed: Feed, table: TableName, watermark: Watermark | None, control: ControlItem | None
 ) -> Timestamp:
-    """The progress of a table once everything that was written of it is durable."""
     reached = [feed.tables[table].done_upto or Timestamp.ZERO]
     if watermark is not None:
         reached.append(watermark.upto)

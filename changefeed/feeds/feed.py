@@ -100,9 +100,8 @@ class Feed:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether the feed needs Spark, for merges or its query; otherwise Spark only speeds up
-        large scans.
-        """
+        """Whether the feed needs Spark, for merges or its query. Else Spark only speeds up large
+        scans."""
         merged = self.abilities is not None and bool(self.abilities.spark_packs)
         return merged or self.query is not None
 
@@ -329,7 +328,6 @@ class Feed:
         self._catalog.record_event(self.job.id, kind, text, table=str(table), at=at)
 
     def in_state(self, *states: TableState) -> list[TableProgress]:
-        """The tables in one of ``states``."""
         return [t for t in self.tables.values() if t.state in states]
 
     @property
@@ -370,7 +368,7 @@ class Feed:
                 self.update(name, done_upto=upto)
 
     def count(self, table: TableName, rows: int, size: int) -> None:
-        """Add delivered rows and bytes."""
+        """Add rows and bytes that were delivered to the counters of a table."""
         old = self.tables[table]
         self.update(
             table, emitted_rows=old.emitted_rows + rows, emitted_bytes=old.emitted_bytes + size
@@ -432,7 +430,7 @@ class Feed:
 
 
 def _complete(table: TableProgress) -> Timestamp | None:
-    """Everything of the table at or below is durable and as it should be."""
+    """Whether everything of the table at or below is durable and as it should be."""
     done, since = table.done_upto, table.scan_at
     if table.scan_wanted and since and done and done >= since:
         return since.previous()

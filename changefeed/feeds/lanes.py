@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
@@ -157,7 +157,7 @@ class LaneDelivery:
         """Deliver lane ``number`` durably; what it delivered of each table, in ``bounds``' order.
 
         Raises:
-            ChangefeedError: the log or the sink failed; CF2201 nobody waits for this any more.
+            ChangefeedError: the log or the sink failed; CF2201 the delivery is no longer wanted.
         """
         return self.deliver(number, self._of_log(number), report)
 

@@ -18,7 +18,7 @@ class RetryClock:
         self._since: float | None = None
 
     def reset(self) -> None:
-        """Start again, because something was delivered."""
+        """Begin again with short pauses, because something was delivered."""
         self.attempt = 0
         self._since = None
 

@@ -10,16 +10,16 @@ from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableState
 from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import Backlog
 from changefeed.feeds.chunks import Chunk, items
-from changefeed.feeds.consumer import follow_consumer
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.renames import TableRenames
+from changefeed.feeds.lost_tables import TableRenames
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.feeds.schema_policy import (
     check_message_key,
@@ -155,8 +155,8 @@ class Rounds:
         return rows > 0
 
     def _filled(self, feed: Feed) -> bool:
-        """Whether the changes that gather are as many as the sink wants in one commit. Reads the
-        log's index, of each stretch once."""
+        """Whether the changes that gather are as many as the sink wants in one commit. Reads each
+        stretch of the log's index once."""
         most = self._sink_session.round_bytes
         frontier = self._source_runtime.log.frontier
         if not most or frontier is None:
@@ -171,9 +171,6 @@ class Rounds:
         return size >= most
 
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
-        """Deliver the tables from their bounds, a large backlog by one Spark job, else in this
-        thread; returns the number of rows.
-        """
         if feed.query is not None and feed.query.grouped:
             return self._deliverers.windows.deliver(
                 feed,
@@ -272,3 +269,36 @@ class Rounds:
             )
             if event.moved and by_name:
                 feed.record_event("notice", LEFT_WITHOUT_DELETES, table, event.at)
+
+
+def follow_consumer(
+    feed: Feed, consumed: Timestamp | None, scanning: ScanCoordinator, oldest: Timestamp
+) -> None:
+    """Set the progress of the feed's tables to that of the consumer.
+
+    Args:
+        consumed: what the consumer has committed; None before its first commit.
+        oldest: the change log holds everything above this.
+
+    Raises:
+        ChangefeedError: CF3002, retention removed changes that the consumer has not read.
+    """
+    for table in feed.in_state(TableState.RUNNING, TableState.SCANNING):
+        done = table.done_upto
+        if done is None:
+            continue
+        if scanning.holds(table):
+            # A repeated scan: no consumer saw the rows of the interrupted one, so no changes
+            # need to be delivered between the two.
+            if scanning.at is not None:
+                feed.advance([table.table], scanning.at)
+            continue
+        reached = done if consumed is None else max(done, consumed)
+        if oldest is not Timestamp.MAX and reached < oldest:
+            raise ChangefeedError(
+                Code.POSITION_TOO_OLD,
+                f"the reader of {table.table} has committed {reached}, and the change log begins "
+                f"at {oldest}",
+                hint="make another reader, which begins with a scan of the table.",
+            )
+        feed.advance([table.table], reached)

@@ -32,18 +32,17 @@ from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.ddl import tell_origin
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.lost_tables import TableDeparture
+from changefeed.feeds.lost_tables import TableDeparture, TableRenames
 from changefeed.feeds.message_cache import MessageCache
-from changefeed.feeds.renames import TableRenames
 from changefeed.feeds.retry import RetryClock
 from changefeed.feeds.rounds import Deliverers, Rounds
 from changefeed.feeds.scan_coordinator import ScanCoordinator
-from changefeed.feeds.scan_host import FeedScanHost
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.status import FeedStatus
 from changefeed.feeds.windows import WindowDelivery
-from changefeed.options import INITIAL_SCAN, RETRY_FOR, InitialScan
+from changefeed.options import HISTORY, INITIAL_SCAN, RETRY_FOR, InitialScan
 from changefeed.query.evaluate import QuerySessions
+from changefeed.scan.host import ScanHost
 from changefeed.scan.thread import SnapshotScan
 from changefeed.spark.session import NodeSpark
 from sinks.base import Sink
@@ -173,19 +172,16 @@ class FeedRunner:
     # -- from other threads ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; returns at once."""
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether the feed's thread is running."""
         return self._thread.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Wait for the end."""
         self._thread.join(timeout)
 
     def request_stop(self) -> None:
-        """End soon; progress is saved first."""
+        """End soon; progress is saved first. Returns at once."""
         self._stopping.set()
         self._called.set()
         self.sink_session.interrupt()
@@ -237,7 +233,6 @@ class FeedRunner:
         self._status.pulse(self._feed, waits, lost)
 
     def wake(self) -> None:
-        """Wake the feed's thread."""
         self.source_runtime.log.wake()
 
     @property
@@ -254,14 +249,13 @@ class FeedRunner:
         return True
 
     def release_lease(self) -> None:
-        """Let another node have the job."""
         self.catalog.release_lease(self._lease)
 
     # -- what its node may ask -------------------------------------------------------------
 
     @property
     def needs_spark(self) -> bool:
-        """Whether the feed needs Spark; otherwise Spark only speeds up large scans."""
+        """See :attr:`changefeed.feeds.feed.Feed.needs_spark`."""
         return self._feed.needs_spark
 
     # -- the feed's thread ----------------------------------------------------------------
@@ -311,7 +305,6 @@ class FeedRunner:
         return self._after_error(error)
 
     def _live(self) -> NoReturn:
-        """Work until an error, a stop or the end."""
         self._check_requests()  # an ALTER may be what brings the sink back
         self.sink_session.open()
         while True:
@@ -321,7 +314,7 @@ class FeedRunner:
             self._status.turn(self._feed)
             moved = self._deliver()
             if moved or self._scanning.delivers:
-                # Before progress is saved: whoever waits for progress then finds the right
+                # Before progress is saved: a caller who waits for progress then finds the right
                 # status.
                 self._status.works(self._feed)
             self._scanning.follow(self._feed, self._scanned)
@@ -333,7 +326,6 @@ class FeedRunner:
             self._rounds.wait()
 
     def _deliver(self) -> bool:
-        """Deliver what can be delivered now; returns whether rows were."""
         try:
             return self._rounds.turn(self._feed)
         except TableError as failed:
@@ -360,7 +352,6 @@ class FeedRunner:
             self.sink_session.open(self._feed)
 
     def _take_new_row(self) -> None:
-        """The job was altered: save what was done, take the new row, tell the sink."""
         # Stop the scan first: nothing may write to a closed sink.
         self._scanning.stop()
         self._feed.save()
@@ -392,14 +383,35 @@ class FeedRunner:
         return self._stopping.is_set() or self._reload.is_set() or self._scanning.waits
 
     def _scan(self, tables: Sequence[TableProgress]) -> SnapshotScan:
-        host = FeedScanHost(
-            self._feed,
-            self.catalog,
-            self.source_runtime,
-            self._services.spark,
-            self.sink_session,
-            lambda: self._checkpoint.resolved,
-            self._services.sizes,
+        feed, spark = self._feed, self._services.spark
+
+        def promised() -> Timestamp | None:
+            known = [feed.job.high_water, self._checkpoint.resolved]
+            return max((at for at in known if at is not None), default=None)
+
+        def note_engine(table: TableName, text: str) -> None:
+            self.catalog.record_event(self.job_id, "engine", text, table=str(table))
+
+        host = ScanHost(
+            name=feed.job.name,
+            job_id=self.job_id,
+            source_runtime=self.source_runtime,
+            spark=spark,
+            sinks=self.sink_session,
+            sizes=self._services.sizes,
+            asked_engine=feed.asked_engine(spark.preferred),
+            history=feed.options[HISTORY],
+            needs_spark=feed.needs_spark,
+            has_query=feed.query is not None,
+            promised=promised,
+            note_engine=note_engine,
+            recognise=feed.recognise,
+            intern_schema=self.catalog.intern_schema,
+            plan=feed.plan,
+            messages=feed.messages,
+            row_plan=feed.row_plan,
+            rows=feed.rows,
+            target=feed.target,
         )
         return SnapshotScan(host, tables, self._services.clock)
 
@@ -446,7 +458,7 @@ class FeedRunner:
         raise StopFeed
 
     def _refuse_success(self) -> None:
-        """A feed with failed tables has not succeeded: RESUME retries them."""
+        """End a feed with failed tables as failed, so that RESUME retries them."""
         failed = self._feed.in_state(TableState.FAILED)
         if not failed:
             return
@@ -461,7 +473,7 @@ class FeedRunner:
         raise StopFeed
 
     def _save_quietly(self) -> None:
-        """Save; an error has been or will be reported by whoever caused it."""
+        """Save the progress; a failure is only logged, because another error is reported."""
         try:
             self._feed.save()
         except LeaseLost:

@@ -187,7 +187,7 @@ class ScanCoordinator:
         )
 
     def follow(self, feed: Feed, show: Callable[[], None]) -> None:
-        """Save what the scan has finished; ``show`` is called first, so that whoever waits for
+        """Save what the scan has finished. ``show`` is called first, so that a caller who waits for
         the progress finds the feed's status changed, too.
 
         Raises:
@@ -222,9 +222,8 @@ class ScanCoordinator:
                 scan.join(JOIN_SECONDS)
 
     def _measure(self, scan: SnapshotScan) -> None:
-        """Record whether rows are durable that no earlier attempt reached. A scan that fails at
-        the same row each time makes no progress, and would otherwise be repeated for ever.
-        """
+        """Record whether rows are durable that no earlier attempt reached. A scan that fails at the
+        same row each time makes no progress, and would be repeated for ever."""
         rows = sum(t.rows for name, t in scan.tables.items() if name not in self._taken)
         if scan.delivered and rows > self._furthest:
             self._furthest, self.advanced = rows, True
@@ -306,7 +305,6 @@ class ScanCoordinator:
             feed.update(name, scan_rows=table.rows, scan_total=table.total)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
-        """Set the start of a table without a scan: the cursor, or the statement that added it."""
         cursor = feed.job.cursor
         if table.done_upto is not None:
             at = table.done_upto
@@ -325,7 +323,6 @@ class ScanCoordinator:
         feed.update(table.table, state=TableState.RUNNING, done_upto=at)
 
     def _check_offset(self, table: TableName, position: Position, at: Timestamp) -> None:
-        """Check that the log has everything that the connector did not deliver."""
         if not self._source_runtime.log.has(position):
             raise TableError(
                 table,
@@ -358,8 +355,8 @@ _UNDELIVERABLE_TO_QUERY = _UNDELIVERABLE | {Code.NAME_UNKNOWN, Code.NOT_SUPPORTE
 
 
 def _version(scanned: TableScan, now: TableProgress) -> int:
-    """The shape that all rows in the sink have. A repair is of some rows: a schema change that it
-    saw already still needs its backfill."""
+    """The version that all rows in the sink have. A repair is of some rows: a schema change that it
+    saw still needs its backfill."""
     if scanned.repair is None and scanned.schema is not None:
         return scanned.schema.version
     return now.schema_version

@@ -77,7 +77,8 @@ def needs_backfill(
 
 
 def _needs_rescan(event: SchemaChange, options: Options, *, scanned: bool) -> bool:
-    """The same of rows that entered or left the table: its columns may be as before."""
+    """As :func:`needs_backfill`, for rows that entered or left the table: its columns may be as
+    before."""
     if options[ON_PARTITION_CHANGE] is OnPartitionChange.STOP and not scanned:
         table = event.new.table
         raise TableError(

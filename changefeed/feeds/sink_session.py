@@ -101,7 +101,6 @@ class SinkSession:
         return f"{doing} since {began.time_of_day()}" if long else ""
 
     def _spark_step(self) -> str:
-        """What Spark does before the sink can be used; empty for a sink without Spark."""
         return self._spark.step if self._spark_packs else ""
 
     @property
@@ -290,7 +289,6 @@ class SinkSession:
         fault_point(Point.RUNNER_AFTER_COMMIT)
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
-        """The table of an error of ``commit``: the only table, or the one of the error's target."""
         boundaries = self._feed.boundaries
         if error.scope is not Scope.TABLE or (boundaries and error.target == boundaries.topic):
             return None
@@ -306,7 +304,7 @@ class SinkSession:
     # -- control messages -------------------------------------------------------------------------
 
     def truncate(self, event: Truncate) -> None:
-        """Tell consumers that a table was emptied."""
+        """Send to consumers that a table was emptied."""
         table = event.schema.table
         target = self._feed.target(table)
         own = self._payloads("truncate", event.at, [target.topic], table)
@@ -323,15 +321,15 @@ class SinkSession:
             sink.evolve(seen, self._feed.target(event.new.table))
 
     def tell_ddl(self, event: Ddl) -> None:
-        """Tell the sink of a statement of DDL; everything before it was delivered."""
+        """Send a statement of DDL to the sink; everything before it was delivered."""
         self.open().tell_ddl(event, self._feed.target(event.table))
 
     def dropped(self, table: TableName) -> None:
-        """Tell the sink that a table was dropped at the source; all its changes were delivered."""
+        """Report to the sink that a table was dropped; all its changes were delivered."""
         self.open().dropped(self._feed.target(table))
 
     def resolved(self, at: Timestamp) -> None:
-        """Tell consumers that nothing at or below ``at`` follows."""
+        """Promise to consumers that nothing at or below ``at`` follows."""
         topics = [target.topic for target in self._feed.targets()]
         event = Resolved(at, self._payloads("resolved", at, topics))
         sink = self.open()
@@ -373,7 +371,7 @@ def keeps_progress(sink: Sink, feed: Feed) -> bool:
 
 
 def _empty(folder: Path) -> None:
-    """An empty folder, whatever was there."""
+    """Make the folder, or remove what is in it."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)

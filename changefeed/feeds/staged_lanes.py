@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.proofs import AlteredBytes, FileProof

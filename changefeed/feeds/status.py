@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from changefeed.capture.source_runtime import SourceRuntime
-from changefeed.catalog import Catalog
-from changefeed.catalog.gaps import concerns
+from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import Status, TableState
+from changefeed.catalog.sources import concerns
 from changefeed.core.clock import Clock
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
-from changefeed.feeds import life
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.options import ON_ERROR, OnError
@@ -107,7 +107,6 @@ class FeedStatus:
             self._show_work(feed)
 
     def _show_work(self, feed: Feed) -> None:
-        """Write what a feed does that no error and no limit holds up."""
         with self._lock:
             scans = self._scanning.owes(feed)
             if self._lost is not None:
@@ -140,7 +139,6 @@ class FeedStatus:
     def show(
         self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None = None
     ) -> None:
-        """Write a status with its reason."""
         with self._lock:
             self._show(feed, status, reason, error)
 
@@ -157,7 +155,7 @@ class FeedStatus:
         if status is not Status.STARTING and (moved or status is Status.RETRYING):
             before = self._shown[0] if self._shown else None
             failed = len(feed.in_state(TableState.FAILED))
-            life.moved(feed.job.name, before, status, reason, error, failed)
+            log_move(feed.job.name, before, status, reason, error, failed)
         self._write(feed, status, reason, error)
         self._shown = (status, reason)
 
@@ -168,13 +166,13 @@ class FeedStatus:
         server.
         """
         self._trying = True
-        told = life.explained(error, feed.job)
+        shown = explained(error, feed.job)
         over = self._source_runtime.over_limit(feed.job.id)
         also = f"; {over.why}" if over is not None else ""
-        self.show(feed, Status.RETRYING, f"{told.message}; {again}{also}", told)
+        self.show(feed, Status.RETRYING, f"{shown.message}; {again}{also}", shown)
 
     def works(self, feed: Feed) -> None:
-        """The feed delivered, or found that it has nothing to deliver.
+        """Record that the feed delivered, or found that it has nothing to deliver.
 
         Raises:
             TableError, ChangefeedError: as :meth:`turn`.
@@ -188,7 +186,7 @@ class FeedStatus:
 
     def failed_table(self, feed: Feed, failed: TableError) -> None:
         """Mark a table of the feed as failed, with the reason."""
-        error = life.explained(failed.error, feed.job)
+        error = explained(failed.error, feed.job)
         name, number = feed.job.name, error.code.number
         log.error("feed %s: table %s failed: %s %s", name, failed.table, number, error.message)
         feed.fail_table(failed.table, error)
@@ -197,17 +195,77 @@ class FeedStatus:
         """Write that the feed ends with an error: failed, or paused if the feed's options say
         so.
         """
-        error = life.explained(error, feed.job)
+        error = explained(error, feed.job)
         status, reason = Status.FAILED, error.message
         if feed.options[ON_ERROR] is OnError.PAUSE:
             # CockroachDB's words.
             status = Status.PAUSED
             reason = f"job failed ({error.message}) but is being paused because of on_error=pause"
             self._catalog.pause_wanted(feed.job.id)
-        life.moved(feed.job.name, None, status, reason, error)
+        log_move(feed.job.name, None, status, reason, error)
         self._write(feed, status, reason, error)
 
     def _write(
         self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None
     ) -> None:
         self._catalog.transition(feed.job.id, status, reason=reason, error=error, lease=feed.lease)
+
+
+#: After one of these statuses, running means that the feed has recovered.
+_HELD_UP = (Status.RETRYING, Status.STALLED)
+
+
+def log_start(job: Job) -> None:
+    """Log that a node starts the feed."""
+    if job.reason.startswith("resumed"):
+        word = "resumed"
+    else:
+        word = "created" if job.started is None else "taken up"
+    log.info("feed %s: %s, from %s to %s", job.name, word, job.source, _address(job) or "a session")
+
+
+def log_move(
+    name: str,
+    before: Status | None,
+    after: Status,
+    reason: str,
+    error: ChangefeedError | None,
+    failed: int = 0,
+) -> None:
+    """Log a new status of the feed, or a new reason for a retry; ``failed`` tables have failed."""
+    level, said = _said(before, after, reason)
+    if failed and after is Status.RUNNING:
+        said += f", but {failed} of its tables {'has' if failed == 1 else 'have'} failed"
+    log.log(level, "feed %s: %s%s", name, f"{error.code.number} " if error else "", said)
+
+
+def _said(before: Status | None, after: Status, reason: str) -> tuple[int, str]:
+    if after is Status.RETRYING:
+        return logging.WARNING, reason
+    if after is Status.STALLED:
+        return logging.WARNING, f"stalled: {reason}"
+    if after is Status.FAILED:
+        return logging.ERROR, f"failed: {reason}"
+    if after in (Status.SCANNING, Status.RUNNING):
+        back = "recovered, " if before in _HELD_UP else ""
+        if after is Status.RUNNING and before is Status.SCANNING:
+            return logging.INFO, "initial scan done, running"
+        return logging.INFO, f"{back}{after}"
+    return logging.INFO, f"{after}: {reason}"
+
+
+def explained(error: ChangefeedError, job: Job) -> ChangefeedError:
+    """The error as SHOW and the log display it: one line with the cause, and with the sink's
+    address if the error is about the sink and does not name it.
+    """
+    text = error.explained
+    place = _address(job)
+    host = place.partition("://")[2].rpartition("@")[2].partition("/")[0]
+    named = place in text or (host and host in text)
+    if place and error.code.is_of_sink and not named:
+        text = f"{text} ({place})"
+    return ChangefeedError(error.code.number, text, hint=error.hint)
+
+
+def _address(job: Job) -> str:
+    return job.redacted_sink_uri.partition("?")[0]

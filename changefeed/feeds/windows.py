@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.capture.log_access import LogAccess
+from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange
@@ -40,8 +40,6 @@ WINDOW_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Where the rows of one table go, and what to call after a commit."""
-
     feed: Feed
     query: FeedQuery
     table: TableName
@@ -49,8 +47,6 @@ class _Sink:
 
 
 class _OpenWindows:
-    """Changes that are not delivered yet, of one schema of the table."""
-
     def __init__(self) -> None:
         self.schema: TableSchema | None = None
         self._batches: list[pa.Table] = []
@@ -67,7 +63,7 @@ class _OpenWindows:
         self.bytes += batch.nbytes
 
     def take(self, end: int) -> pa.Table | None:
-        """The changes of the windows that end at ``end`` (ns) or before; None where none are."""
+        """The changes of the windows that end at ``end`` (ns) or before; None if there are none."""
         if not self._batches:
             return None
         whole = self._joined()
@@ -206,7 +202,6 @@ class WindowDelivery:
         return rows
 
     def _write(self, to: _Sink, gathered: _OpenWindows, end: int) -> int:
-        """The groups of the windows up to ``end`` (ns): written, durable, and progress."""
         reached = through(end)
         done = to.feed.tables[to.table].done_upto or Timestamp.ZERO
         if reached <= done:

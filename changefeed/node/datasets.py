@@ -86,13 +86,12 @@ class DatasetThread:
         self._seen: FoundExtract | None = None
         self._refused: FoundExtract | None = None
         self._again_at = 0.0
-        #: The last error that was told, by what failed.
-        self._told: dict[str, str] = {}
+        #: The last error that was logged, by what failed.
+        self._logged: dict[str, str] = {}
         self._register_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"dataset-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -106,7 +105,7 @@ class DatasetThread:
     def _run(self) -> None:
         while not self._stopping.is_set():
             # The dataset's feeds depend on this thread. It survives an internal error, and a state
-            # that cannot be reached: then not even the error can be told.
+            # that cannot be reached: then not even the error can be shown.
             with self._failures.survived(f"dataset {self._name}"):
                 self._turn(self._look, f"dataset {self._name}", self._failed)
             where = f"tables of dataset {self._name}"
@@ -146,12 +145,12 @@ class DatasetThread:
             raise
         self._refused = None
         self.held_up = ""
-        self._told.pop(_COMPARISON, None)
+        self._logged.pop(_COMPARISON, None)
         if outcome is not None:
             self._tell(outcome)
 
     def _register(self) -> None:
-        """Make the tables of Spark's catalog show the current version, if they do not."""
+        """Make the tables of Spark's catalog show the current version."""
         if self._clock.monotonic() < self._register_at:
             return
         dataset = definition_of(self._catalog.connection(self._name).uri).dataset
@@ -160,7 +159,7 @@ class DatasetThread:
             return
         with store.locked():
             register(self._spark, dataset, store)
-        self._told.pop(_TABLES, None)
+        self._logged.pop(_TABLES, None)
 
     def _registration_failed(self, error: ChangefeedError) -> None:
         if self._stopping.is_set() or error.code is Code.WRONG_JOB_STATE:
@@ -200,9 +199,9 @@ class DatasetThread:
         if error.hint:
             # Among other things where the rows in question are: an event has no place of its own.
             text = f"{text}; {error.hint.rstrip('.')}"
-        if text == self._told.get(what):
+        if text == self._logged.get(what):
             return
-        self._told[what] = text
+        self._logged[what] = text
         log.warning("dataset %s: %s %s", self._name, error.code.number, text)
         for job in self._catalog.jobs(include_finished=False):
             if job.source == self._name:

@@ -2,7 +2,7 @@
 
 Every loop it reads the job table (only when something changed) and then
 
-* tells the thread of each source (:mod:`changefeed.capture.reconciler`) what its feeds need,
+* gives the thread of each source (:mod:`changefeed.capture.reconciler`) what its feeds need,
 * starts a :class:`~changefeed.feeds.runner.FeedRunner` for each feed that should run and whose
   source is ready for it,
 * stops those that should not, and removes what was dropped.
@@ -187,7 +187,6 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether its threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def wake(self) -> None:
@@ -208,7 +207,7 @@ class Node:
             runner.request_delivery()
 
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
-        """Spark of this process with jar packs."""
+        """The Spark of this process, with jar packs."""
         self.spark.require(*packs)
         return self.spark
 
@@ -327,7 +326,7 @@ class Node:
 
     @property
     def spark_elsewhere(self) -> bool:
-        """Its Spark is the state's."""
+        """False: the Spark of the node is that of the state."""
         return False
 
     def query_sessions(self) -> QuerySessions:
@@ -342,7 +341,6 @@ class Node:
 
 
 def _reads(job: Job) -> bool:
-    """Whether the feed follows its source now, or is about to."""
     return (
         job.wanted is DesiredStatus.RUNNING
         and job.status is not Status.FAILED

@@ -95,5 +95,5 @@ class NodeAnswers:
         return json.dumps([asdict(column) for column in columns])
 
     def _gone(self, question: Question) -> bool:
-        """Whoever asked has ended, or does not want to know any more."""
+        """Whether the asking process has ended, or has given up."""
         return not self._catalog.awaited(question.id, ABANDONED_SECONDS)

@@ -10,8 +10,8 @@ from changefeed.catalog.model import DesiredStatus, Job, Status
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.telemetry import log
-from changefeed.feeds import life
 from changefeed.feeds.runner import FeedRunner, FeedServices
+from changefeed.feeds.status import log_start
 from changefeed.node.sources import NodeSources
 
 #: How long a runner is waited for at the end, seconds.
@@ -49,12 +49,10 @@ class RunningFeeds:
 
     @property
     def sources(self) -> set[str]:
-        """The sources that have a runner."""
         return {runner.source for runner in list(self._runners.values())}
 
     @property
     def any_ended(self) -> bool:
-        """Whether a runner has ended."""
         return any(not runner.is_alive() for runner in list(self._runners.values()))
 
     # -- as the job table wants ---------------------------------------------------------------
@@ -77,7 +75,7 @@ class RunningFeeds:
                 log.info("feed %s: paused by the user", job.name)
 
     def remove_dropped(self, jobs: Sequence[Job]) -> list[Job]:
-        """Remove dropped jobs that no runner runs any more; returns the others."""
+        """Remove dropped jobs that have no runner; returns the others."""
         kept = []
         for job in jobs:
             gone = job.wanted is DesiredStatus.DROPPED or self._abandoned(job)
@@ -151,7 +149,7 @@ class RunningFeeds:
         if runner.needs_spark or not services.spark.local:
             services.spark.start()
         self._runners[job.id] = runner
-        life.started(job)
+        log_start(job)
         runner.start()
 
     def _explained(self, job: Job, failure: Exception) -> ChangefeedError:

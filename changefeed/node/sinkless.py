@@ -38,7 +38,7 @@ class SinklessFeeds:
             services: what the feeds of the node share.
             source_runtime: returns the runtime of a source by its name.
             covered: whether the source sends the tables of a job.
-            register: tells the node's loop of the runner of a job, or that it has ended.
+            register: gives the node's loop the runner of a job; None when it has ended.
             wake: makes the node's loop read the jobs now.
             keeps_leases: whether the node renews the leases of its runners.
             stopping: whether the node is stopping.

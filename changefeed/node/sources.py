@@ -97,7 +97,7 @@ class NodeSources:
         return reconciler is not None and reconciler.covers(job)
 
     def want(self, jobs: Sequence[Job], busy: Collection[str]) -> None:
-        """Tell each source's thread what its feeds need; no source waits for another.
+        """Give each source's thread what its feeds need; no source waits for another.
 
         Args:
             jobs: those that are not dropped.
@@ -142,7 +142,7 @@ class NodeSources:
             try:
                 frontier = runtime.log.frontier
             except ChangefeedError:
-                continue  # the log's own thread tells it; other sources have theirs saved
+                continue  # the log's own thread reports it; other sources have theirs saved
             if frontier is not None and frontier != self._saved_frontiers.get(name):
                 self._saved_frontiers[name] = frontier
                 self._catalog.save_source_state(

@@ -28,7 +28,8 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -204,7 +205,7 @@ def deliver_once(
         What ``deliver`` returned, in whichever attempt.
 
     Raises:
-        ChangefeedError: CF2201, nobody waits for this any more; the sink failed.
+        ChangefeedError: CF2201, the delivery is no longer wanted; the sink failed.
     """
     with ticket.enter(task) as admission:
         if admission.result is not None:
@@ -221,7 +222,7 @@ def deliver_once(
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A worker inside.
+    """A worker that was admitted.
 
     Attributes:
         task: job and task.
@@ -273,7 +274,7 @@ class WorkerAdmission:
         threading.Thread(target=self._serve, name="scan-gate", daemon=True).start()
 
     def ticket(self) -> AdmissionTicket:
-        """For the workers of one job."""
+        """A ticket for the workers of one job."""
         with self._changed:
             self._jobs += 1
             return AdmissionTicket(self._host, self._port, self._secret, self._jobs, self._lease)
@@ -325,7 +326,6 @@ class WorkerAdmission:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
-        """Serve one worker, from its admission to its end."""
         with connection, contextlib.suppress(OSError):
             attempt = self._admit(connection)
             if attempt is None:
@@ -338,7 +338,6 @@ class WorkerAdmission:
                     self._changed.notify_all()
 
     def _follow(self, attempt: _Attempt) -> None:
-        """Keep in touch with a worker until its connection ends."""
         connection, asked = attempt.connection, False
         connection.settimeout(self._ping)
         while True:
@@ -389,7 +388,6 @@ class WorkerAdmission:
             return attempt
 
     def _await_turn(self, task: tuple[int, int]) -> None:
-        """Wait until no attempt of the task is inside, or its result is there."""
         while task not in self._results and not self._closed:
             inside = self._inside.get(task)
             if inside is None:
@@ -408,11 +406,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _sized(connection: socket.socket) -> bytes:
-    """Bytes behind their size.
-
-    Raises:
-        OSError: the connection ended before.
-    """
+    """Receive bytes that follow their size. Raises OSError if the connection ends before."""
     size = connection.recv(_SIZE.size, socket.MSG_WAITALL)
     if len(size) == _SIZE.size:
         (count,) = _SIZE.unpack(size)
@@ -424,3 +418,52 @@ def _sized(connection: socket.socket) -> bytes:
 
 def _over() -> ChangefeedError:
     return ChangefeedError(Code.SCAN_INTERRUPTED, "the scan is over: no one waits for these rows")
+
+
+class ScanStopped(Exception):
+    """The scan was cancelled; nothing went wrong."""
+
+
+class WriteBarrier:
+    """Every write of a scan passes it: in this process by :meth:`passing`, in workers by a ticket.
+
+    After :meth:`close` no write passes, and none is running. Reads may continue for a while, which
+    is harmless.
+    """
+
+    def __init__(self) -> None:
+        self._passing = threading.RLock()
+        self._closing = threading.Event()
+        self._gate: WorkerAdmission | None = None
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A call of the sink from this process.
+
+        Raises:
+            ScanStopped: the scan was cancelled.
+        """
+        with self._passing:
+            if self._closing.is_set():
+                raise ScanStopped
+            yield
+
+    def ticket(self, host: str, *, here: bool) -> AdmissionTicket:
+        """A ticket for the workers of a Spark job, which reach the driver at ``host`` (``here``:
+        this machine).
+
+        Raises:
+            ScanStopped: the scan was cancelled.
+        """
+        with self.passing():
+            if self._gate is None:
+                self._gate = WorkerAdmission(host, here=here)
+            return self._gate.ticket()
+
+    def close(self) -> None:
+        """Stop all writes; returns when the last running write has ended."""
+        self._closing.set()
+        with self._passing:
+            gate = self._gate
+        if gate is not None:
+            gate.close()

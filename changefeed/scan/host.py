@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.clock import Timestamp
@@ -47,99 +48,57 @@ class ScanSinks(Protocol):
         ...
 
 
-class ScanHost(Protocol):
-    """The feed of a scan. Called from the scan's threads."""
+@dataclass(frozen=True)
+class ScanHost:
+    """The feed of a scan, as it is when the scan begins: an ALTER ends the scan.
 
-    @property
-    def name(self) -> str:
-        """The feed's name."""
-        ...
+    The functions are called from the scan's threads.
 
-    @property
-    def job_id(self) -> int:
-        """The feed's job."""
-        ...
+    Attributes:
+        name, job_id: the feed's.
+        source_runtime: the source whose tables are read.
+        spark: Spark, started on first use.
+        sinks: the feed's sink objects.
+        sizes: how much is done in one go.
+        asked_engine: where the feed, or else the node, wants scans to run.
+        history: what the feed's tables keep of the past.
+        needs_spark: Spark merges what the feed delivers; else it only helps with large scans.
+        has_query: rows go through a CDC query, which runs in this process and not in Spark's
+            workers.
+        promised: returns up to where consumers may count on having everything; None: nowhere.
+        note_engine: records for SHOW that a table is scanned elsewhere than in the node.
+        recognise: raises CF2106 unless the table is the one that the feed began with.
+        intern_schema: returns a shape with the version that the catalog knows it by.
+        plan: returns how rows of a table version become messages.
+        messages: ``plan`` with its schemas known to the feed's registry, for encoding.
+        row_plan: returns what a sink of typed rows sees of a table version.
+        rows: turns rows of a table's log into rows of the log of what the feed delivers.
+        target: returns the table as the sink sees it.
+    """
 
-    @property
-    def source_runtime(self) -> SourceRuntime:
-        """The source whose tables are read."""
-        ...
-
-    @property
-    def spark(self) -> NodeSpark:
-        """Spark, started on first use."""
-        ...
-
-    @property
-    def asked_engine(self) -> EngineOption:
-        """Where the feed, or else the node, wants scans to run."""
-        ...
-
-    @property
-    def sizes(self) -> Sizes:
-        """How much is done in one go."""
-        ...
-
-    @property
-    def history(self) -> History:
-        """What the feed's tables keep of the past."""
-        ...
-
-    def note_engine(self, table: TableName, text: str) -> None:
-        """Write down for SHOW that a table is scanned elsewhere than in the node."""
-        ...
-
-    @property
-    def sinks(self) -> ScanSinks:
-        """The feed's sink objects."""
-        ...
-
-    @property
-    def promised(self) -> Timestamp | None:
-        """Consumers may have been told that everything up to here was delivered."""
-        ...
-
-    @property
-    def needs_spark(self) -> bool:
-        """Spark merges what the feed delivers; else it only helps with large scans."""
-        ...
+    name: str
+    job_id: int
+    source_runtime: SourceRuntime
+    spark: NodeSpark
+    sinks: ScanSinks
+    sizes: Sizes
+    asked_engine: EngineOption
+    history: History
+    needs_spark: bool
+    has_query: bool
+    promised: Callable[[], Timestamp | None]
+    note_engine: Callable[[TableName, str], None]
+    recognise: Callable[[TableSchema], None]
+    intern_schema: Callable[[TableSchema], TableSchema]
+    plan: Callable[[TableSchema], MessagePlan]
+    messages: Callable[[TableSchema], MessagePlan]
+    row_plan: Callable[[TableSchema], RowPlan]
+    rows: Callable[[TableSchema, pa.Table], pa.Table]
+    target: Callable[[TableName], Target]
 
     def wake(self) -> None:
         """Let the feed's thread look at the scan."""
-        ...
-
-    def recognise(self, schema: TableSchema) -> None:
-        """Raise CF2106 unless the table is the one that the feed began with."""
-        ...
-
-    def intern_schema(self, schema: TableSchema) -> TableSchema:
-        """The same shape with the version that the catalog knows it by."""
-        ...
-
-    def plan(self, schema: TableSchema) -> MessagePlan:
-        """How rows of a table version become messages."""
-        ...
-
-    def messages(self, schema: TableSchema) -> MessagePlan:
-        """:meth:`plan` with its schemas known to the feed's registry, for encoding."""
-        ...
-
-    def row_plan(self, schema: TableSchema) -> RowPlan:
-        """What a sink of typed rows sees of a table version."""
-        ...
-
-    @property
-    def has_query(self) -> bool:
-        """Rows go through a CDC query, which runs in this process and not in Spark's workers."""
-        ...
-
-    def rows(self, schema: TableSchema, rows: pa.Table) -> pa.Table:
-        """Rows of a table's log as rows of the log of what the feed delivers."""
-        ...
-
-    def target(self, table: TableName) -> Target:
-        """The table as the sink sees it."""
-        ...
+        self.source_runtime.log.wake()
 
 
 def scan_progress_key(table: TableName) -> str:

@@ -2,7 +2,7 @@
 
 The rows that the source has are read at one instant and delivered as rows of a scan. A row that the
 target has and the source does not is deleted with the scan's timestamp. All other rows of the
-target stay as they are, so the target is not told that the scan has ended.
+target stay as they are, so the sink gets no end of the scan.
 """
 
 from __future__ import annotations

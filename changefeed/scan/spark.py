@@ -66,8 +66,8 @@ def run_scan(
         at: timestamp of all rows.
         deliver: takes the messages of a part; pickles.
         group: name for :meth:`NodeSpark.cancel`, which ends the scan.
-        on_progress: told rows and bytes of all parts now and then, and at the end.
-        on_durable: told when the rows of a part are durable; a call may get lost.
+        on_progress: takes rows and bytes of all parts, now and then and at the end.
+        on_durable: called when the rows of a part are durable; a call may get lost.
         stopping: asked when the job failed and before it starts; true ends quietly.
 
     Raises:
@@ -106,8 +106,6 @@ def _run(
 
 
 class _Chain:
-    """Reads the part a task is for, makes its messages and delivers them, all in the worker."""
-
     def __init__(
         self, parts: Sequence[ReadablePart], plan: MessagePlan, at: Timestamp, deliver: Deliverer
     ) -> None:
@@ -128,8 +126,6 @@ class _Chain:
 
 
 class _RowReader:
-    """Reads the part a task is for as rows of the log, and says how far it is."""
-
     def __init__(
         self,
         parts: Sequence[ReadablePart],
@@ -173,7 +169,7 @@ def row_frame(
         schema: the shape of the rows: the DataFrame's is ``schema.log_schema()``.
         shape: what is read -> rows of that schema; pickles.
         group: name for :meth:`NodeSpark.cancel` of the actions of this thread.
-        on_progress: told rows and bytes of all parts now and then.
+        on_progress: takes rows and bytes of all parts now and then.
 
     Raises:
         ChangefeedError: what an action in the block met: of a part's ``read``, or CF4002.

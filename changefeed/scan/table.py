@@ -38,8 +38,13 @@ from changefeed.core.telemetry import log
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
-from changefeed.scan.admission import Admission, AdmissionTicket, deliver_once
-from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.scan.admission import (
+    Admission,
+    AdmissionTicket,
+    ScanStopped,
+    WriteBarrier,
+    deliver_once,
+)
 from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
 from changefeed.scan.spark import row_frame, run_scan
@@ -92,7 +97,7 @@ class ScanWork:
         schema: TableSchema,
         parts: Sequence[ScanPart],
         rows: int,
-        told: Callable[[int, int], None],
+        progress: Callable[[int, int], None],
     ) -> None:
         """Deliver a table; returns when it is durable and ended at the sink.
 
@@ -100,7 +105,7 @@ class ScanWork:
             schema: the table's shape.
             parts: what to read.
             rows: about how many rows there are.
-            told: rows and bytes delivered so far, called now and then from any thread.
+            progress: takes rows and bytes delivered so far; called from any thread.
 
         Raises:
             ScanStopped: before the end.
@@ -108,7 +113,7 @@ class ScanWork:
         """
         with self.barrier.passing():
             sink = self.host.sinks.for_scan(self.unfinished)
-        writer = ScanWriter(self, sink, schema, told)
+        writer = ScanWriter(self, sink, schema, progress)
         choice = self._engine(writer, rows, len(parts))
         if choice.spark:
             text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
@@ -133,7 +138,7 @@ class ScanWork:
             raise
 
     def why_rescan(self, table: TableProgress, schema: TableSchema) -> str:
-        """See :func:`changefeed.scan.repair.why_rescan`."""
+        """See :func:`.repair.why_rescan`."""
         host = self.host
         with self.barrier.passing():
             sink = host.sinks.for_scan(self.unfinished)
@@ -152,7 +157,7 @@ class ScanWork:
         schema: TableSchema,
         parts: Sequence[ScanPart],
         repair: RowRepair,
-        told: Callable[[int, int], None],
+        progress: Callable[[int, int], None],
     ) -> None:
         """Deliver single rows of a table, and deletes of those that only the target has; returns
         when they are durable.
@@ -161,7 +166,7 @@ class ScanWork:
             schema: the table's shape.
             parts: the rows that the source has of the repair's keys.
             repair: the keys.
-            told: rows and bytes delivered so far.
+            progress: takes rows and bytes delivered so far.
 
         Raises:
             ScanStopped: before the end.
@@ -169,7 +174,7 @@ class ScanWork:
         """
         with self.barrier.passing():
             sink = self.host.sinks.for_scan(self.unfinished)
-        writer = ScanWriter(self, sink, schema, told)
+        writer = ScanWriter(self, sink, schema, progress)
         try:
             batches = [b for part in parts for b in part.read()]
             none = pa.schema([pa.field(f"a{i}", c.arrow) for i, c in enumerate(schema.columns)])
@@ -191,7 +196,6 @@ class ScanWork:
             raise
 
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
-        """Where a table is read: in this process, or by Spark's workers."""
         host = self.host
         why = scan_hindrance(
             writer.sink.capabilities,
@@ -228,13 +232,13 @@ class ScanWork:
             schema=writer.seen,
             shape=shape,
             group=self.group,
-            on_progress=writer.told,
+            on_progress=writer.progress,
         ) as frame:
             # The sink's own action: cancelled with the group, waited for by the barrier.
             with self.barrier.passing():
                 receipt = writer.sink.write_scan(frame, writer.epoch, writer.target, writer.seen)
         self.note_durable()
-        writer.told(receipt.rows, receipt.bytes)
+        writer.progress(receipt.rows, receipt.bytes)
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -254,7 +258,6 @@ class ScanWork:
         shape: Callable[[pa.Table], pa.Table],
         rows: int,
     ) -> None:
-        """Read in this process; ``shape`` makes of about ``rows`` rows what the sink takes."""
         for batch in joined(read_parts(parts, self.stopping), rows):
             writer.write(shape(batch))
             writer.commit_round()
@@ -267,7 +270,7 @@ class ScanWork:
             at=self.at,
             deliver=self._in_worker(writer),
             group=self.group,
-            on_progress=writer.told,
+            on_progress=writer.progress,
             on_durable=self.note_durable,
             stopping=self.stopping,
         )
@@ -306,7 +309,7 @@ class ScanWriter:
         reading: ScanWork,
         sink: Sink,
         schema: TableSchema,
-        told: Callable[[int, int], None],
+        progress: Callable[[int, int], None],
     ) -> None:
         host = reading.host
         self.sink = sink
@@ -320,7 +323,7 @@ class ScanWriter:
         self.keeps = host.sinks.keeps(sink)
         self._reading = reading
         #: Takes rows and bytes so far, also those that Spark's workers wrote.
-        self.told = told
+        self.progress = progress
         self._receipts: list[Receipt] = []
         self._pending = 0
         self._rows = self._bytes = 0
@@ -345,7 +348,7 @@ class ScanWriter:
         self._receipts.append(receipt)
         self._pending += rows.num_rows
         self._rows, self._bytes = self._rows + rows.num_rows, self._bytes + receipt.bytes
-        self.told(self._rows, self._bytes)
+        self.progress(self._rows, self._bytes)
 
     def commit_round(self) -> None:
         """Commit what is written, if it is much and the table may be committed in several
@@ -355,7 +358,7 @@ class ScanWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Make durable what was written."""
+        """Make durable what was written since the last commit."""
         if self._receipts:
             with self._reading.barrier.passing():
                 require_durable(self.sink.commit(self.epoch, self._receipts))
@@ -396,11 +399,11 @@ class ScanWriter:
 
 
 def ends_scan(deletes: Deletes, history: History, *, gathers: bool) -> bool:
-    """Whether the sink is told that a scan is complete.
+    """Whether the sink learns that a scan is complete.
 
-    Rows that a complete scan did not find are deleted, so for a feed without deletes the sink is
-    not told and keeps them. There are two exceptions. A target that keeps every change deletes no
-    row, and must know which scans are complete. A table of rows without a key (``gathers``) can
+    Rows that a complete scan did not find are deleted, so the sink of a feed without deletes does
+    not learn it and keeps them. There are two exceptions. A target that keeps every change deletes
+    no row, and must know which scans are complete. A table of rows without a key (``gathers``) can
     take the rows of a scan only at its end, because they cannot be merged one by one.
     """
     if deletes is Deletes.NO:

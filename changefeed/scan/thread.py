@@ -25,7 +25,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError, about_table
-from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
 from changefeed.sources.base import KeyRange, KeySet, ScanPart, Snapshot
@@ -141,10 +141,11 @@ class SnapshotScan(threading.Thread):
         self._waits = "the capture of its tables"
         source_runtime.wait_captured(self.tables, self._stopping)
         described = self._describe()
-        if self._host.promised is not None:
-            # An idle source's image has the instant of the last frontier, which consumers may
-            # have been told is complete.
-            source_runtime.log.wait_above(self._host.promised, self._stopping)
+        promised = self._host.promised()
+        if promised is not None:
+            # An idle source's image has the instant of the last frontier, and consumers may count
+            # on having everything up to there.
+            source_runtime.log.wait_above(promised, self._stopping)
         self._waits = "the source's snapshot"
         with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
             self.at = source_runtime.log.wait_position(snapshot.position, self._stopping)
@@ -154,7 +155,7 @@ class SnapshotScan(threading.Thread):
             self.timestamp_saved.wait()
             fault_point(Point.SCAN_PLACED)
             # Again: the image may have waited long for open transactions, and has the columns
-            # that came meanwhile. One that came since then is not in the image, and told by it.
+            # that came meanwhile. The image itself says so of one that came since then.
             described = self._describe()
             # The timestamp of the scan before this one, or the oldest one of a scan that is owed:
             # not as it is by now, with the timestamp of this scan.
@@ -176,8 +177,7 @@ class SnapshotScan(threading.Thread):
 
     def _describe(self) -> list[TableScan]:
         """Read each table's present schema; a table that no longer exists fails, the others
-        continue.
-        """
+        continue."""
         found = []
         for table in self.tables.values():
             if table.error is not None:
@@ -197,7 +197,6 @@ class SnapshotScan(threading.Thread):
         return found
 
     def _parts(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> Sequence[ScanPart]:
-        """The parts of a table's rows, which give its total; none of one that fails."""
         progress, schema = table.progress, table.schema
         if schema is None or self._stopping.is_set():
             return ()
@@ -223,7 +222,7 @@ class SnapshotScan(threading.Thread):
         if table.schema is None or self._stopping.is_set() or table.dismissed:
             return
 
-        def told(rows: int, size: int) -> None:
+        def progress(rows: int, size: int) -> None:
             table.rows, table.bytes = rows, size
             self._host.wake()
 
@@ -231,9 +230,9 @@ class SnapshotScan(threading.Thread):
             with about_table(table.name):
                 try:
                     if table.repair is None:
-                        reading.read(table.schema, parts, table.total, told)
+                        reading.read(table.schema, parts, table.total, progress)
                     else:
-                        reading.repair(table.schema, parts, table.repair, told)
+                        reading.repair(table.schema, parts, table.repair, progress)
                 except ScanStopped:
                     return
         except TableError as failed:
@@ -244,7 +243,6 @@ class SnapshotScan(threading.Thread):
 
 
 def _duration(seconds: float) -> str:
-    """``45s``, ``12m``, ``3.5h``: a duration in a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f}s"
     return f"{seconds / 60:.0f}m" if seconds < 5400 else f"{seconds / 3600:.1f}h"

@@ -116,7 +116,7 @@ class Reasons:
                 self._latest = (name, text)
 
     def clear(self) -> None:
-        """Forget: the broker answered."""
+        """Forget the error, because a broker has answered."""
         with self._lock:
             self._latest = None
 
@@ -144,7 +144,7 @@ class Reasons:
 
 
 def explain(error: KafkaError, reasons: Reasons, *, topic: str = "") -> ChangefeedError:
-    """The error in our terms."""
+    """A ChangefeedError with our code and words for an error of librdkafka."""
     return explain_name(error.name(), error.str(), reasons, topic=topic)
 
 

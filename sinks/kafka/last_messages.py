@@ -64,7 +64,7 @@ RECORD_FORMATS = {"avro": AVRO, "protobuf": PROTOBUF}
 
 
 class Comparison:
-    """The messages of a topic beside those of the rows that the source has."""
+    """The messages of a topic compared with the rows that the source has."""
 
     def __init__(self, copy: CopyComparison, format_name: str, envelope: str) -> None:
         """``copy``: empty; ``format_name``: the feed's."""

@@ -101,7 +101,7 @@ PARAMETERS = (
     Parameter("shared_access_key", "The shared access key.", secret=True, schemes=_HUB),
 )
 
-#: What every producer of ours runs with, before the user's settings.
+#: What all our producers run with, before the user's settings.
 BASE: dict[str, str] = {
     # Duplicates and reordering by the client's own retries are ruled out.
     "enable.idempotence": "true",
@@ -214,11 +214,11 @@ def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
 
 
 def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings | None:
-    """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters and options.
+    """Check that readers of the messages find their schemas; the feed registers them.
 
-    The feed registers the schemas; here is seen whether what it needs is there. Readers of
-    protobuf may have its types from elsewhere; Avro cannot be read without the writer's schema.
-    Of a connection no format is known yet.
+    ``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters of the URI and options.
+    Protobuf can be read with types from elsewhere, Avro only with the writer's schema. The URI of
+    a connection comes without a format.
     """
     form = str(options.get("format") or "")
     traits = traits_of(form)
@@ -245,8 +245,6 @@ def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings |
 
 
 class _Reader(Parameters):
-    """Those of a Kafka."""
-
     def __init__(self, uri: str) -> None:
         super().__init__(uri, PARAMETERS)
 

@@ -1,10 +1,9 @@
-"""``schema_topic``: every schema a feed delivers, told before the first row that has it, every
-statement of DDL that the source tells, and every table that was dropped, told after its last.
+"""``schema_topic``: a topic that gets every schema, statement of DDL and drop of a feed's tables.
 
-One JSON message a schema, its key the table: at a feed's first row of a table and at every
-change. A reader that builds tables of its own reads this topic first; the newest message of a
-key with columns is how the table is now. The same schema may be told more than once (after a
-restart, and by the workers of a large scan), and so may a statement.
+A schema comes before the first row that has it, a statement or a drop after the last row that it
+concerns. A message is JSON, and its key is the table. A reader that builds tables of its own reads
+this topic first; the newest message of a table with columns is how it is now. A schema may come
+again (after a restart, and from the workers of a large scan), and so may a statement.
 """
 
 from __future__ import annotations
@@ -16,42 +15,43 @@ from changefeed.core.events import Ddl
 from changefeed.core.schema import Column, TableSchema
 from sinks.base import SinkContext, Target
 
-#: What worker processes have told, by (run of the node, job, table): a worker opens the sink for
-#: each part of a scan it reads.
-_told_by_workers: dict[tuple[str, int, str], str] = {}
+#: What worker processes have announced, by (run of the node, job, table): a worker opens the sink
+#: for each part of a scan that it reads.
+_announced_by_workers: dict[tuple[str, int, str], str] = {}
 
 
 class Announcements:
-    """What one sink object has told."""
+    """The last schema of each table that one sink object has announced."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, int, str], str] = {}
+        self._announced: dict[tuple[str, int, str], str] = {}
 
     def message(
         self, context: SinkContext, target: Target, schema: TableSchema, at: Timestamp
     ) -> tuple[bytes, bytes] | None:
         """Key and value of the message that is due before a row of ``schema``; None when that
-        schema was the table's last to be told. Call :meth:`told` once it is delivered.
+        schema was the last one announced. Call :meth:`delivered` afterwards.
         """
         if self._memory(context).get(_place(context, target)) == schema.fingerprint():
             return None
         return announcement(target, schema, at)
 
-    def told(self, context: SinkContext, target: Target, schema: TableSchema) -> None:
-        """The table's schema is out."""
+    def delivered(self, context: SinkContext, target: Target, schema: TableSchema) -> None:
+        """Record that the schema is in the topic."""
         self._memory(context)[_place(context, target)] = schema.fingerprint()
 
     def gone(self, context: SinkContext, target: Target) -> None:
-        """The table's schema is to be told before its next row, whatever was told: the table was
-        dropped, or a message about something else came behind its schema."""
+        """Announce the schema again before the next row of the table, because the table was
+        dropped or a message about something else came after its schema.
+        """
         self._memory(context).pop(_place(context, target), None)
 
     def forget(self) -> None:
-        """Messages may be lost: tell everything again."""
-        self._told.clear()
+        """Announce all schemas again, because messages may be lost."""
+        self._announced.clear()
 
     def _memory(self, context: SinkContext) -> dict[tuple[str, int, str], str]:
-        return _told_by_workers if context.spark is None else self._told
+        return _announced_by_workers if context.spark is None else self._announced
 
 
 def _place(context: SinkContext, target: Target) -> tuple[str, int, str]:
@@ -59,7 +59,7 @@ def _place(context: SinkContext, target: Target) -> tuple[str, int, str]:
 
 
 def announcement(target: Target, schema: TableSchema, at: Timestamp) -> tuple[bytes, bytes]:
-    """Key and value of the message that tells a schema.
+    """Key and value of the message with a schema.
 
     ``at`` is the smallest timestamp of rows that have it, as far as is known.
     """
@@ -74,14 +74,14 @@ def announcement(target: Target, schema: TableSchema, at: Timestamp) -> tuple[by
 
 
 def drop_announcement(target: Target) -> tuple[bytes, bytes]:
-    """Key and value of the message that tells that a table was dropped."""
+    """Key and value of the message that a table was dropped."""
     return _message(target, {**_of(target), "dropped": True})
 
 
 def ddl_announcement(target: Target, event: Ddl) -> tuple[bytes, bytes]:
-    """Key and value of the message that tells a statement."""
-    told = {"kind": event.kind, "statement": event.statement, "position": event.position}
-    return _message(target, {**_of(target), "ddl": told, "at": str(event.at)})
+    """Key and value of the message with a statement."""
+    ddl = {"kind": event.kind, "statement": event.statement, "position": event.position}
+    return _message(target, {**_of(target), "ddl": ddl, "at": str(event.at)})
 
 
 def _of(target: Target) -> dict[str, object]:

@@ -54,7 +54,6 @@ from sinks.kafka.channel import (
 )
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
-from sinks.kafka.producers import open_channel
 from sinks.kafka.schemas import Announcements, ddl_announcement, drop_announcement
 from sinks.kafka.topics import REQUEST_SECONDS, Topics
 from sinks.kafka.transactions import (
@@ -203,18 +202,18 @@ class KafkaSink(Sink):
                 elif self._remote:
                     self._channel = _shared.get(config, self.stall_seconds)
                 else:
-                    self._channel = open_channel(config, self._reasons, self.stall_seconds)
+                    self._channel = Channel(config, self._reasons, self.stall_seconds)
             return self._channel
 
     def _transactional(
         self, config: Mapping[str, str], *, scan: bool = False
     ) -> tuple[Channel, ChannelTransaction]:
-        """A producer that has ended whatever an earlier one of this feed left open."""
+        """A producer, after the broker has ended what an earlier one of this feed left open."""
         context = self._opened()
         context = replace(context, scan=context.scan or scan)
         timeout = self.settings.transaction_timeout
         timeout = timeout or (SCAN_TIMEOUT if context.scan else ROUND_TIMEOUT)
-        channel = open_channel(
+        channel = Channel(
             transactional(config, context, timeout), self._reasons, self.stall_seconds
         )
         try:
@@ -230,7 +229,6 @@ class KafkaSink(Sink):
         return self._context
 
     def _drop(self) -> None:
-        """Throw the producer away with everything it has not delivered."""
         self._schemas.forget()
         with self._lock:
             channel, self._channel = self._channel, None
@@ -267,7 +265,7 @@ class KafkaSink(Sink):
         return Receipt(batch.partition, batch.rows.num_rows, size)
 
     def _announce(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """Tell the schema of the rows that follow, unless it was told."""
+        """Send the schema of the rows that follow, unless the table's last one is the same."""
         if not self.settings.schema_topic:
             return
         context = self._opened()
@@ -277,16 +275,17 @@ class KafkaSink(Sink):
         self._sending().send_one(self.settings.schema_topic, *message)
         if self._transaction is None:  # else readers see it together with the rows
             self._settle()
-        self._schemas.told(context, target, schema)
+        self._schemas.delivered(context, target, schema)
 
     def evolve(self, event: SchemaChange, target: Target) -> None:
-        """Tell the new schema in the schema topic; topics themselves take any row."""
+        """Send the new schema to the schema topic; topics themselves take any row."""
         self._announce(target, event.new, event.at)
         self._end_transaction()
 
     def tell_ddl(self, event: Ddl, target: Target) -> None:
-        """Tell it in the schema topic. The table's schema is told again with its next row: it stays
-        the newest message of the table for a reader of a compacted topic."""
+        """Send the statement to the schema topic. The table's schema is sent again with its next
+        row, so that it stays the newest message of the table in a compacted topic.
+        """
         if not self.settings.schema_topic:
             return
         self._sending().send_one(self.settings.schema_topic, *ddl_announcement(target, event))
@@ -295,7 +294,7 @@ class KafkaSink(Sink):
         self._schemas.gone(self._opened(), target)
 
     def dropped(self, target: Target) -> None:
-        """Tell it in the schema topic; the table's own topic stays as it is."""
+        """Send the drop to the schema topic; the table's own topic stays as it is."""
         if not self.settings.schema_topic:
             return
         self._sending().send_one(self.settings.schema_topic, *drop_announcement(target))
@@ -304,14 +303,13 @@ class KafkaSink(Sink):
         self._schemas.gone(self._opened(), target)
 
     def _sending(self) -> Channel:
-        """The producer, in a transaction where there are any."""
         channel = self._producer()
         if self._transaction is not None:
             self._transaction.enter()
         return channel
 
     def _check_sizes(self, target: Target, rows: pa.RecordBatch) -> int:
-        """Bytes of the rows; refuses a message that its topic cannot take, naming no data."""
+        """The bytes of the rows, after a check that their topic takes each; errors name no data."""
         total = _size(rows.column("key")) + _size(rows.column("value"))
         # Most batches are smaller than the message that is looked for.
         if total <= LARGE or self.settings.compressed:
@@ -408,7 +406,6 @@ class KafkaSink(Sink):
             return copy.differences(limit)
 
     def _messages(self, topic: str, partition: int) -> Iterator[KeyAndValue]:
-        """What a partition holds now."""
         if self._admin().begin(topic, partition):
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
@@ -482,7 +479,6 @@ class KafkaSink(Sink):
 
 
 def _size(values: pa.Array) -> int:
-    """Bytes of all values of a binary column."""
     offsets = values.buffers()[1]
     if values.null_count or offsets is None:
         return pc.sum(pc.binary_length(values)).as_py() or 0
@@ -534,7 +530,7 @@ class _SharedChannels:
             if key not in self._open:
                 while len(self._open) >= self.LIMIT:
                     self._open.popitem(last=False)[1].close()
-                self._open[key] = open_channel(config, Reasons(), stall)
+                self._open[key] = Channel(config, Reasons(), stall)
             self._open.move_to_end(key)
             return self._open[key]
 

@@ -41,7 +41,7 @@ SCAN_TIMEOUT = 900.0
 
 
 def transactional_id(context: SinkContext) -> str:
-    """The feed's identity towards the brokers; a scan writes beside the changes."""
+    """The feed's identity towards the brokers; a scan runs at the same time as changes."""
     name = f"changefeed-{context.state}-{context.job_id}"
     return f"{name}-scan" if context.scan else name
 
@@ -68,7 +68,7 @@ class ChannelTransaction:
         self.is_open = False
 
     def enter(self) -> None:
-        """Begin, unless it has begun."""
+        """Begin the transaction, unless it has begun."""
         if not self.is_open:
             self._channel.begin()
             self.is_open = True
@@ -77,7 +77,7 @@ class ChannelTransaction:
         """Add the progress and make everything visible; all messages were settled before.
 
         Raises:
-            ChangefeedError: it is not known whether it was committed; the next start tells.
+            ChangefeedError: it is not known whether it was committed; the next start finds out.
         """
         self.enter()
         key = transactional_id(context).encode()

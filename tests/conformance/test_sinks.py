@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-import sinks.kafka.native
 from changefeed_testing.sinks.conformance import CASES, Case, Harness, run_case
 from changefeed_testing.sinks.messages import Message, parse_message
 from changefeed_testing.sinks.readers import file_bytes, read_files, read_table, visible_files
@@ -223,14 +222,3 @@ class KafkaHarness(_Base):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kafka(case: Case, partitions: int, kafka: KafkaBroker, topic: str) -> None:
     _run(case, KafkaHarness(kafka, f"{topic}_", partitions))
-
-
-@pytest.mark.extended
-@pytest.mark.kafka
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kafka_portable(
-    case: Case, kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The producer used where librdkafka itself cannot be reached."""
-    monkeypatch.setattr(sinks.kafka.native, "library", lambda: None)
-    _run(case, KafkaHarness(kafka, f"{topic}_", 3))

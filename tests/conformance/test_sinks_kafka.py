@@ -1,4 +1,4 @@
-"""What only Kafka can get wrong: outages, partitions, logins, the two producers."""
+"""What only Kafka can get wrong: outages, partitions, logins, the producer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
-import sinks.kafka.native
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
@@ -32,23 +31,12 @@ from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.kafka.channel import Channel
 from sinks.kafka.errors import Reasons
 from sinks.kafka.options import BASE
-from sinks.kafka.producers import open_channel
 from sinks.kafka.sink import KafkaSink
 from sinks.kafka.topics import Topics
 from sinks.registry import open_sink
 from tests.services.kafka import PASSWORD, USER, KafkaBroker
 
 pytestmark = pytest.mark.kafka
-
-Producer = pytest.fixture(params=["native", "portable"])
-
-
-@Producer
-def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which way messages take to librdkafka."""
-    if request.param == "portable":
-        monkeypatch.setattr(sinks.kafka.native, "library", lambda: None)
-    return str(request.param)
 
 
 def make_sink(
@@ -114,14 +102,14 @@ class OutageHarness:
 
 
 @pytest.mark.slow
-def test_outlives_outage(own_kafka: KafkaBroker, producer: str) -> None:
+def test_outlives_outage(own_kafka: KafkaBroker) -> None:
     case = next(case for case in CASES if case.name == "outlives_outage")
     assert run_case(case, OutageHarness(own_kafka)) == ""
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: str) -> None:
+def test_order_survives_kills_while_writing(own_kafka: KafkaBroker) -> None:
     """One row of each key is rewritten all the time; the broker dies twice under it."""
     own_kafka.create_topic("t", 3)
     feed = FeedDouble({"t": "t"})
@@ -174,7 +162,7 @@ def test_order_survives_kills_while_writing(own_kafka: KafkaBroker, producer: st
     sink.close()
 
 
-def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker, producer: str) -> None:
+def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker) -> None:
     feed = FeedDouble({"t": "t"})
     sink = make_sink(own_kafka, stall=5.0)
     feed.open(sink)
@@ -192,9 +180,7 @@ def test_a_frozen_broker_is_given_up(own_kafka: KafkaBroker, producer: str) -> N
     sink.close()
 
 
-def test_an_interrupted_sink_does_not_wait_for_a_frozen_broker(
-    own_kafka: KafkaBroker, producer: str
-) -> None:
+def test_an_interrupted_sink_does_not_wait_for_a_frozen_broker(own_kafka: KafkaBroker) -> None:
     """A node that is stopped does not wait out the patience with a broker that is away."""
     feed = FeedDouble({"t": "t"})
     sink = make_sink(own_kafka, stall=120.0)
@@ -221,7 +207,7 @@ def test_an_interrupted_sink_does_not_wait_for_its_first_answer() -> None:
     sink.close()
 
 
-def test_nothing_reaches_the_terminal(producer: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_reaches_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     """No broker at that address: one error of ours, not a line of the library's."""
     sink = KafkaSink("kafka://127.0.0.1:1")
     sink.request_seconds, sink.stall_seconds = 2.0, 0.5
@@ -229,7 +215,7 @@ def test_nothing_reaches_the_terminal(producer: str, capfd: pytest.CaptureFixtur
         FeedDouble({"t": "t"}).open(sink)
     assert caught.value.code.number == "CF5001"
     assert "127.0.0.1:1" in caught.value.detail
-    channel = open_channel({**BASE, "bootstrap.servers": "127.0.0.1:1"}, Reasons(), 0.5)
+    channel = Channel({**BASE, "bootstrap.servers": "127.0.0.1:1"}, Reasons(), 0.5)
     channel.send_one("t", b"k", b"v")
     with pytest.raises(ChangefeedError, match="cannot reach"):
         channel.settle()
@@ -238,13 +224,12 @@ def test_nothing_reaches_the_terminal(producer: str, capfd: pytest.CaptureFixtur
     assert (out, err) == ("", "")
 
 
-# ---------------------------------------------------------------------------------- producers
+# ----------------------------------------------------------------------------------- producer
 
 
 @pytest.fixture
-def channel(kafka: KafkaBroker, producer: str) -> Iterator[Channel]:
-    found = open_channel({**BASE, "bootstrap.servers": kafka.bootstrap}, Reasons())
-    assert type(found).__name__.lower().startswith(producer)
+def channel(kafka: KafkaBroker) -> Iterator[Channel]:
+    found = Channel({**BASE, "bootstrap.servers": kafka.bootstrap}, Reasons())
     yield found
     found.close()
 
@@ -293,10 +278,10 @@ def test_null_is_not_empty(kafka: KafkaBroker, channel: Channel, topic: str) -> 
     assert [(r.key, r.value) for r in records] == [*pairs, *pairs, (b"", b"")]
 
 
-def test_a_full_queue_waits_and_keeps_order(kafka: KafkaBroker, producer: str, topic: str) -> None:
+def test_a_full_queue_waits_and_keeps_order(kafka: KafkaBroker, topic: str) -> None:
     kafka.create_topic(topic)
     config = {**BASE, "bootstrap.servers": kafka.bootstrap, "queue.buffering.max.messages": "100"}
-    channel = open_channel(config, Reasons())
+    channel = Channel(config, Reasons())
     values = [f"{number}".encode() for number in range(5_000)]
     channel.send(topic, pa.array(values, pa.binary()), pa.array(values, pa.binary()))
     assert channel.settle() == []
@@ -304,7 +289,7 @@ def test_a_full_queue_waits_and_keeps_order(kafka: KafkaBroker, producer: str, t
     assert [record.value for record in kafka.messages(topic)] == values
 
 
-def test_headers_arrive(kafka: KafkaBroker, producer: str, topic: str) -> None:
+def test_headers_arrive(kafka: KafkaBroker, topic: str) -> None:
     feed = FeedDouble({"t": topic})
     sink = make_sink(kafka)
     feed.open(sink)
@@ -318,7 +303,7 @@ def test_headers_arrive(kafka: KafkaBroker, producer: str, topic: str) -> None:
 
 
 def test_a_refused_message_leaves_no_gap(
-    kafka: KafkaBroker, producer: str, topic: str, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker refuses one message: nothing behind it arrives, so the repeat is in order."""
     monkeypatch.setattr(Topics, "limit", lambda self, name: None)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-import sinks.kafka.native
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved
@@ -24,14 +23,6 @@ pytestmark = pytest.mark.kafka
 
 T = TableName("shop", "public", "t")
 NAME, OTHER = str(T), f"{T}#scan"
-
-
-@pytest.fixture(params=["native", "portable"])
-def producer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which way messages take to librdkafka."""
-    if request.param == "portable":
-        monkeypatch.setattr(sinks.kafka.native, "library", lambda: None)
-    return str(request.param)
 
 
 def context(topic: str, *, job_id: int = 7) -> SinkContext:
@@ -66,7 +57,7 @@ def keys(broker: KafkaBroker, topic: str) -> list[bytes | None]:
     return [record.key for record in broker.messages(topic)]
 
 
-def test_progress_goes_with_the_messages(kafka: KafkaBroker, topic: str, producer: str) -> None:
+def test_progress_goes_with_the_messages(kafka: KafkaBroker, topic: str) -> None:
     with opened(kafka, context(topic)) as sink:
         assert sink.progress() == {}
         deliver(sink, topic, 1, 2)
@@ -77,9 +68,7 @@ def test_progress_goes_with_the_messages(kafka: KafkaBroker, topic: str, produce
     assert keys(kafka, topic) == [b"[1]", b"[2]", b"[3]"]
 
 
-def test_what_was_not_committed_is_never_seen(
-    kafka: KafkaBroker, topic: str, producer: str
-) -> None:
+def test_what_was_not_committed_is_never_seen(kafka: KafkaBroker, topic: str) -> None:
     with opened(kafka, context(topic)) as sink:
         deliver(sink, topic, 1)
         sink.write(batch(topic, 2))

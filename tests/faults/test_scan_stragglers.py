@@ -10,7 +10,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.encoding.plan import MessagePlan
-from changefeed.scan.barrier import WriteBarrier
+from changefeed.scan.admission import WriteBarrier
 from changefeed.scan.spark import run_scan
 from changefeed.scan.table import WorkerDelivery
 from changefeed.spark.session import NodeSpark

@@ -22,7 +22,7 @@ import pyarrow as pa
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.chunks import Watermark
 from changefeed.feeds.lanes import DeliveryForm, LaneDelivery, LaneRows
-from changefeed.scan.barrier import WriteBarrier
+from changefeed.scan.admission import WriteBarrier
 from changefeed.scan.table import WorkerDelivery
 from changefeed.spark.executors import Deliverer
 from changefeed.spark.session import NodeSpark

@@ -60,8 +60,8 @@ def test_faults(): pass
 )
 def test_warehouse(kind): pass
 
-@pytest.mark.parametrize("client", ["native", "portable"])
-def test_kafka(client): pass
+@pytest.mark.parametrize("rows", ["at-once", "one-by-one"])
+def test_rows(rows): pass
 
 @pytest.mark.parametrize(
     "place", ["disk", pytest.param("s3", marks=[pytest.mark.everything, pytest.mark.extended])]
@@ -98,7 +98,7 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_other_versions[17]",
         "test_lake[delta on s3a]",
         "test_warehouse[snowflake]",
-        "test_kafka[native]",
+        "test_rows[at-once]",
         "test_repeated[disk]",
     }
     second = collected(pytester, "extended")
@@ -112,7 +112,7 @@ def test_a_test_belongs_to_a_half_by_what_it_uses(pytester: pytest.Pytester) -> 
         "test_faults",
         "test_warehouse[duckdb]",
         "test_warehouse[x]",
-        "test_kafka[portable]",
+        "test_rows[one-by-one]",
     }
 
 

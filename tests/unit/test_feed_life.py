@@ -12,7 +12,7 @@ import pytest
 from changefeed.catalog import Job, Status
 from changefeed.core.errors import LONGEST_LINE, ChangefeedError
 from changefeed.core.telemetry import log
-from changefeed.feeds import life
+from changefeed.feeds.status import explained, log_move, log_start
 from tests.golden.world import SECRETS, World
 
 
@@ -58,15 +58,15 @@ def test_a_line_for_each_move(
     error: ChangefeedError | None,
     line: str,
 ) -> None:
-    life.moved("f", before, after, reason, error)
+    log_move("f", before, after, reason, error)
     (record,) = lines.records
     assert f"{record.levelname} {record.getMessage()}" == line
 
 
 def test_how_a_feed_begins(lines: pytest.LogCaptureFixture, job: Job) -> None:
-    life.started(replace(job, started=None))
-    life.started(replace(job, reason="resumed, waits for a node"))
-    life.started(replace(job, started=1))
+    log_start(replace(job, started=None))
+    log_start(replace(job, reason="resumed, waits for a node"))
+    log_start(replace(job, started=1))
     place = "from shop to kafka://u:redacted@broker:9092"
     assert [record.getMessage() for record in lines.records] == [
         f"feed f: {word}, {place}" for word in ("created", "resumed", "taken up")
@@ -74,7 +74,7 @@ def test_how_a_feed_begins(lines: pytest.LogCaptureFixture, job: Job) -> None:
 
 
 def test_an_error_names_the_cause_and_the_address(job: Job) -> None:
-    told = life.explained(DOWN, job)
+    told = explained(DOWN, job)
     assert told.message == (
         "cannot reach the Kafka brokers: Connection refused (kafka://u:redacted@broker:9092)"
     )
@@ -84,9 +84,9 @@ def test_an_error_names_the_cause_and_the_address(job: Job) -> None:
 
 def test_an_address_that_is_there_is_not_said_twice(job: Job) -> None:
     there = ChangefeedError("CF5001", "cannot reach it", detail="broker:9092: Connection refused")
-    assert life.explained(there, job).message == "cannot reach it: broker:9092: Connection refused"
+    assert explained(there, job).message == "cannot reach it: broker:9092: Connection refused"
     mine = ChangefeedError("CF3002", "older than the log")
-    assert life.explained(mine, job).message == "older than the log", "it is not the sink's"
+    assert explained(mine, job).message == "older than the log", "it is not the sink's"
 
 
 def test_an_explanation_has_an_end() -> None:

@@ -29,7 +29,7 @@ from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.log import LogPiece
-from changefeed.scan.barrier import ScanStopped
+from changefeed.scan.admission import ScanStopped
 from changefeed.scan.host import scan_progress_key
 from changefeed.scan.table import joined, read_parts
 from sinks.base import Batch, Epoch, Receipt

@@ -19,8 +19,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
-from changefeed.feeds.lost_tables import TableDeparture
-from changefeed.feeds.renames import TableRenames
+from changefeed.feeds.lost_tables import TableDeparture, TableRenames
 from changefeed.sources.base import TableLocations
 from sinks.base import Target
 

@@ -20,7 +20,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
-from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.scan.thread import SnapshotScan, TableScan
 
 TABLE = TableName("shop", "public", "t")

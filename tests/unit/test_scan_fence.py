@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.scan.admission import AdmissionTicket, WorkerAdmission
-from changefeed.scan.barrier import ScanStopped, WriteBarrier
+from changefeed.scan.admission import AdmissionTicket, ScanStopped, WorkerAdmission, WriteBarrier
 from tests.helpers.waiting import until
 
 

@@ -70,7 +70,7 @@ def test_every_table_counts_before_the_first_row(monkeypatch: pytest.MonkeyPatch
         source_runtime=runtime,
         needs_spark=False,
         asked_engine=EngineOption.AUTO,
-        promised=None,
+        promised=lambda: None,
         recognise=lambda shape: None,
         intern_schema=lambda shape: shape,
         wake=lambda: None,

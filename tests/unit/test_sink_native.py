@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.kafka.channel import parse_headers
-from sinks.kafka.native import _pointers
+from sinks.kafka.channel import _pointers, parse_headers
 
 KINDS = [pa.binary(), pa.large_binary()]
 

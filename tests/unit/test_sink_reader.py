@@ -12,7 +12,7 @@ from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableName
-from changefeed.feeds.consumer import follow_consumer
+from changefeed.feeds.rounds import follow_consumer
 from changefeed.options import Deletes
 from sinks.base import Batch, ConsumerProgress, Epoch, SinkContext, Target
 from sinks.reader.sink import ReaderSink
