@@ -102,7 +102,7 @@ class Backend:
 
     @property
     def session(self) -> Session:
-        """What lasts from statement to statement."""
+        """The session of this process: what statements leave for later ones."""
         # Opens the state, and with it the session.
         self.interpreter  # noqa: B018
         if self._session is None:
@@ -111,7 +111,7 @@ class Backend:
 
     @property
     def opened(self) -> bool:
-        """The state is there: asking for it does not wait."""
+        """Whether the state is open, so that using it does not wait."""
         return self._opened is not None
 
     # -- the node -------------------------------------------------------------------------
@@ -167,12 +167,13 @@ class Backend:
 
     @staticmethod
     def _alone(application: Application) -> bool:
-        """Feeds and no node. (Without a feed SYNC has an error to say, and needs no node.)"""
+        """Whether there are feeds and no node. (Without a feed SYNC fails anyway, and needs no
+        node.)"""
         return bool(application.interpreter.feeds()) and not application.node_running()
 
     @property
     def here(self) -> bool:
-        """The node is in this process."""
+        """Whether the node is in this process."""
         return self._opened is not None and self._opened.is_node
 
     def idle_feeds(self) -> int:

@@ -60,11 +60,11 @@ class StateChoice:
 
 
 class _ClosedPipe(Exception):
-    """Standard output is a pipe that nobody reads any longer."""
+    """The reader of standard output closed the pipe."""
 
 
 class _OrderedGroup(click.Group):
-    """Remembers the order of the flags: ``-c`` and ``-f`` run as they were given.
+    """Keeps the order of the flags: ``-c`` and ``-f`` run as they were given.
 
     A closed pipe leaves it as an exception that click does not know: click would end the process
     with status 1.

@@ -47,8 +47,8 @@ class Client:
 
     Attributes:
         status: the exit status so far: that of the first failure.
-        interactive: somebody sits at a prompt: tags are shown, scans are followed.
-        confirm: asks the person a yes-or-no question; says yes where there is nobody.
+        interactive: a person sits at a prompt: tags are shown, scans are followed.
+        confirm: asks the person a yes-or-no question; says yes where there is none.
         clock: for what is repeated, and how long statements take.
         created: hears the name of a feed that was made.
         prefill: puts a text before the person to go on with; None where there is nobody.
@@ -87,7 +87,7 @@ class Client:
 
     @property
     def out(self) -> TextIO:
-        """The file of ``\\o``, else standard output, unless told otherwise."""
+        """The file of ``\\o``, else standard output."""
         if self._file is not None:
             return self._file
         return self._out if self._out is not None else sys.stdout
@@ -195,7 +195,6 @@ class Client:
             self.created(result.name)
 
     def _waiting(self, text: str) -> AbstractContextManager[object]:
-        """Shows a person at a prompt that the statement is at work."""
         if not self.interactive:
             return nullcontext()
         first = " ".join(text.split()[:2]).upper()

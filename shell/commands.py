@@ -153,7 +153,6 @@ def _again(client: Client, words: str) -> None:
 
 
 def _connection(client: Client, words: str) -> None:
-    """Which state, which node, which source."""
     from changefeed.core.uri import redact
 
     backend = client.backend

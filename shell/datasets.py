@@ -1,4 +1,4 @@
-"""``changefeed dataset``: one comparison, told as a small table."""
+"""``changefeed dataset``: one comparison, shown as a small table."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ class Diagnostics:
             if self.as_json:
                 self._say(error_json(one, where))
             else:
-                told = where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"
-                told, said = self._readable(told), map(self._readable, error_lines(one))
-                first = self._styled(self._wrapped(told), _BOLD + _RED)
+                headline = where + ": " * bool(where) + f"ERROR {one.code.number}: {one.message}"
+                headline, said = self._readable(headline), map(self._readable, error_lines(one))
+                first = self._styled(self._wrapped(headline), _BOLD + _RED)
                 self._say("\n".join([first, *map(self._wrapped, said)]))
 
     def notice(self, text: str) -> None:
-        """What a statement has to say beside its result."""
+        """Write what a statement reports in addition to its result."""
         self._say(
             json.dumps({"notice": text})
             if self.as_json
@@ -60,7 +60,7 @@ class Diagnostics:
         )
 
     def note(self, text: str) -> None:
-        """What the shell itself has to say."""
+        """Write a remark of the shell itself."""
         self._say(json.dumps({"note": text}) if self.as_json else self._wrapped(f"note: {text}"))
 
     def after_interrupt(self, interrupted: bool = True) -> None:
@@ -87,7 +87,7 @@ class Diagnostics:
     def _wrapped(self, text: str) -> str:
         """A sentence at the width of the terminal, cut between words.
 
-        What goes elsewhere keeps its line, for whoever searches it. What has lines already is a
+        Elsewhere it keeps its line, so that a search finds it. A text of several lines is a
         statement with a mark below it, which has to stay in its column.
         """
         if "\n" in text or not self.stream.isatty():

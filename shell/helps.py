@@ -46,7 +46,6 @@ def about(words: str, width: int | None = None) -> str:
 
 
 def _scheme(words: str) -> str | None:
-    """The sink that the last word names: ``kafka``, ``file``."""
     from changefeed.api import sink_schemes
 
     last = words.split()[-1].lower().partition(":")[0]
@@ -98,7 +97,7 @@ def _summary(row: OptionHelp) -> str:
 
 
 def _entry(name: str, text: str, label: int, room: int) -> Iterator[str]:
-    """A name and a text beside it, on as many lines as it takes."""
+    """A name, and its text in a column to the right of it."""
     indent = " " * (label + 2)
     lines = textwrap.wrap(text, max(30, room), initial_indent=indent, subsequent_indent=indent)
     first, *more = lines or [indent]
@@ -136,7 +135,7 @@ def command_list(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def settings_list(settings: ShellSettings) -> str:
-    """``\\set``."""
+    """The text of ``\\set``."""
     rows = [(row.name, row.shown(settings), row) for row in TABLE.values()]
     label = max(len(name) for name, _, _ in rows) + 2
     value = max(len(shown) for _, shown, _ in rows) + 2

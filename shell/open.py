@@ -90,7 +90,7 @@ def _local(client: Client, line: str) -> None:
 
 
 def _stopping(client: Client) -> AbstractContextManager[object]:
-    """Tells a person why the prompt is not back yet."""
+    """Shows a person why the prompt is not back yet."""
     if not client.interactive or not client.backend.here:
         return nullcontext()
     return WaitIndicator(client.diagnostics.stream, "stopping feeds ...")
@@ -116,7 +116,7 @@ def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
 
 
 def _say_who_runs(client: Client) -> None:
-    """Nothing silent: feeds that stand still because no node runs."""
+    """Report feeds that stand still because no node runs."""
     idle = client.backend.idle_feeds()
     if idle:
         feeds = "1 feed is" if idle == 1 else f"{idle} feeds are"

@@ -1,4 +1,4 @@
-"""Where the shell keeps things when it is not told: the user's data folder."""
+"""Where the shell keeps things by default: the user's data folder."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def rc_file() -> Path | None:
 
 
 def history_file() -> Path:
-    """The prompt's history."""
+    """The history of what was typed at the prompt."""
     return data_folder() / "history"

@@ -93,7 +93,7 @@ def while_read(out: TextIO) -> Iterator[None]:
 
     def watch() -> None:
         pipe = select.poll()
-        pipe.register(out.fileno(), 0)  # only what poll() tells unasked: there is no reader
+        pipe.register(out.fileno(), 0)  # only what poll() reports unasked: there is no reader
         while not ended.is_set():
             if pipe.poll(_WATCH_SECONDS * 1000) and not ended.is_set():
                 # Again and again: Python handles a signal between two of its instructions, so one

@@ -25,7 +25,7 @@ COLUMNS = ("table", "key", "value")
 
 
 def write_stream(rows: Iterable[StreamRow], form: OutputFormat, out: TextIO) -> Iterator[int]:
-    """Write rows until the stream ends. Flushes after each: somebody waits.
+    """Write rows until the stream ends. Flushes after each, because the reader waits for it.
 
     Yields:
         How many rows were written so far, resolved timestamps left out: after each.

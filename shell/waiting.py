@@ -1,4 +1,4 @@
-"""Something that turns while a statement takes its time, on standard error."""
+"""A frame that turns on standard error while a statement takes its time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WaitIndicator:
     """
 
     def __init__(self, stream: TextIO, text: str, *, shown: bool = True) -> None:
-        """``shown`` switches it off."""
+        """``shown``: false draws nothing."""
         self._stream = stream
         self._text = text
         self._done = threading.Event()

@@ -123,7 +123,7 @@ class ChangeRows:
         """
         rows = rows.combine_chunks()
         if not pc.all(rows["last"]).as_py():
-            # One change per key: the row that stays tells what the whole transaction did.
+            # One change per key: the row that stays shows what the whole transaction did.
             rows = rows.filter(rows["last"])
         rows, _ = settle_unsent(rows, MessagePlan(schema=version, topic=version.table.name))
         order = _Order.of(rows, whole=version.before_image is BeforeImage.FULL)
@@ -215,7 +215,7 @@ class _Order:
         return pa.concat_arrays([after, before]).take(self.places)
 
     def repeated(self, values: pa.Array) -> pa.Array:
-        """A value of each row, for each of its changes."""
+        """A value of each row, repeated for each of its changes."""
         if self.places is None:
             return values
         return values.take(pc.subtract(self.places, pc.multiply(self._behind, self.rows)))
@@ -226,7 +226,6 @@ class _Order:
 
 
 def _fitted(values: pa.Array, column: Column, wanted: Column, target: pa.DataType) -> pa.Array:
-    """Values of the log in the type that the changes have for them."""
     kind = _kind(column)
     made = _text(kind, values) if pa.types.is_string(target) else _typed(kind, values, column)
     if made.type == target:
@@ -266,7 +265,7 @@ def _chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _versions(wall: pa.Array, logical: pa.Array) -> pa.Array:
-    """``1536242855577149065.0000000000``; see :class:`changefeed.core.clock.Timestamp`."""
+    """Texts as ``1536242855577149065.0000000000``; see :class:`changefeed.core.clock.Timestamp`."""
     text = pc.utf8_lpad(logical.cast(pa.string()), LOGICAL_DIGITS, "0")
     return pc.binary_join_element_wise(wall.cast(pa.string()), text, ".")
 

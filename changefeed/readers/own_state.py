@@ -68,8 +68,8 @@ class ReaderSource:
     def connect(self) -> str:
         """The name of the state's connection to the source, which is made where there is none.
 
-        A login that has changed is taken over in a state of our own; a connection that somebody
-        else made stays as it is.
+        A login that has changed is taken over in a state of the reader's own; a connection that a
+        user made stays as it is.
 
         Raises:
             ChangefeedError: CF6001 the state cannot be opened; CF2001, CF2002 with a new login the

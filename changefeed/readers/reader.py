@@ -241,7 +241,7 @@ class Reader:
 
     @property
     def paused(self) -> bool:
-        """A statement stopped it for now."""
+        """Whether a statement stopped the reader for now."""
         job = self.job()
         return job.wanted is DesiredStatus.PAUSED or job.status is Status.PAUSED
 
@@ -257,11 +257,11 @@ class Reader:
         return scan.at if scan is not None else progress.done_upto
 
     def consumer_progress(self) -> ConsumerProgress:
-        """How far the reader is."""
+        """How far the reader is, as it is shared with the feed."""
         return self.sink().consumer() if self._ours() else ConsumerProgress()
 
     def _ours(self) -> bool:
-        """The feed has opened the place; before that, what is there is a dropped reader's."""
+        """Whether the feed has opened the place; before, it has what a dropped reader left."""
         if not self._opened:
             self._opened = self.sink().belongs(self.catalog.state_id, self.job().id)
         return self._opened
@@ -296,7 +296,7 @@ class Reader:
 
     def resting(self, after: Timestamp) -> Timestamp:
         """Where reading on from ``after`` begins: further on, where the log is known to have
-        nothing for the reader in between (it may not go back to ``after`` any more)."""
+        nothing for the reader in between (the log may no longer go back to ``after``)."""
         progress = self.consumer_progress()
         if progress.committed is None or progress.idle is None or after < progress.committed:
             return after

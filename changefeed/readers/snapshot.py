@@ -76,7 +76,6 @@ def _clean(catalog: Catalog, clock: Clock) -> None:
 
 
 def _occupied(catalog: Catalog, name: str) -> bool:
-    """Whether the query of such a reader still runs."""
     sink = Reader(catalog, name).sink()
     try:
         sink.occupy(0)

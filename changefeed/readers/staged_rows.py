@@ -1,7 +1,7 @@
 """Rows of a range that a planner copied to a staging place, as an executor reads them.
 
-Locations need no key of ours: paths, URLs of S3 that are good for a day, or, where the planner had
-no keys of its own, names that executors read with the keys of their machine.
+Locations need none of our keys: paths, URLs of S3 that are good for a day, or, where the planner
+had no keys itself, names that executors read with the keys of their machine.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class RowLocations:
     versions: tuple[TableSchema, ...] = ()
 
     def __repr__(self) -> str:
-        # A URL lets whoever sees it read.
+        # A URL is a right to read: it must not reach a log.
         return f"StagedRows({len(self.locations)} objects)"
 
     def files(self) -> Iterator[pa.Buffer]:
         """The content of the objects.
 
         Raises:
-            ChangefeedError: CF3002 one is not there any more, CF3001 one cannot be read.
+            ChangefeedError: CF3002 one is no longer there, CF3001 one cannot be read.
         """
         for location, proof in zip(self.locations, self.proofs, strict=True):
             content = _content(location)

@@ -148,7 +148,7 @@ class Subscription:
         return None
 
     def _rest(self, upto: Timestamp) -> None:
-        """Nothing was there up to ``upto``: the log need not keep it for us."""
+        """Release the log up to ``upto``, where it had nothing for the reader."""
         now = self._clock.monotonic()
         if self._at == self._committed and now - self._idle_at >= IDLE_SECONDS:
             self._idle_at = now

@@ -1,7 +1,8 @@
 """The changes of one table in the change log, cut into ranges that can be read apart.
 
-A :class:`Range` is small and pickles: whoever plans a read looks at the log's index alone, and
-whoever has the range opens the log's files and reads the rows. A range ends between transactions.
+A :class:`Range` is small and pickles: the planner of a read looks at the log's index alone, and
+the process that gets the range opens the log's files and reads the rows. A range ends between
+transactions.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Range:
         proofs: of the files, in the same order.
         rows: how many rows of the log there are, about.
         on_truncate: what a TRUNCATE becomes.
-        staged: where the rows are, if whoever reads does not see the log.
+        staged: where the rows are, if the reading process does not see the log.
     """
 
     log: Path
@@ -300,7 +301,6 @@ class TableLog:
         return TableRanges(tuple(ranges), after, shapes, tuple(changes))
 
     def close(self) -> None:
-        """Let go of the log's files."""
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -17,5 +17,5 @@ class OutputFormat(StrEnum):
 
     @property
     def structured(self) -> bool:
-        """Errors come as JSON too."""
+        """Whether errors come as JSON, too."""
         return self in (OutputFormat.JSON, OutputFormat.JSONL)

@@ -67,7 +67,7 @@ def quoted(name: str) -> str:
 
 
 def choices(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
-    """Everything that fits, whatever begins to stand there already."""
+    """Everything that fits at a place, whatever is typed there already."""
     for kind in sorted(fits.kinds):
         fill = _FILLERS.get(kind)
         yield from fill(fits, known) if fill else ()
@@ -94,7 +94,6 @@ _WORTH = {
 
 
 def _fitting(fits: Suggestions, known: NameSource) -> list[FeedFacts]:
-    """The feeds that the statement can mean, without those that it names already."""
     left = [feed for feed in known.feeds() if feed.name not in fits.feeds]
     worth = _WORTH.get(fits.verb)
     return [feed for feed in left if feed.status in worth] or left if worth else left
@@ -112,7 +111,6 @@ def _job_ids(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
 
 
 def _feed(fits: Suggestions, known: NameSource) -> FeedFacts | None:
-    """The feed that the statement changes."""
     if not fits.action:
         return None
     return next((feed for feed in known.feeds() if feed.name == fits.feed), None)
@@ -252,7 +250,6 @@ def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
 
 
 def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
-    """The columns of every table that the feed watches."""
     feed = _feed(fits, known)
     tables = fits.tables or (feed.tables if feed is not None else ())
     types: dict[str, str] = {}
@@ -263,7 +260,7 @@ def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Candidate]
 
 
 def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
-    """What the statement's sink can do; None where it is not known."""
+    """What the sink of the statement can do; None where it is not known."""
     from changefeed.api import sink_capabilities
 
     scheme = sink_scheme(fits, known)
@@ -276,7 +273,7 @@ def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
 
 
 def _taken(fits: Suggestions, known: NameSource) -> frozenset[str] | None:
-    """Which values of the option the statement's sink takes; None is all."""
+    """The values of the option that the statement's sink takes; None if it takes all."""
     able = _abilities(fits, known)
     if able is None or fits.option not in ("format", "envelope", "compression"):
         return None
@@ -375,7 +372,6 @@ def _result_columns(fits: Suggestions, known: NameSource) -> Iterator[Candidate]
 
 
 def _values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
-    """Values that a column of SHOW CHANGEFEEDS can be compared with."""
     from changefeed.api import STATUSES
 
     column, names = fits.column, list[str]()

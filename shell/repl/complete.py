@@ -4,14 +4,66 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
+from changefeed.options.docs import listing
+from grammar.help import topics
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import Candidate, NameSource, choices, quoted
-from shell.repl.local_words import WORDS
+from shell.repl.choices import DEFAULT_SCHEMA, Candidate, NameSource, choices, quoted
+from shell.settings import TABLE
+
+
+def _topics(words: str, known: NameSource) -> Iterator[Candidate]:
+    yield from (Candidate(topic.name, topic.category) for topic in topics())
+    yield from (Candidate(row.name, "option") for row in listing())
+
+
+def _tables(words: str, known: NameSource) -> Iterator[Candidate]:
+    for schema, name in known.tables():
+        lead = "" if schema == DEFAULT_SCHEMA else f"{quoted(schema)}."
+        yield Candidate(lead + quoted(name), schema)
+
+
+def _settings(words: str, known: NameSource) -> Iterator[Candidate]:
+    name, space, _ = words.partition(" ")
+    if space and name in TABLE:
+        yield from (Candidate(f"{name} {value}") for value in TABLE[name].values)
+    elif not space:
+        yield from (Candidate(row.name, row.summary) for row in TABLE.values())
+
+
+def _switch(words: str, known: NameSource) -> Iterator[Candidate]:
+    yield from (Candidate(word) for word in ("on", "off"))
+
+
+def _files(words: str, known: NameSource) -> Iterator[Candidate]:
+    typed = Path(words or ".").expanduser()
+    folder = typed if words.endswith("/") or not words else typed.parent
+    lead = words[: words.rfind("/") + 1]
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in found:
+        if path.is_dir() and not path.name.startswith("."):
+            yield Candidate(f"{lead}{path.name}/", "folder")
+        elif path.suffix == ".sql":
+            yield Candidate(f"{lead}{path.name}")
+
+
+#: What a command's ``completes`` names -> the words that may follow.
+WORDS: dict[str, Callable[[str, NameSource], Iterable[Candidate]]] = {
+    "topic": _topics,
+    "table": _tables,
+    "setting": _settings,
+    "switch": _switch,
+    "file": _files,
+}
+
 
 __all__ = ["NameSource", "ShellCompleter", "ended", "quoted"]
 
@@ -32,7 +84,6 @@ class ShellCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        """What fits at the cursor."""
         text = document.text_before_cursor
         if text.lstrip().startswith("\\"):
             yield from self._local(text.lstrip())
@@ -72,7 +123,6 @@ def _begins(text: str, typed: str) -> bool:
 
 
 def _has_letters(text: str, typed: str) -> bool:
-    """All of ``typed`` is in ``text``, in order."""
     letters = iter(text)
     return len(typed) > 1 and all(letter in letters for letter in typed)
 

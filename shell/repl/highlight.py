@@ -35,13 +35,13 @@ class StatementLexer(Lexer):
     """Colours one document at a time; statements are short."""
 
     def lex_document(self, document: Document) -> Callable[[int], StyleAndTextTuples]:
-        """Line number -> its fragments."""
+        """Returns what gives the fragments of a line by its number."""
         lines = _lines(fragments(document.text))
         return lambda number: lines[number] if number < len(lines) else []
 
 
 def fragments(text: str) -> StyleAndTextTuples:
-    """The text in coloured pieces."""
+    """The text in pieces with their styles."""
     if text.lstrip().startswith("\\"):
         return [("class:command", text)]
     found: StyleAndTextTuples = []

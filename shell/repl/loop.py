@@ -15,10 +15,9 @@ from shell.client import Client
 from shell.exits import Exit, ShellExit, StatementFailure
 from shell.places import history_file, rc_file
 from shell.repl.complete import ShellCompleter
-from shell.repl.history import PromptHistory
 from shell.repl.names import NameCache
 from shell.repl.progress import follow
-from shell.repl.prompt import complete_again, make_prompt
+from shell.repl.prompt import PromptHistory, complete_again, make_prompt
 from shell.repl.toolbar import Watcher, meant, toolbar
 from shell.script import items, lines_of
 from shell.settings import Keys
@@ -89,7 +88,7 @@ class Loop:
         client.prefill = self._put
 
     def run(self) -> None:
-        """Until Ctrl-D or ``\\q``."""
+        """Read and run until Ctrl-D or ``\\q``."""
         while True:
             prefill, self._prefill = self._prefill, ""
             vi = self._client.settings.keys is Keys.VI
@@ -114,7 +113,6 @@ class Loop:
         return [("class:prompt", f"{source or 'changefeed'}> ")]
 
     def _run(self, text: str) -> None:
-        """What was typed; after an error the rest of it is left out."""
         try:
             for item in items(meant(text).splitlines(keepends=True)):
                 self._client.run(item)
@@ -142,7 +140,7 @@ class Loop:
 
 
 def say_farewell(client: Client) -> None:
-    """Feeds that stop with this shell."""
+    """Name the feeds that stop with this shell."""
     idle = client.backend.idle_feeds() if client.backend.here else 0
     if idle:
         feeds, them = ("1 feed stops", "it") if idle == 1 else (f"{idle} feeds stop", "them")

@@ -53,7 +53,7 @@ class NameCache:
         self._entries: dict[Hashable, _Entry] = {}
 
     def connections(self) -> list[str]:
-        """External connections."""
+        """Names of the external connections."""
         return self._kept("connections", lambda: self._backend.interpreter.connections(), [])
 
     def functions(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class NameCache:
         return self._kept("schemes", lambda: self._backend.interpreter.connection_schemes(), {})
 
     def feeds(self) -> list[FeedFacts]:
-        """Changefeeds."""
+        """Names of the changefeeds."""
         return self._kept("feeds", lambda: self._backend.interpreter.feed_facts(), [])
 
     def tables(self, source: str | None = None) -> list[tuple[str, str]]:
@@ -89,7 +89,8 @@ class NameCache:
         return self._kept(key, lambda: self._read_partitions(table, name), [])
 
     def forget(self) -> None:
-        """A statement ran: read everything again when it is asked for next; old names serve."""
+        """Read everything again when it is asked for next, because a statement ran. Until then the
+        old names serve."""
         with self._lock:
             for entry in self._entries.values():
                 entry.at = float("-inf")
@@ -138,7 +139,6 @@ class NameCache:
             return value
 
     def _asked(self, key: Hashable, read: Callable[[], T], default: T) -> _Entry:
-        """The entry of a key, which is being read when it is stale."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(default, float("-inf"), False))
             stale = self._clock.monotonic() - entry.at > FRESH

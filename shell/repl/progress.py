@@ -106,7 +106,7 @@ def look(client: Client, name: str) -> ScanProgress | None:
 
 
 def going_on(scan: ScanProgress) -> bool:
-    """There is something to wait for."""
+    """Whether there is something to wait for."""
     return scan.status == "scanning" or (scan.wanted and scan.status in _WAITS)
 
 
@@ -141,6 +141,5 @@ def _clock(seconds: float) -> str:
 
 
 def _draw(out: TextIO, text: str) -> None:
-    """Over the line that stands there."""
     out.write("\r\x1b[2K" + clip(text, shutil.get_terminal_size().columns - 1))
     out.flush()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
@@ -11,15 +13,41 @@ from prompt_toolkit.completion import CompleteEvent, Completer, ThreadedComplete
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, completion_is_selected
 from prompt_toolkit.formatted_text import StyleAndTextTuples
-from prompt_toolkit.history import History
+from prompt_toolkit.history import FileHistory, History
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
+from changefeed.options import mask_statement
 from shell.repl.complete import ended
 from shell.repl.highlight import StatementLexer
 from shell.repl.toolbar import runs
+
+_CONNECTION = re.compile(r"\b(CREATE|ALTER)\s+EXTERNAL\s+CONNECTION\b", re.IGNORECASE)
+
+
+def holds_secret(text: str) -> bool:
+    """The text names a connection's URI, or has a password in it."""
+    return bool(_CONNECTION.search(text)) or mask_statement(text) != text
+
+
+class PromptHistory(FileHistory):
+    """Entries with secrets can be recalled while the prompt lives, and are written nowhere."""
+
+    def __init__(self, path: Path) -> None:
+        """The file is made at the first entry, readable by its owner only."""
+        super().__init__(path)
+        self._path = path
+
+    def store_string(self, string: str) -> None:
+        """Append to the file, unless it holds a secret."""
+        if holds_secret(string):
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch(mode=0o600)
+        super().store_string(string)
+
 
 STYLE = Style.from_dict(
     {
@@ -106,7 +134,7 @@ def complete_again(session: PromptSession[str]) -> None:
         state = buffer.complete_state
         choosing = None if state is None else state.complete_index
         if app.is_running and app.current_buffer is buffer and buffer.text and choosing is None:
-            # Behind a statement that has ended, a menu stands only where somebody asked for one
+            # Behind a statement that has ended, a menu stands only where the user asked for one
             # with Tab. One without an entry yet is a completion at work: typing began that.
             tab = ended(buffer.text) and state is not None and bool(state.completions)
             event = CompleteEvent(text_inserted=not tab, completion_requested=tab)
@@ -123,7 +151,6 @@ def complete_again(session: PromptSession[str]) -> None:
 
 
 def _continuation(width: int, line_number: int, wrap_count: int) -> StyleAndTextTuples:
-    """Under the prompt, as wide as it."""
     return [("class:prompt", "-> ".rjust(width))]
 
 

@@ -58,7 +58,8 @@ class OperationOutcome:
     def shown(self) -> str:
         """The error, and the column and mapping that refused a value.
 
-        The reason has them beside the value, which stays here; so do names inside a json column.
+        The server's reason has these next to the value, which is not shown; nor are names inside a
+        json column.
         """
         found = _FIELD.search(self.reason)
         return f"{self.kind} (field {found[1]} of type {found[2]})" if found else self.kind

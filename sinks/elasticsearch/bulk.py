@@ -115,7 +115,7 @@ class Bulk:
         return len(body.data(lines))
 
     def flush(self) -> None:
-        """Send what is gathered."""
+        """Send the operations that are gathered, although they fill no request."""
         parts, self._waiting, self._rows, self._bytes = self._waiting, [], 0, 0
         if not parts:
             return
@@ -145,14 +145,12 @@ class Bulk:
         self._stopped.clear()
 
     def close(self) -> None:
-        """Let go of the threads."""
         self.abandon()
         self._pool.shutdown()
 
     # -------------------------------------------------------------------- one request
 
     def _deliver(self, parts: list[BulkPart]) -> None:
-        """Send until every operation is done, or refused for good."""
         pauses = _Pauses(self._stopped, self._settings.shown, self._patience, self._clock)
         while parts:
             answer = self._send(parts)
@@ -185,7 +183,6 @@ class Bulk:
         return self._cluster.call("POST", "/_bulk", lines=lines, **parameters)
 
     def _halves(self, parts: list[BulkPart]) -> list[list[BulkPart]]:
-        """A request that is too large as two."""
         if len(parts) > 1:
             middle = len(parts) // 2
             return [parts[:middle], parts[middle:]]
@@ -215,7 +212,7 @@ class Bulk:
         return rest, counted(o for o in found if o.verdict is Verdict.RETRY)
 
     def _sorted(self, part: BulkPart, found: Sequence[OperationOutcome]) -> list[int]:
-        """Places to send again; what is refused for good is handed on."""
+        """The places to send again; passes on operations that were refused for good."""
         by_verdict: dict[Verdict, dict[int, OperationOutcome]] = {
             verdict: {} for verdict in Verdict
         }
@@ -243,7 +240,7 @@ class Bulk:
 
 
 class _Pauses:
-    """Waits between two tries: longer each time, not beyond ``patience`` seconds in all."""
+    """Longer each time, and not more than ``patience`` seconds in all."""
 
     def __init__(
         self, stopped: threading.Event, address: str, patience: float, clock: Clock
@@ -255,7 +252,7 @@ class _Pauses:
         self._next = _FIRST_PAUSE
 
     def wait(self, answer: HttpAnswer, why: str) -> None:
-        """Wait before the next try; ``why`` one is needed.
+        """``why``: the reason of the pause, for the error.
 
         Raises:
             ChangefeedError: CF5004, patience is at an end or the feed gave up.
@@ -275,7 +272,7 @@ class _Pauses:
 
 
 def _raise_first(done: set[Future[None]]) -> None:
-    """Raise what went wrong, the gravest first: what asks for a person before what passes."""
+    """Raise the gravest error: one that asks for a person before one that passes."""
     errors = [error for future in done if (error := future.exception()) is not None]
     ours = [error for error in errors if isinstance(error, ChangefeedError)]
     grave = next((error for error in ours if error.action != "retry"), None)

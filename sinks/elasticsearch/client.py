@@ -62,7 +62,6 @@ class HttpAnswer:
 
     @property
     def ok(self) -> bool:
-        """The server did it."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
@@ -74,7 +73,7 @@ class HttpAnswer:
 
     @property
     def error_type(self) -> str:
-        """Elasticsearch's name of the error."""
+        """The name that Elasticsearch gives the error; empty without one."""
         return self._of_error("type")
 
     @property
@@ -99,7 +98,7 @@ class ServerInfo:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """JSON of another shape than Elasticsearch's, taken apart inside, is CF5001: somebody else
+    """Within the block JSON of another shape than Elasticsearch's is CF5001: another server
     answered in its place. No value is shown: an answer may repeat a row's."""
     try:
         yield
@@ -124,7 +123,6 @@ class Cluster:
         self._connection: ClusterConnection | None = None
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             connection, self._connection = self._connection, None
             files, self._files = self._files, None
@@ -151,7 +149,7 @@ class Cluster:
             return self._connection
 
     def _tls(self) -> dict[str, Any]:
-        """Certificates as files, which is how Python's TLS takes a client's key."""
+        """Certificates as files, because Python's TLS takes a client's key only so."""
         settings = self._settings
         if not settings.secure:
             return {}
@@ -174,7 +172,7 @@ class Cluster:
         return {"verify_certs": False, "ssl_show_warn": False, "ssl_context": context}
 
     def _file(self, name: str, text: str) -> str:
-        """The path of a file only we can read; it goes with the connections."""
+        """The path of a file that only we can read; it is removed with the connections."""
         if self._files is None:
             self._files = tempfile.TemporaryDirectory(prefix="changefeed-tls-")
         path = Path(self._files.name, name)
@@ -321,7 +319,6 @@ class Cluster:
         )
 
     def _introduction(self) -> str:
-        """``OpenSearch 2.11.0`` when ``GET /`` says so, else nothing."""
         try:
             found = self.call("GET", "/").json()
         except ChangefeedError:
@@ -332,7 +329,7 @@ class Cluster:
         return f"OpenSearch {version.get('number') or ''}".rstrip()
 
     def hello(self) -> ServerInfo:
-        """Ask the server what it is; rights to ask are not needed.
+        """Ask the server for its name and version; no rights are needed for that.
 
         Raises:
             ChangefeedError: it cannot be reached, refuses the login, or is no Elasticsearch.

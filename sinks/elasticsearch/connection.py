@@ -42,7 +42,7 @@ _ANY = frozenset(range(100, 600))
 
 
 class _BytesSerializer(Serializer):
-    """Bodies are bytes on both sides; we read what we need of them."""
+    """Passes bodies on as bytes, both ways."""
 
     mimetype = "application/json"
 
@@ -57,15 +57,13 @@ _KINDS = ("application/json", "application/x-ndjson", "application/*", "text/*")
 
 
 class _Node(Urllib3HttpNode):
-    """A node whose answers heed the time limit of the request."""
-
     def __init__(self, config: NodeConfig) -> None:
         super().__init__(config)
         self.pool.ConnectionCls = limit_connections(self.pool.ConnectionCls)
 
 
 class _LoggedTransport(Transport):
-    """Remarks of the server go to the log; the client would make Python warnings of them."""
+    """Logs remarks of the server, of which the client would make Python warnings."""
 
     def perform_request(self, *given: Any, **named: Any) -> TransportApiResponse:
         meta, body = super().perform_request(*given, **named)
@@ -78,8 +76,6 @@ class _LoggedTransport(Transport):
 
 
 class Response(NamedTuple):
-    """What came back."""
-
     meta: ApiResponseMeta
     body: bytes
 
@@ -149,10 +145,9 @@ class ClusterConnection:
                     method, path, params=parameters, headers=headers, body=body
                 )
         except UnsupportedProductError as error:
-            # Who is at the other end is told from the answer, with a word on what to do.
+            # The caller finds out from the answer which server this is, and says what to do.
             return Response(error.meta, error.body or b"")
         return Response(answer.meta, answer.body or b"")
 
     def close(self) -> None:
-        """Close all connections."""
         self._client.close()

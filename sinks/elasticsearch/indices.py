@@ -38,14 +38,14 @@ class Indices:
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Look again: somebody may have changed an index."""
+        """Look at the indices again, because another program may have changed them."""
         self._ready.clear()
 
     def prepare(self, target: Target, schema: TableSchema, sample: bytes | None) -> None:
         """Make the index, or give it the fields it does not have.
 
         Args:
-            sample: one document of the batch, which tells the columns the feed delivers; None
+            sample: one document of the batch, which shows the columns that the feed delivers; None
                 when it holds deletes only.
 
         Raises:
@@ -93,15 +93,14 @@ class Indices:
                     raise self._refused(answer, target, "give it the fields of new columns")
 
     def claim(self, target: Target) -> None:
-        """The index, where there is one, is the feed's, or becomes it.
+        """Check that the index, if there is one, is the feed's, or make it so.
 
         Raises:
-            ChangefeedError: CF5008, it is somebody else's.
+            ChangefeedError: CF5008, it belongs to another feed.
         """
         self._take(target, self._mappings(target) or {})
 
     def _take(self, target: Target, found: Mapping[str, Any]) -> None:
-        """Mark indices that are there and not marked yet."""
         for name, there in found.items():
             claimed = self._claim(target, name, there)
             mark = self._mark(target)
@@ -145,10 +144,8 @@ class Indices:
             return bool(answer.json().get("count"))
 
     def _make(self, target: Target, wanted: Mapping[str, mapping.FieldMapping]) -> None:
-        """Make the index unless somebody was faster, with room for fields and none of ours yet.
-
-        Fields named here would replace those that an index template has for the same columns.
-        """
+        """Make the index unless it was made meanwhile, with room for fields and none yet. Fields
+        named here would replace those that an index template has for the same columns."""
         body = {
             "settings": mapping.settings(wanted),
             "mappings": {

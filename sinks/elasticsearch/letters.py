@@ -85,7 +85,7 @@ class DeadLetters:
         _logger.warning("index %s refused %s; kept in %s", target.topic, what, self._index)
 
     def _send(self, letters: list[bytes]) -> None:
-        """Write letters to the index, all of them.
+        """Write all the letters to the index.
 
         Raises:
             ChangefeedError: CF5004 it is busy: the feed delivers the rows once more, and their
@@ -115,7 +115,6 @@ class DeadLetters:
         )
 
     def _letter(self, part: BulkPart, place: int, outcome: OperationOutcome) -> bytes:
-        """One document of the index; row by row, because it should be rare."""
         action_line, _, rest = part.lines[place].as_py().partition(b"\n")
         operation, action = next(iter(json.loads(action_line).items()))
         content = {

@@ -89,7 +89,6 @@ RESERVED = frozenset(
 
 
 def field_of(column: Column, json_mapping: str) -> FieldMapping:
-    """The field of a new column."""
     return _field(column.logical, json_mapping)
 
 
@@ -117,7 +116,7 @@ def _decimal(logical: str) -> FieldMapping:
 
 @dataclass(frozen=True, slots=True)
 class DocumentShape:
-    """Members of a document that the feed's envelope makes, told by one of them.
+    """The members that the feed's envelope gives a document, as one document shows them.
 
     Attributes:
         columns: names of the row's columns that are in the document (a feed may leave some out).

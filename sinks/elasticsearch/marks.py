@@ -1,4 +1,4 @@
-"""Indices the sink keeps beside the tables': resolved timestamps."""
+"""Resolved timestamps: an index with a document for each feed and index."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Marks:
         self._unseen: set[str] | None = None
 
     def wrote(self, index: str) -> None:
-        """There are new rows in ``index``."""
+        """Record that ``index`` has new rows."""
         if self._unseen is not None:
             self._unseen.add(index)
 
     def forget(self) -> None:
-        """Others may have written: no index counts as seen."""
+        """Count no index as seen, because other processes may have written."""
         self._unseen = None
 
     def set(self, bulk: Bulk, feed: str, targets: Sequence[Target], at: Timestamp) -> None:
@@ -93,7 +93,6 @@ class Marks:
 
 
 def _joined(indices: Iterable[str]) -> Iterator[str]:
-    """The names separated by commas, as many as a path holds."""
     names: list[str] = []
     length = 0
     for index in indices:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,7 +13,6 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.options import ExistingTarget
 from changefeed.options.types import parse_duration, parse_size
-from sinks.elasticsearch.names import index_name
 from sinks.ownership import policy_of
 from sinks.parameters import TLS, Parameters
 
@@ -112,12 +113,12 @@ class ElasticsearchSettings:
 
     @property
     def resolved_index(self) -> str:
-        """Where the feed's resolved timestamps are."""
+        """The index for the feed's resolved timestamps."""
         return index_name(f"{self.index_prefix}changefeed_resolved")
 
     @property
     def shown(self) -> str:
-        """The address for errors."""
+        """The address without secrets, for errors."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{'https' if self.secure else 'http'}://{hosts}{self.path_prefix}"
 
@@ -165,8 +166,6 @@ def parse(uri: str, options: Mapping[str, object]) -> ElasticsearchSettings:
 
 
 class _Reader(Parameters):
-    """Those of an Elasticsearch."""
-
     def __init__(self, uri: str) -> None:
         super().__init__(uri, PARAMETERS)
 
@@ -184,7 +183,6 @@ class _Reader(Parameters):
         return tuple((host.name, host.port or DEFAULT_PORT) for host in self.url.hosts)
 
     def authorization(self) -> str | None:
-        """API key, or user and password, as the header wants them."""
         key = self.text("api_key")
         user, password = self.url.user, self.url.password
         if key and user is not None:
@@ -198,7 +196,7 @@ class _Reader(Parameters):
         return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()
 
     def plain_index(self, name: str) -> str:
-        """A parameter that is the name of an index, taken as it is."""
+        """The name of an index, without a prefix or escapes."""
         value = self.text(name) or ""
         if value != index_name(value):
             self.problem(
@@ -226,7 +224,6 @@ class _Reader(Parameters):
         return found or default
 
     def check_tls(self, settings: ElasticsearchSettings) -> None:
-        """Certificates need TLS, and come in pairs."""
         given = {
             "ca_cert": settings.ca_cert,
             "client_cert": settings.client_cert,
@@ -238,3 +235,37 @@ class _Reader(Parameters):
             for name in names:
                 self.problem(f"{name} needs TLS", f"write {SECURE_SCHEME}://")
         self.check_certificate(names)
+
+
+MAX_INDEX_BYTES = 255
+
+_FORBIDDEN = re.compile(r'[\\/*?"<>|\s,#:\x00-\x1f\x7f]')
+_LOOKS_ESCAPED = re.compile(r"_u[0-9a-f]{4,8}_")
+#: A leading dot makes a hidden index, which is Elasticsearch's own business.
+_FORBIDDEN_FIRST = "_-+."
+
+
+def index_name(name: str) -> str:
+    """The index for a table called ``name``.
+
+    Letters become lower case; a forbidden character becomes ``_uXXXX_`` (its code point), and what
+    looks like that is escaped itself. A forbidden first character is written without the leading
+    underscore, as nothing may begin with one: ``_log`` is ``u005f_log``. A result above 255 bytes
+    is cut and ends in a digest of the whole name.
+    """
+    lower = name.lower()
+    escaped = _LOOKS_ESCAPED.sub(lambda match: _escape(match[0][0]) + match[0][1:], lower)
+    escaped = _FORBIDDEN.sub(lambda match: _escape(match[0]), escaped)
+    if lower and lower[0] in _FORBIDDEN_FIRST:
+        escaped = _escape(lower[0]) + escaped.removeprefix(lower[0])
+    if escaped.startswith("_"):
+        escaped = escaped[1:]
+    data = escaped.encode()
+    if len(data) > MAX_INDEX_BYTES:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        escaped = f"{data[: MAX_INDEX_BYTES - 17].decode(errors='ignore')}-{digest}"
+    return escaped
+
+
+def _escape(character: str) -> str:
+    return f"_u{ord(character):04x}_"

@@ -6,6 +6,7 @@ rows that come again change nothing. Deletes have versions too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,16 +30,15 @@ from sinks.base import (
     SinkContext,
     Target,
 )
-from sinks.copies import CopyComparison
+from sinks.copies import CopyComparison, Row, exact, row_of
 from sinks.elasticsearch import body
 from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk
 from sinks.elasticsearch.client import Cluster
-from sinks.elasticsearch.compare import compare
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
 from sinks.elasticsearch.options import PARAMETERS, ElasticsearchSettings, parse
-from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below
+from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below, documents
 
 #: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
 _SLICE_BYTES = 256 << 20
@@ -159,7 +159,8 @@ class ElasticsearchSink(Sink):
         return Durability.DURABLE
 
     def _show_scan(self, indices: Iterable[str]) -> None:
-        """Let searches see what a scan did: the object that sets the marks has not heard of it."""
+        """Let searches see the rows of a scan, of which the object that sets the marks does not
+        know."""
         context = self._context
         if context is not None and context.scan and context.resolved:
             show(self._cluster, sorted(indices))
@@ -180,10 +181,11 @@ class ElasticsearchSink(Sink):
             self._show_scan([target.topic])
 
     def _delete_below(self, target: Target, version: int) -> int:
-        """Older documents go; those that others put into the index stay where the option says so.
+        """Delete older documents; those that others put into the index stay where the option says
+        so.
 
         Raises:
-            ChangefeedError: CF5008, the index is somebody else's.
+            ChangefeedError: CF5008, the index belongs to another feed.
         """
         self._indices.claim(target)
         least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
@@ -232,8 +234,49 @@ def _record_batches(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]
 
 
 def _sample(rows: pa.RecordBatch) -> bytes | None:
-    """A document of the batch; None when there are deletes only."""
     value = rows.column("value")
     place = pc.index(pc.and_(pc.is_valid(value), pc.not_equal(rows.column("op"), "d")), True)
     found: bytes | None = value[place.as_py()].as_py() if place.as_py() >= 0 else None
     return found
+
+
+def compare(
+    cluster: Cluster,
+    copy: CopyComparison,
+    target: Target,
+    schema: TableSchema,
+    messages: Iterable[pa.Table],
+    *,
+    envelope: str,
+    least: int,
+    limit: int,
+) -> list[Difference]:
+    """Rows that source and index do not have alike.
+
+    Args:
+        copy: empty.
+        messages: of the rows at the source.
+        least: documents of lower versions are not the feed's.
+    """
+    for table in messages:
+        for batch in table.to_batches():
+            copy.expect(_expected(batch, schema, envelope))
+    show(cluster, [target.topic])
+    for hits in documents(cluster, target, source=True):
+        copy.hold(
+            (hit["_id"], row_of(envelope, hit["_source"]))
+            for hit in hits
+            if hit["_version"] >= least
+        )
+    return copy.differences(limit)
+
+
+def _expected(
+    batch: pa.RecordBatch, schema: TableSchema, envelope: str
+) -> Iterator[tuple[str, Row]]:
+    ids = body.id_tokens(batch.column("key"), body.plain_key(schema)).to_pylist()
+    for token, value in zip(ids, batch.column("value").to_pylist(), strict=True):
+        row = row_of(envelope, exact(value))
+        if row is None:
+            raise AssertionError("a row of the source is no delete")
+        yield json.loads(token), row

@@ -37,7 +37,7 @@ def delete_below(
     Returns how many. No index, nothing to do.
 
     Raises:
-        ChangefeedError: as a request; nothing tells how far it came, so it is to be repeated.
+        ChangefeedError: as a request. Some documents may be deleted then, so it must be repeated.
     """
     refreshed = cluster.call("POST", path_of(target.topic, "_refresh"))
     if refreshed.status == 404:
@@ -58,7 +58,7 @@ def delete_below(
 
 def delete_all(cluster: Cluster, bulk: Bulk, target: Target) -> None:
     """Delete every document that others put there, each with the version that follows its own, so
-    that a row of ours is newer; durable on return.
+    that the feed's rows are newer; durable on return.
 
     Raises:
         ChangefeedError: as :func:`delete_below`.

@@ -14,7 +14,7 @@ from sinks.copies import BARE, CopyComparison, exact, key_text
 from sinks.files.names import MAX_LABEL, TRUNCATION, file_order, parse_name
 from sinks.files.places.base import FilePlace, PublishedFile, ReadablePlace
 from sinks.files.typed_rows import (
-    Told,
+    KeyedMessage,
     avro_messages,
     parquet_messages,
     source_rows,
@@ -51,7 +51,7 @@ def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadableP
 
 
 class Comparison:
-    """The files of a feed beside the rows that the source has."""
+    """The files of a feed compared with the rows that the source has."""
 
     def __init__(
         self, copy: CopyComparison, schema: TableSchema, format_name: str, envelope: str
@@ -110,7 +110,7 @@ class Comparison:
             envelope,
         )
 
-    def _messages(self, place: ReadablePlace, path: str) -> Iterator[Told]:
+    def _messages(self, place: ReadablePlace, path: str) -> Iterator[KeyedMessage]:
         if path.endswith(f".{TRUNCATION}"):
             with place.open(path) as raw:
                 return iter([(None, exact(raw.read()))])
@@ -139,7 +139,7 @@ def data_files(files: Iterable[PublishedFile], job: int, topic: str) -> list[str
 
 def _messages(
     place: ReadablePlace, path: str, packing: str | None, envelope: str
-) -> Iterator[Told]:
+) -> Iterator[KeyedMessage]:
     with place.open(path) as raw:
         stream = raw if packing is None else pa.CompressedInputStream(raw, packing)
         for number, line in enumerate(io.BufferedReader(stream, 1 << 20), 1):
@@ -149,21 +149,20 @@ def _messages(
                 raise _no_message(path, number) from error
             if not isinstance(value, dict):
                 raise _no_message(path, number)
-            key, whole = _beside(value, envelope)
+            key, whole = _key_of(value, envelope)
             if key is not None and not whole:
                 raise _no_message(path, number)  # of an envelope that the feed had before
             yield None if key is None else key_text(key), value
 
 
-def _beside(value: dict[str, Any], envelope: str) -> tuple[Any, bool]:
+def _key_of(value: dict[str, Any], envelope: str) -> tuple[Any, bool]:
     """The key in a line, None in a control message; and whether the row is where the envelope puts
-    it.
-    """
+    it."""
     if envelope == BARE:
-        beside = value.get("__crdb__")
-        if not isinstance(beside, dict):
+        meta = value.get("__crdb__")
+        if not isinstance(meta, dict):
             return value, False
-        return beside.get("key"), True
+        return meta.get("key"), True
     payload = value.get("payload", value) if envelope == "enriched" else value
     if not isinstance(payload, dict):
         return value, False

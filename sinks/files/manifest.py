@@ -1,10 +1,10 @@
 """Buckets that close: once a resolved timestamp is beyond a bucket, its files are listed.
 
 A manifest names every file of one table and schema version in one bucket, in the form Amazon
-Redshift's ``COPY .. MANIFEST`` reads; a bucket gets one only when nothing can be added to it any
-more. It is made from a listing of the folder, so files of an earlier run, of executors and of
-the scan are in it, and a crash between bucket and manifest is made good at the next mark. The mark
-itself is written behind the manifests of all tables: who waits for it finds them all.
+Redshift's ``COPY .. MANIFEST`` reads; a bucket gets one only when nothing can be added to it.
+It is made from a listing of the folder, so files of an earlier run, of executors and of the scan
+are in it, and a crash between bucket and manifest is made good at the next resolved timestamp. That
+is itself written after the manifests of all tables: a program that waits for it finds them all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Closer:
         return bool(made)
 
     def _content(self, start: int) -> tuple[dict[DataName, list[ListedFile]], set[str]]:
-        """The data files of our job in a bucket by table and schema, and its manifests."""
+        """The data files of the job in a bucket, by table and schema, and its manifests."""
         folder = self._folder(start)
         tables: dict[DataName, list[ListedFile]] = defaultdict(list)
         made: set[str] = set()

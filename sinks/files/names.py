@@ -46,7 +46,7 @@ class Buckets:
         )
 
     def begin(self, folder: str) -> int | None:
-        """When the bucket of a folder begins; None for a folder that is none of ours."""
+        """When the bucket of a folder begins; None for a folder that is no bucket."""
         try:
             moment = dt.datetime.strptime(folder, self.pattern).replace(tzinfo=dt.UTC)
         except ValueError:
@@ -68,7 +68,7 @@ MAX_LABEL = 150
 """Characters of the topic in a file name; with the rest it stays below 255, the usual limit."""
 
 TRUNCATION = "TRUNCATE"
-"""Extension of a file that tells of a TRUNCATE; the rest of its name is a data file's."""
+"""Extension of a file that stands for a TRUNCATE; the rest of its name is a data file's."""
 
 _STEM = (
     r"(?P<stamp>\d{33})-(?P<session>[0-9a-f]{16})-(?P<job>\d+)-\d{10}-\d{5}-\w+-"
@@ -89,9 +89,9 @@ class DataName:
 
 
 def parse_name(name: str, *, truncations: bool = False) -> DataName | None:
-    """Read the last part of a path; None for anything that is no data file of ours.
+    """Read the last part of a path; None for anything that is no data file of a feed.
 
-    ``truncations``: files that tell of a TRUNCATE are read too.
+    ``truncations``: files that stand for a TRUNCATE are read too.
     """
     found = (_DATA_OR_TRUNCATION if truncations else _DATA).fullmatch(name)
     return found and DataName(int(found["job"]), found["topic"], int(found["schema"]))

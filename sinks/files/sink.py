@@ -46,8 +46,7 @@ from sinks.files.options import DAY, PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.opening import GOOGLE_SECONDS, open_place
 from sinks.files.places.spec import LOCAL, WEB
-from sinks.files.stage import OpenFiles
-from sinks.files.staged import UnpublishedFile
+from sinks.files.staged import OpenFiles, UnpublishedFile
 from sinks.files.writers import COMPRESSIONS, FILE_FORMATS, rows_within
 from sinks.naming import kafka_topic_name
 
@@ -108,7 +107,6 @@ class FilesSink(Sink):
         self._reset()
 
     def pacing(self) -> CommitPace:
-        """As the URI says."""
         return CommitPace(self.settings.flush_interval, bytes=self.settings.file_size)
 
     def files_a_day(self, tables: int) -> tuple[int, int] | None:
@@ -170,7 +168,7 @@ class FilesSink(Sink):
         return receipt
 
     def _hand_over(self, receipts: list[Receipt]) -> list[Receipt]:
-        """Make what the receipts stand for the driver's: durable files, published or not."""
+        """Finish the files of the receipts, so that the driver can publish them."""
         with self._explained():
             self._stage.finish()
             if self._place.staging is not None or not self._remote:
@@ -210,7 +208,6 @@ class FilesSink(Sink):
         values: pa.Array,
         staged: dict[str, str],
     ) -> int:
-        """Append to the file of ``key``, and to the next where it is full; returns bytes."""
         size = 0
         while len(values):
             file = self._stage.file(key, lambda: self._new(batch, stamp, field))
@@ -304,10 +301,11 @@ class FilesSink(Sink):
             )
 
     def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
-        """A line of its own file, stamped with the instant: behind all it empties.
+        """A line in a file of its own, stamped with the instant, so that it sorts after all it
+        empties.
 
-        Rows of the same instant that came before it are in files with an older stamp. Beside
-        files that hold no lines it is a file with the extension TRUNCATE.
+        Rows of the same instant that came before it are in files with an older stamp. If the feed's
+        files hold no lines, it is a file with the extension :data:`TRUNCATION`.
         """
         name = self._namer.data(
             event.at.previous().next(),  # the stamp of what came after it
@@ -346,14 +344,12 @@ def _packed(text: bytes, compression: str) -> bytes:
 
 
 def _values(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.Array]:
-    """The message values in order, without the rows that have none."""
     column = rows.column("value")
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         yield chunk.drop_null()
 
 
 def _named(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    """Temporary and final name of each file."""
     return zip(receipt.staged[::2], receipt.staged[1::2], strict=True)
 
 
@@ -362,7 +358,6 @@ def _pairs(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _staged(receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Temporary name -> final name of every file that is still to be published."""
     pairs = (pair for receipt in receipts for pair in _named(receipt))
     return {temporary: name for temporary, name in pairs if temporary != PUBLISHED}
 

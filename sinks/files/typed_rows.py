@@ -23,12 +23,12 @@ _EVENT = f"{_BESIDE}event_type"
 _ROWS = 10_000
 
 #: A key as text, and the value of a message as JSON has it.
-Told = tuple[str | None, object]
+KeyedMessage = tuple[str | None, object]
 
 
 def avro_messages(
     place: ReadablePlace, path: str, envelope: str, key: Sequence[str]
-) -> Iterator[Told]:
+) -> Iterator[KeyedMessage]:
     """The messages of an Avro file; ``key``: the members of a row that are its key.
 
     Raises:
@@ -50,7 +50,7 @@ def _key(row: object, key: Sequence[str], path: str) -> str:
     return key_text([row[name] for name in key])
 
 
-def parquet_messages(place: ReadablePlace, path: str, key: Sequence[str]) -> Iterator[Told]:
+def parquet_messages(place: ReadablePlace, path: str, key: Sequence[str]) -> Iterator[KeyedMessage]:
     """The rows of a Parquet file as messages of the envelope ``wrapped``; ``key``: the columns of
     the key.
 
@@ -68,7 +68,7 @@ def parquet_messages(place: ReadablePlace, path: str, key: Sequence[str]) -> Ite
             raise unreadable(path, "it is no Parquet file") from error
 
 
-def _rows(batch: pa.RecordBatch, key: Sequence[str], path: str) -> Iterator[Told]:
+def _rows(batch: pa.RecordBatch, key: Sequence[str], path: str) -> Iterator[KeyedMessage]:
     if not {*key, _EVENT} <= set(batch.schema.names):
         raise unreadable(path, "it has no columns of the key, or of another format")
     gone = batch.column(_EVENT).to_pylist()
@@ -87,7 +87,6 @@ def source_rows(
 def _keyed_rows(
     batch: pa.RecordBatch, key: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The key of each row, as a text, and the row."""
     names = [name for name in batch.schema.names if not name.startswith(_BESIDE)]
     columns = [_numbers(batch.column(name)).to_pylist() for name in names]
     for values in zip(*columns, strict=True):

@@ -120,7 +120,7 @@ class FileFormat:
         control_lines: a control message is a line as rows are; else it is JSON in a file of its
             own kind.
         container: a file has records, and says itself in which schema.
-        columnar: a file has rows, with columns of our own beside the table's.
+        columnar: a file has rows, with our columns next to the table's.
     """
 
     extension: str

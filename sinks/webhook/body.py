@@ -19,7 +19,7 @@ from sinks.base import Target
 
 _HEAD, _COMMA, _TAIL = b'{"payload": [', b", ", b'], "length": %d}'
 FRAME = len(_HEAD) + len(_TAIL) + 18
-"""Bytes of a body beside its messages, at most."""
+"""Most bytes of a body without its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ class BodyPiece:
         return len(self.values)
 
     def slice(self, start: int, stop: int) -> BodyPiece:
-        """Messages from ``start`` up to ``stop``."""
         return BodyPiece(
             self.target,
             self.values.slice(start, stop - start),
@@ -59,12 +58,10 @@ Parcel = Sequence[BodyPiece]
 
 
 def count(parcel: Parcel) -> int:
-    """Messages of a parcel."""
     return sum(map(len, parcel))
 
 
 def body(parcel: Parcel) -> bytes:
-    """The body of the request."""
     joined = _COMMA.join(_joined(piece.values) for piece in parcel)
     return _HEAD + joined + _TAIL % count(parcel)
 
@@ -79,8 +76,8 @@ def _joined(values: pa.Array) -> bytes:
 def batch_key(job: int, parcel: Parcel, content: bytes) -> str:
     """The same for the same messages of a feed, however often they are sent.
 
-    The instants are in it because two changes may read alike: a value that was set, changed and
-    set again.
+    The instants are in it because two changes may read alike: a value that was set, changed and set
+    again.
     """
     digest = hashlib.sha256(f"{job}:".encode())
     for piece in parcel:
@@ -116,7 +113,6 @@ class Queue:
         self.bytes = 0
 
     def put(self, piece: BodyPiece) -> None:
-        """Append."""
         if not len(piece):
             return
         self._pieces.append(piece)
@@ -153,7 +149,6 @@ class Queue:
         return taken
 
     def clear(self) -> None:
-        """Forget everything."""
         self._pieces.clear()
         self.messages = self.bytes = 0
 

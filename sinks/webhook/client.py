@@ -84,7 +84,6 @@ class WebhookClient:
         limit_httpx(self._client)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def post(self, content: bytes, key: str) -> None:
@@ -131,7 +130,7 @@ class WebhookClient:
         return None
 
     def _attempt(self, content: bytes, packed: bytes, key: str) -> tuple[int, float]:
-        """Status, and seconds the server wants us to wait."""
+        """Returns the status, and the seconds that the server wants us to wait."""
         headers = {BATCH_KEY: key}
         if self._settings.signing_secret is not None:
             headers[SIGNATURE] = signature(
@@ -204,7 +203,7 @@ def _retry_after(text: str | None, now: float) -> float:
 
 
 def _judged(place: str, status: int) -> ChangefeedError:
-    """What an answer other than success means."""
+    """The error for an answer other than success."""
     try:
         said = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
@@ -231,7 +230,8 @@ def _judged(place: str, status: int) -> ChangefeedError:
 
 
 def _unreachable(place: str, error: httpx.HTTPError) -> ChangefeedError:
-    """A request that got no answer. The client's text names addresses and TLS reasons only."""
+    """The error for a request without an answer. The client's text names addresses and TLS reasons
+    only."""
     if isinstance(error, httpx.TimeoutException):
         what = "it did not answer in time"
         hint = "raise webhook_client_timeout if the server is slow."
@@ -245,11 +245,6 @@ def _unreachable(place: str, error: httpx.HTTPError) -> ChangefeedError:
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
-    """TLS as the settings want it.
-
-    Raises:
-        ChangefeedError: CF1207, a certificate or key cannot be read.
-    """
     try:
         context = ssl.create_default_context(cadata=tls.ca)
         if not tls.verify:
@@ -266,7 +261,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 def _load_client(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """OpenSSL's interface takes files only: one that nobody else may read, for a moment."""
+    """OpenSSL's interface takes files only: one that only this user may read, for a moment."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "client.pem"
         path.touch(0o600)

@@ -74,7 +74,6 @@ class OrderedQueues:
             self._clear()
 
     def close(self) -> None:
-        """Drop, and end the threads."""
         self.drop()
         self._pool.shutdown(wait=True)
 

@@ -70,7 +70,6 @@ class WebhookSink(Sink):
         self._reset()
 
     def pacing(self) -> CommitPace:
-        """As ``webhook_sink_config`` says."""
         return CommitPace(self.settings.frequency)
 
     def topic(self, name: str) -> str:
@@ -80,7 +79,7 @@ class WebhookSink(Sink):
     # ------------------------------------------------------------------ life
 
     def open(self, context: SinkContext) -> None:
-        """Nothing is sent: an endpoint has no request that means nothing."""
+        """Sends nothing: an endpoint has no request without an effect."""
         self._remote = False  # a copy that is opened where it runs is committed there too
         self._feed, self._job = context.feed, context.job_id
         self._connected()
@@ -149,7 +148,7 @@ class WebhookSink(Sink):
             self._queues.drop()
 
     def _send(self, parcel: Parcel) -> None:
-        """Deliver a request's messages; called from the senders of the queues."""
+        """Deliver the messages of a request; the threads of the queues call this."""
         from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()

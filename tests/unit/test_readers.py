@@ -23,8 +23,7 @@ from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSc
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
-from changefeed.readers.presigned import S3Keys
-from changefeed.readers.range_copies import RangeCopies
+from changefeed.readers.range_copies import RangeCopies, S3Keys
 from changefeed.readers.reader import moment, table_name, version
 from changefeed.readers.subscription import subscribe
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns

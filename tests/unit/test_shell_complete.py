@@ -19,8 +19,8 @@ from changefeed.options.row import OptionRow
 from grammar.split import is_complete, split
 from shell.repl.complete import ShellCompleter, quoted
 from shell.repl.highlight import fragments
-from shell.repl.history import PromptHistory, holds_secret
 from shell.repl.names import NameCache
+from shell.repl.prompt import PromptHistory, holds_secret
 
 
 class Known:

@@ -35,8 +35,7 @@ from shell.repl.loop import Loop, greet, run_rc
 from shell.repl.names import NameCache
 from shell.repl.progress import RateMeter, ScanProgress, bar, ending, going_on
 from shell.repl.prompt import complete_again, make_prompt
-from shell.repl.signature import signature
-from shell.repl.toolbar import ToolbarFigures, line, runs, toolbar
+from shell.repl.toolbar import ToolbarFigures, line, runs, signature, toolbar
 from shell.settings import Keys, ShellSettings
 from shell.waiting import WaitIndicator, quiet_keys
 from tests.helpers.waiting import until

@@ -19,8 +19,7 @@ from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import OperationOutcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk, counted
 from sinks.elasticsearch.client import HttpAnswer
-from sinks.elasticsearch.names import MAX_INDEX_BYTES, index_name
-from sinks.elasticsearch.options import ElasticsearchSettings, parse
+from sinks.elasticsearch.options import MAX_INDEX_BYTES, ElasticsearchSettings, index_name, parse
 from sinks.registry import check, open_sink
 
 # ------------------------------------------------------------------------------------- names

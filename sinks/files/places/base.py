@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
+from sinks.files.names import parse_name
 from sinks.files.staged import UnpublishedFile
 
 
@@ -99,16 +102,14 @@ class FilePlace(Protocol):
         ...
 
     def files(self, folder: str) -> list[ListedFile]:
-        """The files in ``folder``, not below."""
+        """The files in ``folder``, without those in folders below it."""
         ...
 
     def url(self, name: str) -> str:
-        """How another program finds the file."""
+        """The address of the file for other programs."""
         ...
 
-    def close(self) -> None:
-        """Release connections."""
-        ...
+    def close(self) -> None: ...
 
 
 # ------------------------------------------------------------------------------- errors
@@ -174,7 +175,7 @@ def explained(shown: str) -> Iterator[None]:
 
 
 def explain(shown: str, error: OSError) -> ChangefeedError:
-    """One error in our terms."""
+    """One error of a system or store: our code and words, with the store's name for it."""
     if error.errno in _FULL:
         return ChangefeedError(
             Code.SINK_BUSY,
@@ -220,7 +221,8 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
 
 
 def _explain_entra(shown: str, text: str) -> ChangefeedError:
-    """A login that failed before the store was asked: refused, unless nobody answered."""
+    """A login at Microsoft Entra that failed before the store was asked: refused, unless no server
+    answered."""
     status = _ENTRA_HTTP.search(text)
     reason = _ENTRA_REASON.search(text)
     said = ", ".join(found.group(1) for found in (reason, status) if found)
@@ -243,3 +245,38 @@ def _said(error: OSError) -> str:
     parts = (pattern.search(str(error)) for pattern in patterns)
     said = (next((group for group in part.groups() if group), "") for part in parts if part)
     return ", ".join(part for part in said if part)
+
+
+PARALLEL = 8
+"""Tables whose files are put at once; those of one table go one after another."""
+
+
+def publish_whole(moves: Sequence[Move], put: Callable[[str, pa.Buffer], None]) -> None:
+    """Put the files of all moves, each table's in the order of the names: for places without
+    rename.
+
+    A put is atomic, so a reader never sees half a file and a crash leaves nothing to clean. What a
+    round that failed has put already stays, and comes again under another name: repeats, which
+    ``at_least_once`` allows. Executors put their files themselves, for nobody else could reach
+    them.
+    """
+    if any(move.file is None for move in moves):
+        raise FileNotFoundError("a staged file is gone")
+    lanes: dict[str, list[Move]] = defaultdict(list)
+    for move in sorted(moves, key=lambda move: move.name):
+        said = parse_name(move.name.rpartition("/")[2])
+        lanes[said.topic if said else ""].append(move)
+
+    def put_lane(lane: list[Move]) -> None:
+        for move in lane:
+            if move.file is not None:
+                put(move.name, move.file.content())
+
+    if len(lanes) == 1:
+        put_lane(next(iter(lanes.values())))
+        return
+    with ThreadPoolExecutor(min(PARALLEL, len(lanes) or 1), thread_name_prefix="files") as pool:
+        running: list[Future[None]] = [pool.submit(put_lane, lane) for lane in lanes.values()]
+        wait(running)
+        for done in running:
+            done.result()

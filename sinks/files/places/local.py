@@ -57,7 +57,6 @@ class LocalPlace:
         return None
 
     def _sweep(self, job: int) -> None:
-        """Remove what an earlier run of this job left behind."""
         for path in self.staging.glob(f"{job}-*"):
             if path.name.startswith(self._mine):
                 continue
@@ -85,7 +84,7 @@ class LocalPlace:
         self.publish([Move(temporary, name, None)])
 
     def remove(self, names: Sequence[str]) -> None:
-        """Nothing: what is published here was committed."""
+        """Does nothing: what is published here was committed."""
 
     def folders(self, folder: str) -> list[str]:
         return [entry.name for entry in self._entries(folder) if entry.is_dir()]
@@ -121,7 +120,7 @@ class LocalPlace:
 
 
 def _make(root: Path, folder: Path) -> set[Path]:
-    """Make ``folder``; every folder whose entries changed or will."""
+    """Make ``folder``; returns every folder whose entries changed or will."""
     changed = {folder}
     while folder != root and not folder.exists():
         folder = folder.parent

@@ -25,8 +25,7 @@ from pyarrow import fs
 
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
-from sinks.files.places import remote
-from sinks.files.places.base import ListedFile, Move, PublishedFile
+from sinks.files.places.base import ListedFile, Move, PublishedFile, publish_whole
 from sinks.files.places.spec import PlaceSpec
 
 PROBE = ".probe"
@@ -131,7 +130,7 @@ class ObjectPlace:
                 self._forget(info.path)
 
     def publish(self, moves: Sequence[Move]) -> None:
-        remote.publish(moves, self._put)
+        publish_whole(moves, self._put)
 
     def put(self, name: str, content: bytes) -> None:
         self._put(name, pa.py_buffer(content))

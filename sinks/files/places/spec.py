@@ -91,7 +91,6 @@ class PlaceSpec:
 
     @property
     def lists(self) -> bool:
-        """Files can be listed there."""
         return self.kind != WEB
 
 
@@ -116,7 +115,7 @@ class _Taker:
         return self._parameters.text(name) or None
 
     def address(self, name: str) -> tuple[str, str] | None:
-        """Scheme and ``host[:port]`` of a server; https unless it says otherwise."""
+        """Scheme and ``host[:port]`` of a server; https if it names no scheme."""
         text = self.text(name)
         if text is None:
             return None
@@ -151,7 +150,6 @@ def _local(url: SinkURL, taker: _Taker) -> PlaceSpec:
 
 
 def _bucket(url: SinkURL) -> tuple[str, str]:
-    """``bucket/prefix`` and how it is shown."""
     if len(url.hosts) != 1 or not url.host:
         raise ChangefeedError(
             Code.INVALID_URI,

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
-from sinks.files.places import remote
-from sinks.files.places.base import ListedFile, Move
+from sinks.files.places.base import ListedFile, Move, publish_whole
 from sinks.files.places.spec import PlaceSpec
 
 if TYPE_CHECKING:
@@ -65,11 +64,11 @@ class WebPlace:
         return within(self._timeout, size, self._patience)
 
     def prepare(self, job: int, session: str) -> None:
-        """Nothing is asked: the first PUT shows whether the server takes files."""
+        """Asks nothing: the first PUT shows whether the server takes files."""
         self._connected()
 
     def look(self) -> ChangefeedError | None:
-        """The server answers; what it says of a request without a file tells nothing."""
+        """Any answer will do: what the server says of a request without a file means nothing."""
         import httpx
 
         try:
@@ -85,7 +84,7 @@ class WebPlace:
         return None
 
     def publish(self, moves: Sequence[Move]) -> None:
-        remote.publish(moves, self._put)
+        publish_whole(moves, self._put)
 
     def put(self, name: str, content: bytes) -> None:
         self._put(name, pa.py_buffer(content))
@@ -131,7 +130,7 @@ class WebPlace:
 
 
 def _judged(shown: str, status: int) -> ChangefeedError:
-    """What an answer other than success means. Its body is not looked at."""
+    """The error for an answer other than success. Its body is not read."""
     try:
         said = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
