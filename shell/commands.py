@@ -174,7 +174,6 @@ _WATCH = re.compile(r"(\d+(?:\.\d+)?)s?(?:\s+|\Z)")
 
 
 def _watch(client: Client, words: str) -> None:
-    """Runs until Ctrl-C."""
     given = _WATCH.match(words)
     every = seconds(given[1]) if given else client.settings.watch
     statement = words[given.end() :] if given else words

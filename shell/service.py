@@ -59,7 +59,6 @@ def serve(
 
 @contextmanager
 def _logging() -> Iterator[logging.Logger]:
-    """The node's log on standard error; says at the end that everything has stopped."""
     logger = logging.getLogger("changefeed")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT))

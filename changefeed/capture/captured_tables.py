@@ -14,7 +14,7 @@ from changefeed.capture.lost_tables import LostTables
 from changefeed.capture.process import Notice
 from changefeed.capture.table_identity import Known, LostTable, capturable
 from changefeed.catalog import Catalog, Gap
-from changefeed.catalog.cached import CachedRead
+from changefeed.catalog.database import CachedRead
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema

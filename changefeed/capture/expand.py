@@ -118,7 +118,6 @@ def _add(
     fresh: Sequence[ResolvedTarget],
     problems: dict[TableName, ChangefeedError],
 ) -> None:
-    """Make the tables part of the feed, those with a problem as failed ones."""
     if not fresh:
         return
     stages = table_stages(fresh, source, sink, options, scan=InitialScan.YES, start=None)

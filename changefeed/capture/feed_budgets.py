@@ -22,16 +22,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from changefeed.catalog import Catalog, LogClaim
-from changefeed.catalog.cached import CachedRead
+from changefeed.catalog.database import CachedRead
 from changefeed.catalog.model import DesiredStatus, Job
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.figures import duration_text, size_text
 from changefeed.core.timings import Timings
-from changefeed.log.settings import LogSettings
+from changefeed.log import LogWriter
 from changefeed.options import MAX_DISK, ON_MAX_DISK, OnMaxDisk, Options
 
 
@@ -47,23 +47,6 @@ class OverLimit(NamedTuple):
     job_id: int
     why: str
     ends: bool
-
-
-class MeasuredLog(Protocol):
-    """What a change log takes on disk: :class:`changefeed.log.LogWriter`."""
-
-    settings: LogSettings
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def unfinished(self) -> int: ...
-
-    @property
-    def fixed(self) -> int: ...
-
-    def above(self, at: Timestamp) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +100,7 @@ class FeedBudgets:
         self,
         catalog: Catalog,
         source: str,
-        log: MeasuredLog,
+        log: LogWriter,
         scratch: Callable[[int], Path],
         clock: Clock | None = None,
         timings: Timings | None = None,

@@ -30,7 +30,7 @@ from changefeed.attachments import attachment
 from changefeed.capture.feed_budgets import FeedBudgets, OverLimit
 from changefeed.capture.standby import STATE_VARIABLE, read_task
 from changefeed.catalog import Catalog
-from changefeed.catalog.cached import CachedRead
+from changefeed.catalog.database import CachedRead
 from changefeed.core.arrow import keep_pandas_out
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.elapsed import ClockSample, read_clocks

@@ -153,7 +153,7 @@ class SourceReconciler:
         return self._over
 
     def _attempt(self, wish: DesiredState) -> bool:
-        """Try to reach the desired state; returns whether no feed is left and nothing is held."""
+        """Returns whether no feed is left and nothing is held."""
         try:
             if not wish.jobs:
                 return self._leave()

@@ -14,10 +14,10 @@ import secrets
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from platformdirs import user_data_path
 from sqlalchemy import (
@@ -495,7 +495,7 @@ def _postgres(uri: str) -> Engine:
 
 
 def _first_line(cause: BaseException | None) -> str:
-    """The driver's own words, without SQL, parameters or connection strings."""
+    """The driver's words without SQL, parameters and connection strings, which may hold secrets."""
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__
 
@@ -557,3 +557,25 @@ def list_text(values: Sequence[str]) -> str:
 def list_of(text: str) -> tuple[str, ...]:
     """The inverse of :func:`list_text`."""
     return tuple(json.loads(text))
+
+
+T = TypeVar("T")
+
+
+class CachedRead(Generic[T]):
+    """Something read from the state, which is read again only after the state has changed."""
+
+    def __init__(self, version: Callable[[], int], read: Callable[[], T]) -> None:
+        """``version``: :meth:`changefeed.catalog.Catalog.version`."""
+        self._version = version
+        self._read = read
+        self._seen: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        """The value as of now."""
+        # Before the value: a change in between makes the next call read again.
+        version = self._version()
+        seen = self._seen
+        if seen is None or seen[0] != version:
+            self._seen = seen = version, self._read()
+        return seen[1]

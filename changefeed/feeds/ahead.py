@@ -122,6 +122,5 @@ class _Later(Generic[Prepared]):
         return self._future.result()
 
     def give_up(self) -> None:
-        """Cancel the preparation, or wait for its end."""
         if not self._future.cancel():
             wait([self._future])

@@ -438,6 +438,5 @@ def _complete(table: TableProgress) -> Timestamp | None:
 
 
 def _least(values: Sequence[Timestamp | None]) -> Timestamp | None:
-    """The smallest value; None if one is unknown, or if there is none."""
     known = [value for value in values if value is not None]
     return min(known) if known and len(known) == len(values) else None

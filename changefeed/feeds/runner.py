@@ -280,7 +280,7 @@ class FeedRunner:
             self._services.ended()
 
     def _guarded(self) -> bool:
-        """Work until an error or a stop; returns whether to continue afterwards."""
+        """Returns whether to continue after an error or a stop."""
         try:
             self._live()
         except StopFeed:
@@ -416,7 +416,7 @@ class FeedRunner:
         return SnapshotScan(host, tables, self._services.clock)
 
     def _after_error(self, error: ChangefeedError) -> bool:
-        """Pause before another attempt; False if the feed ends with the error."""
+        """Pause before another attempt; returns False if the feed ends with the error."""
         self._scanning.stop()
         self.sink_session.close()
         self._save_quietly()
@@ -433,7 +433,7 @@ class FeedRunner:
         return False
 
     def _table_failed(self, failed: TableError) -> bool:
-        """Mark the table as failed; False if no table is left."""
+        """Returns False if no table is left."""
         self._status.failed_table(self._feed, failed)
         self._scanning.stop()
         self.sink_session.close()

@@ -135,7 +135,6 @@ class _KeyedRows:
         )
 
     def of_part(self, at: Timestamp) -> Mask:
-        """The rows of one transaction."""
         mine: Mask = (self.wall == at.wall) & (self.logical == at.logical)
         return mine
 
@@ -178,7 +177,6 @@ class _Completion:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
 
     def follow(self) -> None:
-        """Apply the rows to the store."""
         self._put(self._after_rows())
 
     def _put(self, after: Sequence[pa.Array]) -> None:
@@ -191,7 +189,6 @@ class _Completion:
         )
 
     def _after_rows(self) -> list[pa.Array]:
-        """The rows after the changes, by column, with every value."""
         rows, schema = self._work.rows, self._work.schema
         after = [rows[f"a{i}"] for i in range(len(schema.columns))]
         missing = rows["missing"]
@@ -242,7 +239,6 @@ class _Completion:
         return moved
 
     def _sources(self, holes: dict[int, Mask]) -> Places:
-        """For each row, the place of the row that has the values that were not sent."""
         work = self._work
         source = self._prior.copy()
         wanted = np.logical_or.reduce(list(holes.values()))
@@ -280,12 +276,10 @@ class _Completion:
 
 
 def _all_rows(work: _KeyedRows) -> bool:
-    """Whether no two rows have the same key."""
     return len(work.final) == len(work.code)
 
 
 def _holes(schema: TableSchema, missing: pa.Array) -> dict[int, Mask]:
-    """For each column, the rows whose value was not sent."""
     encoded = missing.dictionary_encode()
     named = [frozenset(json.loads(text)) for text in encoded.dictionary.to_pylist()]
     of = encoded.indices.fill_null(-1).to_numpy()

@@ -115,19 +115,15 @@ class _Index:
 
 
 class _Numbers:
-    """An array that grows."""
-
     def __init__(self, kind: npt.DTypeLike) -> None:
         self._room: npt.NDArray[Any] = np.empty(0, kind)
         self.count = 0
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """What was appended."""
         return self._room[: self.count]
 
     def append(self, more: npt.NDArray[Any]) -> None:
-        """Add values behind the others."""
         end = self.count + len(more)
         if end > len(self._room):
             larger = np.empty(max(end, 2 * len(self._room)), self._room.dtype)
@@ -138,7 +134,7 @@ class _Numbers:
 
 
 class _Heap:
-    """Bytes of many rows, one behind the other."""
+    """The bytes of many rows, one after the other."""
 
     def __init__(self) -> None:
         self._data = _Numbers(np.uint8)
@@ -147,12 +143,11 @@ class _Heap:
 
     @property
     def bytes(self) -> int:
-        """How many bytes there are."""
         return self._data.count
 
     @property
     def values(self) -> pa.LargeBinaryArray:
-        """All rows, nothing copied."""
+        """All rows, without a copy."""
         ends, data = pa.py_buffer(self._ends.values), pa.py_buffer(self._data.values)
         return pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), self._ends.count - 1, [None, ends, data]

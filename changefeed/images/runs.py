@@ -296,8 +296,6 @@ def merge_runs(
 
 
 class _Cursor:
-    """Reads a run from beginning to end."""
-
     def __init__(self, run: ImageRun, layout: RecordLayout) -> None:
         self._batches = run.batches()
         self._theirs, self._ours = run.layout, layout
@@ -307,7 +305,6 @@ class _Cursor:
         self.forward()
 
     def forward(self) -> None:
-        """Go to the next batch if all rows of this one were read."""
         while self.batch is None or self.place >= len(self.hashes):
             self.batch = next(self._batches, None)
             if self.batch is None:

@@ -271,7 +271,7 @@ class SourceImages:
         with self._merging:
             for store in list(self._stores.values()):
                 try:
-                    while store.merge(self._told_to_end):
+                    while store.merge(self._is_stopping):
                         pass
                 except OSError as error:
                     # Stores work with unmerged runs; a checkpoint reports a failing disk.
@@ -280,11 +280,10 @@ class SourceImages:
                     # The capture thread reports the damage when it needs the file.
                     _logger.warning("row images: %s", error.message)
 
-    def _told_to_end(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self._hurry or self._stopping.is_set()
 
     def _due(self, table: TableName, limit: int | None) -> bool:
-        """Whether a store is to be filled now."""
         if table in self._stores or self._clock.monotonic() < self._try_again.get(table, 0.0):
             return False
         status = store_status(self._root, table)
@@ -395,7 +394,6 @@ def _follow_piece(store: ImageStore, piece: LogPiece) -> None:
 
 
 def _take_in(store: ImageStore, batch: pa.RecordBatch) -> None:
-    """Add rows of a scan to a store."""
     if not batch.num_rows:
         return
     schema = store.schema
@@ -419,7 +417,6 @@ def _change_shape(store: ImageStore, event: SchemaChange) -> None:
 
 
 def _fits(store: ImageStore, schema: TableSchema) -> bool:
-    """Whether a store of the table can be used for this version of the table."""
     same = schema.table == store.schema.table and schema.table_id == store.schema.table_id
     return same and not schema.keyless and key_layout(schema) == store.key
 

@@ -129,6 +129,5 @@ def not_needed(folder: Path) -> None:
 
 
 def _only_state(folder: Path, state: StoreState, **more: Any) -> None:
-    """Leave nothing of a store but its state."""
     empty_folder(folder)
     write_manifest(folder, {"format": FORMAT, "state": state.value, **more})

@@ -289,7 +289,7 @@ class ImageStore:
             self._layers = [*self._layers[:at], *written, *self._layers[at + 1 :], *fresh]
 
     def _save(self, runs: Sequence[ImageRun], at: Timestamp) -> None:
-        """Write the manifest; call with the lock held."""
+        """Call with the lock held."""
         write_manifest(
             self.folder,
             {
@@ -352,7 +352,6 @@ class ImageStore:
         return self.folder / f"run-{number:09d}.arrow"
 
     def _sweep(self) -> None:
-        """Remove files that are no longer used."""
         with self._lock:
             used = {run.path.name for run in self._saved}
             used |= {layer.path.name for layer in self._layers if isinstance(layer, ImageRun)}
@@ -367,7 +366,6 @@ class ImageStore:
 def _replaced(
     layers: Sequence[_Layer], chosen: Sequence[ImageRun], merged: ImageRun
 ) -> list[_Layer]:
-    """The layers, with the merged run in the place of the runs that were merged."""
     kept: list[_Layer] = []
     for layer in layers:
         if layer is chosen[0]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from changefeed.catalog import Catalog
-from changefeed.catalog.cached import CachedRead
+from changefeed.catalog.database import CachedRead
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.schema import TableName
 from changefeed.images.states import Wanted

@@ -150,7 +150,6 @@ class DatasetThread:
             self._tell(outcome)
 
     def _register(self) -> None:
-        """Make the tables of Spark's catalog show the current version."""
         if self._clock.monotonic() < self._register_at:
             return
         dataset = definition_of(self._catalog.connection(self._name).uri).dataset

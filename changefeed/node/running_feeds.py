@@ -87,7 +87,6 @@ class RunningFeeds:
         return kept
 
     def _abandoned(self, job: Job) -> bool:
-        """Whether it is a sinkless feed whose process has ended."""
         if not job.sinkless or self._catalog.lease_holder(job.id) is not None:
             return False
         age = self._services.clock.now().wall - job.created

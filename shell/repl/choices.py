@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.options import OPTIONS, SinkAbilities, rows_of
@@ -15,31 +15,12 @@ from grammar.suggest import Suggestions
 
 if TYPE_CHECKING:
     from changefeed.api import FeedFacts
+    from shell.repl.names import NameCache
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 
 #: The schema that a table without one is looked for in.
 DEFAULT_SCHEMA = "public"
-
-
-class NameSource(Protocol):
-    """Where names come from: :class:`shell.repl.names.NameCache`."""
-
-    def connections(self) -> list[str]: ...
-
-    def schemes(self) -> dict[str, str]: ...
-
-    def functions(self) -> dict[str, str]: ...
-
-    def feeds(self) -> list[FeedFacts]: ...
-
-    def tables(self, source: str | None = None) -> list[tuple[str, str]]: ...
-
-    def columns(
-        self, table: tuple[str, ...], source: str | None = None
-    ) -> list[tuple[str, str]]: ...
-
-    def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ def quoted(name: str) -> str:
     return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
 
 
-def choices(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def choices(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     """Everything that fits at a place, whatever is typed there already."""
     for kind in sorted(fits.kinds):
         fill = _FILLERS.get(kind)
@@ -76,13 +57,13 @@ def choices(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
 # ------------------------------------------------------------------------ names
 
 
-def _connections(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _connections(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     schemes = known.schemes()
     for name in known.connections():
         yield Candidate(name, f"{schemes.get(name, '')} connection".strip())
 
 
-def _functions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _functions(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(name, signature) for name, signature in known.functions().items())
 
 
@@ -93,24 +74,24 @@ _WORTH = {
 }
 
 
-def _fitting(fits: Suggestions, known: NameSource) -> list[FeedFacts]:
+def _fitting(fits: Suggestions, known: NameCache) -> list[FeedFacts]:
     left = [feed for feed in known.feeds() if feed.name not in fits.feeds]
     worth = _WORTH.get(fits.verb)
     return [feed for feed in left if feed.status in worth] or left if worth else left
 
 
-def _feeds(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _feeds(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(feed.name, feed.status) for feed in _fitting(fits, known))
 
 
-def _job_ids(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _job_ids(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     if "feed" in fits.kinds:
         return  # the names are there already
     for feed in _fitting(fits, known):
         yield Candidate(str(feed.job_id), f"{feed.name}, {feed.status}", literal=True)
 
 
-def _feed(fits: Suggestions, known: NameSource) -> FeedFacts | None:
+def _feed(fits: Suggestions, known: NameCache) -> FeedFacts | None:
     if not fits.action:
         return None
     return next((feed for feed in known.feeds() if feed.name == fits.feed), None)
@@ -123,7 +104,7 @@ def _table(schema: str, name: str) -> Candidate:
     return Candidate(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
 
 
-def _tables(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _tables(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     """Tables of the source, schemas, and connections: the parts of a dotted name."""
     feed = _feed(fits, known) if fits.action == "DROP" else None
     if feed is not None:
@@ -146,19 +127,19 @@ def _tables(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
         yield from (Candidate(name, "connection") for name in connections)
 
 
-def _schemas(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _schemas(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     source = fits.path[0] if fits.path else fits.source
     yield from (
         Candidate(name, "schema") for name in sorted({schema for schema, _ in known.tables(source)})
     )
 
 
-def _columns(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _columns(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     if fits.table:
         yield from (Candidate(*column) for column in known.columns(fits.table, fits.source))
 
 
-def _partitions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _partitions(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     if fits.table:
         names = known.partitions(fits.table, fits.source)
         yield from (Candidate(name, "partition") for name in names)
@@ -167,7 +148,7 @@ def _partitions(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
 # ------------------------------------------------------------------------ options
 
 
-def sink_scheme(fits: Suggestions, known: NameSource) -> str | None:
+def sink_scheme(fits: Suggestions, known: NameCache) -> str | None:
     """The scheme of the statement's sink, as far as it is known."""
     feed = _feed(fits, known)
     if fits.sink is None and feed is not None:
@@ -180,7 +161,7 @@ def sink_scheme(fits: Suggestions, known: NameSource) -> str | None:
     return known.schemes().get(rest.partition("?")[0])
 
 
-def _options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     feed = _feed(fits, known)
     for row in listing(_abilities(fits, known)):
         if row.name in fits.given or (feed is not None and not row.alterable):
@@ -191,7 +172,7 @@ def _options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
         yield Candidate(row.name, f"{row.summary}{default}")
 
 
-def _connection_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _connection_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     from changefeed.api import CONNECTION_OPTIONS
 
     for name, (_, meta) in CONNECTION_OPTIONS.items():
@@ -199,13 +180,13 @@ def _connection_options(fits: Suggestions, known: NameSource) -> Iterator[Candid
             yield Candidate(name, meta)
 
 
-def _cdc_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _cdc_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     for name, meta in _CDC.items():
         if name not in fits.given:
             yield Candidate(name, meta)
 
 
-def _dataset_options(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _dataset_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     from changefeed.api import DATASET_OPTIONS
 
     for name, (_, meta) in DATASET_OPTIONS.items():
@@ -225,7 +206,7 @@ _CDC = {
 _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 
 
-def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _option_values(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
         from changefeed.api import CONNECTION_OPTIONS, DATASET_OPTIONS
@@ -249,7 +230,7 @@ def _option_values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
         yield Candidate(text, "for example", string=True)
 
 
-def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _columns_of_all(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     feed = _feed(fits, known)
     tables = fits.tables or (feed.tables if feed is not None else ())
     types: dict[str, str] = {}
@@ -259,7 +240,7 @@ def _columns_of_all(fits: Suggestions, known: NameSource) -> Iterator[Candidate]
     yield from (Candidate(name, type_name, string=True) for name, type_name in types.items())
 
 
-def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
+def _abilities(fits: Suggestions, known: NameCache) -> SinkAbilities | None:
     """What the sink of the statement can do; None where it is not known."""
     from changefeed.api import sink_capabilities
 
@@ -272,7 +253,7 @@ def _abilities(fits: Suggestions, known: NameSource) -> SinkAbilities | None:
         return None  # an unknown scheme: the statement itself will say so
 
 
-def _taken(fits: Suggestions, known: NameSource) -> frozenset[str] | None:
+def _taken(fits: Suggestions, known: NameCache) -> frozenset[str] | None:
     """The values of the option that the statement's sink takes; None if it takes all."""
     able = _abilities(fits, known)
     if able is None or fits.option not in ("format", "envelope", "compression"):
@@ -288,7 +269,7 @@ def _taken(fits: Suggestions, known: NameSource) -> frozenset[str] | None:
 # ------------------------------------------------------------------------ URIs
 
 
-def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _sink_uris(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     if "?" in fits.prefix:
         yield from _parameters(fits.prefix)
         return
@@ -304,7 +285,7 @@ def _sink_uris(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
         yield Candidate(f"external://{name}", f"{kind} connection", string=True)
 
 
-def _connection_uris(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _connection_uris(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     if "://" in fits.prefix and ("?" in fits.prefix or ":///" in fits.prefix):
         yield from _sink_uris(fits, known)
         return
@@ -349,7 +330,6 @@ def _parameters(uri: str) -> Iterator[Candidate]:
 
 
 def _paths(lead: str, typed: str) -> Iterator[Candidate]:
-    """Folders under a path, and files where the URI is that of a file."""
     folder = Path(typed[: typed.rfind("/") + 1])
     try:
         found = sorted(folder.iterdir())
@@ -365,13 +345,13 @@ def _paths(lead: str, typed: str) -> Iterator[Candidate]:
 # ------------------------------------------------------------------------ listings
 
 
-def _result_columns(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _result_columns(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     from changefeed.api import LISTING_COLUMNS
 
     yield from (Candidate(name) for name in LISTING_COLUMNS)
 
 
-def _values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
+def _values(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     from changefeed.api import STATUSES
 
     column, names = fits.column, list[str]()
@@ -388,7 +368,7 @@ def _values(fits: Suggestions, known: NameSource) -> Iterator[Candidate]:
     yield from (Candidate(name, string=True) for name in names)
 
 
-_FILLERS: dict[str, Callable[[Suggestions, NameSource], Iterator[Candidate]]] = {
+_FILLERS: dict[str, Callable[[Suggestions, NameCache], Iterator[Candidate]]] = {
     "connection": _connections,
     "database": _connections,
     "feed": _feeds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
@@ -13,22 +14,25 @@ from changefeed.options.docs import listing
 from grammar.help import topics
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import DEFAULT_SCHEMA, Candidate, NameSource, choices, quoted
+from shell.repl.choices import DEFAULT_SCHEMA, Candidate, choices, quoted
 from shell.settings import TABLE
 
+if TYPE_CHECKING:
+    from shell.repl.names import NameCache
 
-def _topics(words: str, known: NameSource) -> Iterator[Candidate]:
+
+def _topics(words: str, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(topic.name, topic.category) for topic in topics())
     yield from (Candidate(row.name, "option") for row in listing())
 
 
-def _tables(words: str, known: NameSource) -> Iterator[Candidate]:
+def _tables(words: str, known: NameCache) -> Iterator[Candidate]:
     for schema, name in known.tables():
         lead = "" if schema == DEFAULT_SCHEMA else f"{quoted(schema)}."
         yield Candidate(lead + quoted(name), schema)
 
 
-def _settings(words: str, known: NameSource) -> Iterator[Candidate]:
+def _settings(words: str, known: NameCache) -> Iterator[Candidate]:
     name, space, _ = words.partition(" ")
     if space and name in TABLE:
         yield from (Candidate(f"{name} {value}") for value in TABLE[name].values)
@@ -36,11 +40,11 @@ def _settings(words: str, known: NameSource) -> Iterator[Candidate]:
         yield from (Candidate(row.name, row.summary) for row in TABLE.values())
 
 
-def _switch(words: str, known: NameSource) -> Iterator[Candidate]:
+def _switch(words: str, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(word) for word in ("on", "off"))
 
 
-def _files(words: str, known: NameSource) -> Iterator[Candidate]:
+def _files(words: str, known: NameCache) -> Iterator[Candidate]:
     typed = Path(words or ".").expanduser()
     folder = typed if words.endswith("/") or not words else typed.parent
     lead = words[: words.rfind("/") + 1]
@@ -56,7 +60,7 @@ def _files(words: str, known: NameSource) -> Iterator[Candidate]:
 
 
 #: What a command's ``completes`` names -> the words that may follow.
-WORDS: dict[str, Callable[[str, NameSource], Iterable[Candidate]]] = {
+WORDS: dict[str, Callable[[str, NameCache], Iterable[Candidate]]] = {
     "topic": _topics,
     "table": _tables,
     "setting": _settings,
@@ -65,7 +69,7 @@ WORDS: dict[str, Callable[[str, NameSource], Iterable[Candidate]]] = {
 }
 
 
-__all__ = ["NameSource", "ShellCompleter", "ended", "quoted"]
+__all__ = ["ShellCompleter", "ended", "quoted"]
 
 _ENDED = re.compile(r";\s*\Z")
 
@@ -78,7 +82,7 @@ def ended(text: str) -> bool:
 class ShellCompleter(Completer):
     """Completes statements and local commands."""
 
-    def __init__(self, known: NameSource) -> None:
+    def __init__(self, known: NameCache) -> None:
         self._known = known
 
     def get_completions(

@@ -196,7 +196,6 @@ class Indices:
 
 
 def _marks(there: Mapping[str, Any]) -> list[Owner]:
-    """Whose an index is."""
     found = (there.get("_meta") or {}).get("changefeed") or {}
     owner = found.get(_OWNER)
     return [Owner.parse(str(owner), str(found.get(_FEED) or ""))] if owner else []

@@ -88,7 +88,6 @@ class ElasticsearchSink(Sink):
         return self.settings.index_of(name)
 
     def claims(self, topic: str) -> tuple[str, ...]:
-        """See :meth:`sinks.base.Sink.claims`."""
         return (topic,)
 
     def reserved(self) -> tuple[str, ...]:
@@ -201,7 +200,6 @@ class ElasticsearchSink(Sink):
         rows: Iterable[pa.Table],
         limit: int,
     ) -> list[Difference]:
-        """See :meth:`sinks.base.Sink.compare`."""
         self._cluster.hello()
         least = FOREIGN_BELOW if self.settings.existing is ExistingTarget.MERGE else 0
         envelope = self.settings.envelope

@@ -79,7 +79,6 @@ class Closer:
         return bool(made)
 
     def _content(self, start: int) -> tuple[dict[DataName, list[ListedFile]], set[str]]:
-        """The data files of the job in a bucket, by table and schema, and its manifests."""
         folder = self._folder(start)
         tables: dict[DataName, list[ListedFile]] = defaultdict(list)
         made: set[str] = set()

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,14 +45,17 @@ from sinks.files.manifest import Closer
 from sinks.files.names import TRUNCATION, Buckets, Namer
 from sinks.files.options import DAY, PARAMETERS, FilesSettings, parse
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
-from sinks.files.places.opening import GOOGLE_SECONDS, open_place
-from sinks.files.places.spec import LOCAL, WEB
+from sinks.files.places.local import LocalPlace
+from sinks.files.places.spec import LOCAL, OBJECTS, WEB, PlaceSpec
 from sinks.files.staged import OpenFiles, UnpublishedFile
 from sinks.files.writers import COMPRESSIONS, FILE_FORMATS, rows_within
 from sinks.naming import kafka_topic_name
 
 PUBLISHED = ""
 """Stands in a receipt for the temporary name of a file that has its final name already."""
+
+#: How long Google's client repeats a request by itself; the feed goes on with longer pauses.
+GOOGLE_SECONDS = 10.0
 
 
 class FilesSink(Sink):
@@ -140,7 +144,6 @@ class FilesSink(Sink):
         return [] if problem is None else [problem]
 
     def overlooked(self) -> str:
-        """See :meth:`sinks.base.Sink.overlooked`."""
         shown = self.settings.place.shown
         if self.settings.place.kind == LOCAL:
             return ""
@@ -273,7 +276,6 @@ class FilesSink(Sink):
         rows: Iterable[pa.Table],
         limit: int,
     ) -> list[Difference]:
-        """See :meth:`sinks.base.Sink.compare`."""
         # Only VERIFY reads files, and this loads the parsers of all their formats.
         from sinks.files import last_rows
 
@@ -402,3 +404,28 @@ def _lower_bound(batch: Batch) -> Timestamp:
     least = pc.min(wall)
     logical = pc.min(pc.filter(batch.rows.column("logical"), pc.equal(wall, least)))
     return Timestamp(least.as_py(), logical.as_py())
+
+
+def open_place(
+    spec: PlaceSpec,
+    *,
+    lists: bool = False,
+    google_seconds: float = GOOGLE_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+) -> FilePlace:
+    """The place of a checked URI, not yet connected.
+
+    Args:
+        lists: its files are looked for later.
+        google_seconds: how long Google's client repeats a request by itself.
+        clock: says how old files and tokens are.
+    """
+    if spec.kind == LOCAL:
+        return LocalPlace(Path(spec.root), clock)
+    if spec.kind == OBJECTS:
+        from sinks.files.places.objects import open_objects
+
+        return open_objects(spec, clock, lists=lists, google_seconds=google_seconds)
+    from sinks.files.places.web import WebPlace
+
+    return WebPlace(spec)

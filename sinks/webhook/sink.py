@@ -91,7 +91,6 @@ class WebhookSink(Sink):
         return [] if problem is None else [problem]
 
     def overlooked(self) -> str:
-        """See :meth:`sinks.base.Sink.overlooked`."""
         place = self.settings.place
         return (
             f"of the webhook at {place} only the connection was checked; whether it accepts "
@@ -148,7 +147,6 @@ class WebhookSink(Sink):
             self._queues.drop()
 
     def _send(self, parcel: Parcel) -> None:
-        """Deliver the messages of a request; the threads of the queues call this."""
         from sinks.webhook.client import RefusedContent
 
         client, _ = self._connected()

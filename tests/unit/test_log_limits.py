@@ -70,7 +70,7 @@ class Bench:
         self.budgets = FeedBudgets(
             cast(Catalog, self),
             "shop",
-            self,
+            cast(Any, self),
             self.layout.scratch,
             self.clock,
             tell=self.told.append,

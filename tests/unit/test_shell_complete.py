@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent, Completion
@@ -62,7 +62,7 @@ class Known:
 
 def found(text: str) -> list[Completion]:
     document = Document(text, len(text))
-    return list(ShellCompleter(Known()).get_completions(document, CompleteEvent()))
+    return list(ShellCompleter(cast(NameCache, Known())).get_completions(document, CompleteEvent()))
 
 
 def after(text: str) -> list[str]:
@@ -222,7 +222,7 @@ def test_values_of_the_listing() -> None:
 
 def test_no_menu_opens_by_itself_after_a_finished_statement() -> None:
     document = Document("SHOW JOBS; ", 11)
-    complete = ShellCompleter(Known()).get_completions
+    complete = ShellCompleter(cast(NameCache, Known())).get_completions
     assert list(complete(document, CompleteEvent(text_inserted=True))) == []
     assert len(list(complete(document, CompleteEvent(completion_requested=True)))) > 5
 

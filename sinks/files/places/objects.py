@@ -251,7 +251,7 @@ class ObjectPlace:
 def open_objects(
     spec: PlaceSpec, clock: Clock, *, lists: bool, google_seconds: float
 ) -> ObjectPlace:
-    """The place of a checked URI (see :func:`.opening.open_place`); it connects at its first use.
+    """The place of a checked URI (:func:`sinks.files.sink.open_place`), not yet connected.
 
     ``lists``: what is put there has to be found by :meth:`ObjectPlace.folders`.
     """
