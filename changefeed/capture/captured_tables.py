@@ -92,10 +92,6 @@ class CapturedTables:
     ) -> None:
         """
         Args:
-            catalog: the state.
-            name: the source's.
-            source: returns the opened source.
-            change_log: its change log.
             clock: for the instants from which the log has a table.
             timings: how often the state is asked for gaps that another process found.
         """

@@ -39,7 +39,6 @@ class OverLimit(NamedTuple):
     """A feed that works, and is above a limit.
 
     Attributes:
-        job_id: the feed.
         why: a sentence with the limit, for SHOW CHANGEFEEDS.
         ends: the node is to end the feed.
     """

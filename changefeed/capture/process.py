@@ -126,8 +126,6 @@ class Capture:
     ) -> None:
         """
         Args:
-            stream: the source's log.
-            writer: ours.
             tell: is called with a notice of every step.
             keep_from: returns the timestamp above which some feed still needs the log.
             held_up: returns why capture must not read, or an empty text; called with whether the
@@ -138,7 +136,6 @@ class Capture:
             renamed: is called with the name under which rows of a table come from now on and the
                 table's id, before readers of the log can see that.
             images: the row images that complete what the source sends.
-            clock: for pauses.
             timings: how often the upkeep of the log runs.
         """
         self._clock = clock

@@ -70,8 +70,6 @@ class SourceReconciler:
     ) -> None:
         """
         Args:
-            catalog: the state.
-            name: the source.
             source_runtime: the source's present runtime.
             runs: whether a job is running (it then shows the source's errors itself).
             changed: called after each attempt that changed what :meth:`covers` says.

@@ -25,7 +25,6 @@ class LogClaim(NamedTuple):
     """The log must keep everything above a timestamp for a feed, or for its tables that failed.
 
     Attributes:
-        job_id: the feed.
         failed_tables: for those of its tables that have failed, while it works on the others.
         above: up to where it needs the log no more.
     """

@@ -172,7 +172,6 @@ class Database:
         """Open or make the state ``DIR`` or ``postgresql://...``.
 
         Args:
-            state: the place.
             directory: where log and spool files go; a local state is its own.
             busy_seconds: how long a SQLite state is waited for that another process locks.
             must_exist: do not make a state where there is none.

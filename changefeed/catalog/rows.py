@@ -31,7 +31,6 @@ class Function:
     Attributes:
         name: in queries; in lower case.
         arguments: name and type of each, in Spark SQL.
-        returns: its type.
         reference: ``module:function``.
         path: a folder that the module is looked for in, after all others; empty for none.
         vectorized: it takes Arrow columns instead of the values of a row.

@@ -56,8 +56,6 @@ class LogRange:
     """A range of the log without control events.
 
     Attributes:
-        upto: where it ends.
-        rows: how many rows it has.
         versions: the schema versions of the rows.
         control_at: the instant of the control event that ends it; None where none does.
     """
@@ -142,8 +140,6 @@ class Backlog:
         Args:
             log: the change log, as the node reads it.
             folder: its directory, which Spark's workers see, too.
-            spark: Spark.
-            sink_session: the feed's sinks.
             note: records for SHOW what runs as a job.
         """
         self._log = log

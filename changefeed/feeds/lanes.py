@@ -130,10 +130,8 @@ class LaneDelivery:
     sink.
 
     Attributes:
-        count: how many lanes there are.
         log: directory of the change log.
         bounds: the tables, each with the timestamp above which its changes are wanted.
-        upto: where the range ends.
         slice_bytes: how much of the log is in memory at once.
         versions: how the rows of each version are delivered.
         feed, epoch, context: for the sink.

@@ -36,7 +36,6 @@ class TableRenames:
     ) -> None:
         """
         Args:
-            source_runtime: the feed's source.
             pulled: the feed's consumer reads the rows from the log itself.
             renamed: called with the job's new generation, whose changes the feed already has.
         """
@@ -103,8 +102,6 @@ class TableDeparture:
     ) -> None:
         """
         Args:
-            catalog: the state.
-            source_runtime: the feed's source.
             dropped: reports to the feed's sink that a table is gone at the source.
             renames: goes on with tables that are there under another name.
         """

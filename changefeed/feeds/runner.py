@@ -57,14 +57,9 @@ class FeedServices:
     """What all feeds of a node share.
 
     Attributes:
-        catalog: the state.
-        spark: Spark.
         messages: the cache of encoded messages that feeds share.
         node_id: the node, for sinks that must know who writes.
         ended: called by a feed's thread when it ends.
-        queries: Spark's sessions for CDC queries.
-        clock: for pauses and intervals.
-        timings: how long these are.
         sizes: how much is done at once.
     """
 
@@ -92,10 +87,7 @@ class FeedRunner:
     ) -> None:
         """
         Args:
-            job: the feed's row.
-            lease: the right to run it.
             services: what the feeds of a node share.
-            source_runtime: the feed's source.
             sink: the sink object of a sinkless feed; other feeds create theirs from the URI.
         """
         self._services = services

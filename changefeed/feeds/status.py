@@ -64,7 +64,6 @@ class FeedStatus:
         A thread that writes at this moment does not wait, so the next pulse is early enough.
 
         Args:
-            feed: the feed.
             waits: see :meth:`changefeed.feeds.sink_session.SinkSession.waits`.
             lost: why the feed has no Spark; None if it has, or needs none.
         """

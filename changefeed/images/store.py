@@ -93,7 +93,6 @@ class ImageStore:
         """
         Args:
             folder: folder for the files, which exists.
-            schema: the table's shape.
             at: ``runs`` (oldest first) have everything up to this timestamp.
         """
         self.folder = folder

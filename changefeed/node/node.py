@@ -72,7 +72,6 @@ class Node:
     ) -> None:
         """
         Args:
-            catalog: the state.
             state: what ``--state`` named, for child processes.
             spark: Spark; our own when not given.
             clock: for ages, leases and whatever waits.

@@ -41,7 +41,6 @@ class SinklessFeeds:
             register: gives the node's loop the runner of a job; None when it has ended.
             wake: makes the node's loop read the jobs now.
             keeps_leases: whether the node renews the leases of its runners.
-            stopping: whether the node is stopping.
         """
         self._services = services
         self._catalog = services.catalog

@@ -39,9 +39,7 @@ class NodeSources:
     ) -> None:
         """
         Args:
-            catalog: the state.
             state: what ``--state`` named, for capture processes.
-            clock: for all waits.
             timings: how often a source is looked at.
             max_disk: bytes the change log of a source may take.
             standby: a capture process for the first source.
@@ -100,7 +98,6 @@ class NodeSources:
         """Give each source's thread what its feeds need; no source waits for another.
 
         Args:
-            jobs: those that are not dropped.
             busy: sources with a runner.
         """
         feeds: dict[str, list[tuple[Job, list[TableProgress]]]] = {}

@@ -176,7 +176,6 @@ class _Order:
         places: index into the rows' images after the change, those before it behind them; None
             where each row is one change with its image after.
         types: index into the names of the kinds of changes.
-        rows: how many rows there are.
     """
 
     places: pa.Array | None

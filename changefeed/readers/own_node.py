@@ -53,7 +53,6 @@ class OwnNode:
         Args:
             state: directory or URL of the state.
             directory: where its change logs are.
-            clock: for whatever waits.
         """
         self._state = state if "://" in state else str(Path(state).absolute())
         self._layout = StateLayout(directory.absolute())

@@ -36,9 +36,7 @@ def snapshot(
     Args:
         state: directory or URL of the state, for which ``node`` runs.
         table: ``connection.schema.table``.
-        shape: the shape of the rows.
         node: runs the scan.
-        clock: for ages and waits.
 
     Raises:
         ChangefeedError: what keeps the table from being read.

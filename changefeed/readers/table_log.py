@@ -46,7 +46,6 @@ class Selection:
     """Which rows and columns of a table a reader has.
 
     Attributes:
-        table: which table.
         columns: names of the wanted columns, empty for all.
         values_from, values_to, partition: see :class:`changefeed.catalog.TableProgress`.
     """
@@ -78,13 +77,11 @@ class Range:
 
     Attributes:
         log: directory of the change log.
-        selection: which rows.
         schema: the shape the changes get; None: each row has the shape of its version.
         after, upto: changes above ``after``, up to ``upto``.
         files: of a scan, the files to read in place of the log; their rows have ``version``.
         proofs: of the files, in the same order.
         rows: how many rows of the log there are, about.
-        on_truncate: what a TRUNCATE becomes.
         staged: where the rows are, if the reading process does not see the log.
     """
 
@@ -218,7 +215,6 @@ class TableRanges:
 
     Attributes:
         ranges: the work, in log order; ranges without rows and truncations are left out.
-        upto: where it ends.
         versions: the shapes its rows have, oldest first.
         changes: the changes of shape in it.
     """

@@ -244,7 +244,6 @@ class WorkerAdmission:
         grace: seconds that a worker has to end by itself.
         lease: seconds after its last answer in which a worker may write.
         ping: seconds between an answer and the next ping.
-        clock: measures them.
     """
 
     def __init__(

@@ -62,7 +62,6 @@ def run_scan(
     Args:
         spark: started or not; waits for it.
         parts: what to read; each is one task, of which only one batch at a time is in memory.
-        plan: what the messages look like.
         at: timestamp of all rows.
         deliver: takes the messages of a part; pickles.
         group: name for :meth:`NodeSpark.cancel`, which ends the scan.

@@ -102,8 +102,6 @@ class ScanWork:
         """Deliver a table; returns when it is durable and ended at the sink.
 
         Args:
-            schema: the table's shape.
-            parts: what to read.
             rows: about how many rows there are.
             progress: takes rows and bytes delivered so far; called from any thread.
 
@@ -163,9 +161,7 @@ class ScanWork:
         when they are durable.
 
         Args:
-            schema: the table's shape.
             parts: the rows that the source has of the repair's keys.
-            repair: the keys.
             progress: takes rows and bytes delivered so far.
 
         Raises:

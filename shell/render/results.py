@@ -112,8 +112,6 @@ def render(
     """Write the rows of ``result``.
 
     Args:
-        result: what a statement answered.
-        form: how.
         out: where; flushed afterwards.
         width: columns of the terminal; None writes as wide as it takes.
         colour: ``out`` is read on a terminal that can show it.

@@ -160,7 +160,6 @@ def toolbar(
 
     Args:
         figures: of the feeds.
-        text: what is being typed.
         room: columns of the terminal.
         selected: what the menu says of the completion that is selected there.
     """

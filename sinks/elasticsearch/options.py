@@ -68,11 +68,9 @@ class ElasticsearchSettings:
 
     Attributes:
         hosts: ``(host, port)`` of the nodes.
-        secure: TLS.
         path_prefix: put before every path, for a server behind a proxy.
         authorization: value of the header, None without a login.
         ca_cert, client_cert, client_key: PEM texts.
-        verify: check the server's certificate.
         index_prefix: before every index name, escaped with it.
         index: in place of the table's name; empty means by table.
         dead_letter_index: where refused documents go; empty means that the table stops.
@@ -81,7 +79,6 @@ class ElasticsearchSettings:
         refresh: the bulk parameter of that name.
         timeout: seconds the server may be silent.
         json: mapping of json columns in a new index.
-        compress: gzip the requests.
         envelope: how documents look.
         existing: what becomes of an index whose documents are not the feed's.
     """

@@ -67,7 +67,6 @@ class FilesSettings:
     """A checked sink URI with its options.
 
     Attributes:
-        place: where the files are.
         buckets: folders by time.
         manifests: a bucket gets its manifests when it is closed.
         file_size: bytes before compression at which a file ends.
