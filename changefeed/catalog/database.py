@@ -444,8 +444,8 @@ def _schema(connection: Connection) -> str | None:
 
 
 def _sqlite(home: Path, busy_seconds: float) -> Engine:
-    """The engine on ``home/state.db``: readable by its owner only, because connections hold
-    secrets."""
+    """SQLAlchemy's engine on ``home/state.db``: readable by its owner only, because connections
+    hold secrets."""
     path = StateLayout(home).database
     _refuse_lost(home)
     try:
