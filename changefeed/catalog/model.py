@@ -200,34 +200,34 @@ class TableProof:
 class TableProgress:
     """One table of one feed: what was asked, and how far it is.
 
-        Attributes:
-            topic: finished, escaped topic name.
-            schema_version: version of the table's shape at the last save, 0 when not known yet.
-            scan_wanted: an initial scan is still owed.
-            scan_at: log timestamp the scan is consistent at, once it has begun; of one that broke
-                and is owed again, that of its first try; of a backfill that is owed, the instant of
-                the schema change.
-            done_upto: everything at or below is durable in the sink. None: nothing yet, and the
-                feed begins with the scan, or without one after ``start``.
-            start: source position taken by the statement that added the table; with no scan and
-                no cursor the feed begins with the first change after it.
-            scan_rows, scan_total: rows read so far; the estimate of all.
-            emitted_rows, emitted_bytes: delivered since the table was added (repeats count).
-            error, error_code, hint: why the table failed, and what to do; the hint may be empty.
-            columns: the whitelist of columns, empty for all.
-            values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
-            partition: the one partition that is wanted, None for the whole table.
-            joined: the table came by a SCHEMA or DATABASE target, not by its own name.
-            added_at: ns.
-            table_id: see :attr:`changefeed.core.schema.TableSchema.table_id`: a table of another id
-                under this name is another table. 0: not known.
-            rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
-                the request: progress that was made before it is no longer saved.
-            rescanned: the last ``RESCAN`` that was carried out.
-            gap: when (ns) the last gap was found that the feed knows of; 0: none.
-            original: the name that the table had when it came to the feed, once it was renamed.
-            repair: the scan that is owed is about these rows only; None: about all.
-            proof: how much of it was compared with the target.
+    Attributes:
+        topic: finished, escaped topic name.
+        schema_version: version of the table's shape at the last save, 0 when not known yet.
+        scan_wanted: an initial scan is still owed.
+        scan_at: log timestamp the scan is consistent at, once it has begun; of one that broke
+            and is owed again, that of its first try; of a backfill that is owed, the instant of
+            the schema change.
+        done_upto: everything at or below is durable in the sink. None: nothing yet, and the
+            feed begins with the scan, or without one after ``start``.
+        start: source position taken by the statement that added the table; with no scan and
+            no cursor the feed begins with the first change after it.
+        scan_rows, scan_total: rows read so far; the estimate of all.
+        emitted_rows, emitted_bytes: delivered since the table was added (repeats count).
+        error, error_code, hint: why the table failed, and what to do; the hint may be empty.
+        columns: the whitelist of columns, empty for all.
+        values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
+        partition: the one partition that is wanted, None for the whole table.
+        joined: the table came by a SCHEMA or DATABASE target, not by its own name.
+        added_at: ns.
+        table_id: see :attr:`changefeed.core.schema.TableSchema.table_id`: a table of another id
+            under this name is another table. 0: not known.
+        rescan: the last ``RESCAN`` of the table, as ns when it was asked for; 0: none. It names
+            the request: progress that was made before it is no longer saved.
+        rescanned: the last ``RESCAN`` that was carried out.
+        gap: when (ns) the last gap was found that the feed knows of; 0: none.
+        original: the name that the table had when it came to the feed, once it was renamed.
+        repair: the scan that is owed is about these rows only; None: about all.
+        proof: how much of it was compared with the target.
     """
 
     table: TableName
