@@ -29,7 +29,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Ddl, Resolved, SchemaChange, Truncate
 from changefeed.core.parameters import Parameter
 from changefeed.core.proofs import FileProof
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.options import Feature, OptionRow
 
 if TYPE_CHECKING:
@@ -165,19 +165,6 @@ def require_durable(got: Durability) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyPart:
-    """Rows whose first key column, a whole number, is in ``[low, high)``; None is no bound."""
-
-    low: int | None = None
-    high: int | None = None
-
-    def sql(self, column: str) -> str:
-        """The condition, in any SQL. ``column`` is its name, in quotes where it needs them."""
-        bounds = ((">=", self.low), ("<", self.high))
-        return " AND ".join(f"{column} {op} {at}" for op, at in bounds if at is not None) or "1 = 1"
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
     """One table of a feed as the sink sees it. ``topic`` is the final, escaped name.
     ``schema`` is the shape that the feed would deliver; only :meth:`Sink.check` gets it. With
@@ -187,7 +174,7 @@ class Target:
     table: TableName
     topic: str
     schema: TableSchema | None = field(default=None, compare=False, repr=False)
-    part: KeyPart | None = field(default=None, compare=False)
+    part: KeyRange | None = field(default=None, compare=False)
 
 
 class SparkAccess(Protocol):

@@ -156,7 +156,7 @@ class TableProof:
     Attributes:
         open: a round is under way.
         begun: when the last round began, ns; 0: there was none.
-        next_key: where the round goes on: a value of the first key column; None: at the begin.
+        next_key: where the round goes on: a bound of a range of keys; None: at the begin.
         rows: rows of the round that were compared.
         total: about how many the round has.
         whole: when the last round began that compared every row, ns; 0: none yet. Each row was
@@ -173,7 +173,7 @@ class TableProof:
 
     open: bool = False
     begun: int = 0
-    next_key: int | None = None
+    next_key: tuple[str, ...] | None = None
     rows: int = 0
     total: int = 0
     whole: int = 0

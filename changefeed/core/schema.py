@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,43 @@ DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 #: The key of a row: a value for each key column, as the change log has it.
 RowKey = tuple[str | int | bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Rows whose key is in ``[low, high)``. A bound has values of a prefix of the key columns; None
+    is no bound.
+
+    Values are texts as in the statement, or in the log; the database parses them as the column's
+    type. Text is compared by code point, whatever collation the database would use.
+    """
+
+    low: tuple[str, ...] | None = None
+    high: tuple[str, ...] | None = None
+
+    def sql(self, terms: Sequence[str], value: Callable[[int, str], str]) -> str:
+        """The condition, in any SQL, written out, because a comparison of rows would not use an
+        index everywhere; empty for all rows.
+
+        Args:
+            terms: the key columns, as what is compared.
+            value: SQL of a bound's value, given the column's place in the key.
+        """
+        low, high = (self._from(at, terms, value) if at else "" for at in (self.low, self.high))
+        return " AND ".join(filter(None, (low, high and f"NOT {high}")))
+
+    @staticmethod
+    def _from(
+        bound: tuple[str, ...], terms: Sequence[str], value: Callable[[int, str], str]
+    ) -> str:
+        """A prefix of the key is at or above ``bound``."""
+        alternatives: list[str] = []
+        equal: list[str] = []
+        for i, text in enumerate(bound):
+            right, operator = value(i, text), ">=" if i == len(bound) - 1 else ">"
+            alternatives.append(" AND ".join([*equal, f"{terms[i]} {operator} {right}"]))
+            equal.append(f"{terms[i]} = {right}")
+        return "(" + " OR ".join(f"({one})" for one in alternatives) + ")"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, Position, SchemaChange
 from changefeed.core.partition import Partition
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import definition_of
 from changefeed.dataset.model import IN_CURRENT, OPERATION, SCHEMA, Dataset, Operation
@@ -33,7 +33,6 @@ from changefeed.sources.base import (
     DEFAULT_PART_BYTES,
     Attachment,
     CaptureResult,
-    KeyRange,
     KeySet,
     Memo,
     Snapshot,

@@ -21,7 +21,7 @@ from changefeed.catalog.model import TableProof
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
-from changefeed.core.schema import TableName
+from changefeed.core.schema import KeyRange, TableName
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.options import VERIFY, VERIFY_MAX_RATE, VERIFY_REPAIR, Options
@@ -31,7 +31,7 @@ from changefeed.sources.registry import open_source
 from changefeed.statements.context import DeliveryWait, log_lookup_of, wait_until
 from changefeed.statements.verify import after, ask_for_repair, found_rows, repaired
 from changefeed.verify.table import TableOutcome, TableVerifier
-from sinks.base import KeyPart, SparkAccess
+from sinks.base import SparkAccess
 
 #: How often a thread without work looks whether a table is due, seconds.
 LOOK_SECONDS = 1.0
@@ -253,7 +253,7 @@ class ProofThread(threading.Thread):
         job: Job,
         table: TableProgress,
         verifier: TableVerifier,
-        part: KeyPart | None,
+        part: KeyRange | None,
         outcome: TableOutcome,
         delivered: Callable[[], None],
     ) -> TableOutcome:
@@ -303,7 +303,7 @@ class ProofThread(threading.Thread):
 
 
 def _moved(
-    proof: TableProof, part: KeyPart | None, outcome: TableOutcome, left: int, now: int
+    proof: TableProof, part: KeyRange | None, outcome: TableOutcome, left: int, now: int
 ) -> TableProof:
     """The proof after a part of which ``left`` rows differ."""
     rows = proof.rows + outcome.rows

@@ -10,7 +10,7 @@ from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
-from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, KeyRange, TableName, TableSchema
 from changefeed.options import HEADERS_JSON_COLUMN_NAME, KEY_COLUMN, InitialScan, Options, to_span
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
@@ -23,7 +23,7 @@ from changefeed.plan.targets import (
     target_text,
     wishes,
 )
-from changefeed.sources.base import KeyRange, Source, TableInfo, Watch
+from changefeed.sources.base import Source, TableInfo, Watch
 from grammar import nodes
 from grammar.spelling import did_you_mean
 from sinks.registry import entry

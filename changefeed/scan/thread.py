@@ -23,12 +23,12 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import ScanWork
-from changefeed.sources.base import KeyRange, KeySet, ScanPart, Snapshot
+from changefeed.sources.base import KeySet, ScanPart, Snapshot
 
 
 @dataclass

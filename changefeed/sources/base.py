@@ -22,6 +22,7 @@ default for sources that do not override them.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import RowKey, TableName, TableSchema
+from changefeed.core.schema import Column, KeyRange, RowKey, TableName, TableSchema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,17 +189,17 @@ class PartitionInfo:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """Rows whose key is in ``[low, high)``. A bound has values of a prefix of the key columns; None
-    is no bound.
+#: Parts of a table of which each bound takes a look at all of it: :meth:`Source.key_after`.
+WHOLE_LOOKS = 8
 
-    Values are texts as in the statement; the source parses them as the column's type. Text is
-    compared by code point, whatever collation the source would use.
-    """
 
-    low: tuple[str, ...] | None = None
-    high: tuple[str, ...] | None = None
+def leading(
+    key: Sequence[Column], by_index: Callable[[Column], bool], known: Callable[[Column], bool]
+) -> int:
+    """How many of the first columns of a key have an order for ranges: one that the index of the
+    key has, too, or, where not even the first one has, one that is ``known``."""
+    alike = by_index if by_index(key[0]) else known
+    return sum(1 for _ in itertools.takewhile(alike, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,11 +535,19 @@ class Source(ABC):
         in the wrong order. None if it can."""
         return None
 
-    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
-        """The value of the first key column, a whole number, above about ``rows`` rows from ``low``
-        (None: the least value) on. Greater than ``low``; None if there are no more rows, or this
-        source does not say it."""
-        return None
+    def range_columns(self, table: TableSchema) -> int:
+        """How many of the first columns of a table's key the bounds of :meth:`key_after` have; 0:
+        it says none of this table, which has a key."""
+        return 0
+
+    def key_after(
+        self, table: TableSchema, low: tuple[str, ...] | None, rows: int
+    ) -> tuple[str, ...] | None:
+        """The key, as the log has it, above about ``rows`` rows from ``low`` (None: the least key)
+        on: so much of it as :meth:`range_columns` says, as a bound of a :class:`KeyRange`. Above
+        ``low``; None if there are no more rows. A source that must look at the whole table for a
+        bound takes :data:`WHOLE_LOOKS` parts at most."""
+        raise AssertionError(f"source {self.name} tells no ranges of keys")
 
     def partitions(self, table: TableSchema) -> list[str]:
         """The names of a table's partitions at every level; empty for an ordinary table."""

@@ -25,7 +25,7 @@ from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.formats import TRAITS, Format
-from changefeed.core.schema import INTEGERS, Column, TableSchema
+from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.state import StateLayout
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
@@ -36,12 +36,12 @@ from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.repair import why_rescan
 from changefeed.scan.table import joined
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, Source
+from changefeed.sources.base import DEFAULT_PART_BYTES, Source
 from changefeed.verify.changes import changed_since
 from changefeed.verify.keys import repair_of, row_key
 from changefeed.verify.source_rows import SourceRows
 from sinks import registry
-from sinks.base import Difference, KeyPart, SinkContext, SparkAccess, Target
+from sinks.base import Difference, SinkContext, SparkAccess, Target
 
 #: Differences that are named of one table.
 LIMIT = 1_000
@@ -143,22 +143,19 @@ class TableVerifier:
         self._read: tuple[TableSchema, Position] | None = None
         self._rows_read = self._table_rows = self._target_bytes = 0
 
-    def part_after(self, table: TableProgress, low: int | None, rows: int) -> KeyPart | None:
-        """About ``rows`` rows of a table from a value of the first key column on (None: its begin);
-        None if the table can only be compared as a whole.
-        """
-        if self._job.is_query or table.values_from or table.values_to:
+    def part_after(
+        self, table: TableProgress, low: tuple[str, ...] | None, rows: int
+    ) -> KeyRange | None:
+        """About ``rows`` rows of a table from a key on (None: its begin); None if the table can
+        only be compared as a whole."""
+        if not self._reads_itself or self._job.is_query or table.values_from or table.values_to:
             return None
         schema = self._schema(table)
-        if (
-            not self._reads_itself
-            or schema.keyless
-            or schema.key_columns[0].logical not in INTEGERS
-        ):
+        if schema.keyless or not self._source.range_columns(schema):
             return None
-        return KeyPart(low, self._source.key_after(schema, low, rows))
+        return KeyRange(low, self._source.key_after(schema, low, rows))
 
-    def verify(self, table: TableProgress, part: KeyPart | None = None) -> TableOutcome:
+    def verify(self, table: TableProgress, part: KeyRange | None = None) -> TableOutcome:
         """Compare a table, or a part of it (:meth:`part_after`), as often as it takes.
 
         Raises:
@@ -231,7 +228,7 @@ class TableVerifier:
             self._target_bytes,
         )
 
-    def _pass(self, table: TableProgress, part: KeyPart | None) -> list[Difference]:
+    def _pass(self, table: TableProgress, part: KeyRange | None) -> list[Difference]:
         """What looks different now; one more than :data:`LIMIT` where there are more."""
         self._require_own_topic(table)
         schema = self._schema(table)
@@ -307,15 +304,14 @@ class TableVerifier:
         return self._catalog.intern_schema(schema)
 
     def _rows(
-        self, table: TableProgress, rows: SourceRows, part: KeyPart | None
+        self, table: TableProgress, rows: SourceRows, part: KeyRange | None
     ) -> Iterator[pa.Table]:
         """The rows of the source; when they have ended, the target has what they showed."""
         if part is None:
             size = DEFAULT_PART_BYTES
             keys = KeyRange(table.values_from or None, table.values_to or None)
         else:
-            size = _WHOLE  # the index of the key finds it
-            keys = KeyRange(*(None if at is None else (str(at),) for at in (part.low, part.high)))
+            size, keys = _WHOLE, part  # the index of the key finds it
         with self._source.snapshot([rows.schema]) as snapshot:
             self._read, self._rows_read = (rows.schema, snapshot.position), 0
             parts = snapshot.parts(rows.schema, size, keys=keys, partition=table.partition)

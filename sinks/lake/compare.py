@@ -17,11 +17,12 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from changefeed.core.schema import Column, TableSchema
+from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.options import History
-from sinks.base import Difference, KeyPart
+from sinks.base import Difference
 from sinks.differences import DifferenceText
+from sinks.lake.merge import literal
 from sinks.lake.types import spark_type, typed
 from sinks.merged.history import IS_CURRENT
 from sinks.merged.policy import TablePolicy
@@ -66,7 +67,7 @@ class LakeComparison:
         lake: LakeTable,
         policy: TablePolicy,
         schema: TableSchema,
-        part: KeyPart | None = None,
+        part: KeyRange | None = None,
     ) -> None:
         """
         Args:
@@ -124,8 +125,18 @@ class LakeComparison:
         elif self._policy.soft:
             rows.append(f"NOT {quoted(self._policy.deleted)}")
         if self._part is not None:
-            rows.append(self._part.sql(quoted(self._schema.key_columns[0].name)))
+            rows += filter(None, [self._among(self._part)])
         return f"SELECT {', '.join(listed)} FROM {self._lake.ident} WHERE {' AND '.join(rows)}"
+
+    def _among(self, part: KeyRange) -> str:
+        """The condition of a part of the table; Spark compares text by code point."""
+        columns = self._schema.key_columns
+
+        def value(place: int, text: str) -> str:
+            column = columns[place]
+            return typed(column, literal(text) if column.physical == "string" else text)
+
+        return part.sql([quoted(column.name) for column in columns], value)
 
     @staticmethod
     def _column(number: int, column: Column, present: set[str]) -> str:

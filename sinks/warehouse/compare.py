@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.core.schema import KeyRange
 from changefeed.options import History
-from sinks.base import Difference, KeyPart
+from sinks.base import Difference
 from sinks.differences import DifferenceText
 from sinks.merged.history import IS_CURRENT
 from sinks.warehouse.dialect import SqlStatement, Warehouse
@@ -66,7 +67,7 @@ class Comparison:
         shape: TargetShape,
         readable: str,
         clock: Clock = SYSTEM_CLOCK,
-        part: KeyPart | None = None,
+        part: KeyRange | None = None,
     ) -> None:
         """
         Args:
@@ -155,9 +156,20 @@ class Comparison:
             sql += f" AND {d.quote(IS_CURRENT)}"
         elif policy.soft:
             sql += f" AND NOT {is_deleted(table)}"
-        if self._part is not None:
-            sql += f" AND {self._part.sql(d.quote(self._shape.key[0]))}"
-        return f"({sql})"
+        among = "" if self._part is None else self._among(self._part)
+        return f"({sql} AND {among})" if among else f"({sql})"
+
+    def _among(self, part: KeyRange) -> str:
+        """The condition of a part of the target; text is compared by code point."""
+        d, columns = self._warehouse.dialect, self._shape.schema.key_columns
+
+        def value(place: int, text: str) -> str:
+            column = columns[place]
+            staged = d.literal(text) if column.physical == "string" else text
+            return d.ordered(d.rule(column, key=True).of(staged), column)
+
+        names = zip(map(d.quote, self._shape.key), columns, strict=True)
+        return part.sql([d.ordered(name, column) for name, column in names], value)
 
     def _wanting(self, limit: int) -> str:
         """Rows of the source that the target lacks or has otherwise."""

@@ -205,6 +205,11 @@ class Dialect:
         """Rows are equal in key columns, which hold no NULL."""
         return " AND ".join(f"{left}.{self.quote(c)} = {right}.{self.quote(c)}" for c in columns)
 
+    def ordered(self, expression: str, column: Column) -> str:
+        """A value of a key column as what is compared with a bound of a range: text by code point,
+        a UUID as its text would be."""
+        return expression
+
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         """Rows are equal in all ``columns``, NULL equal to NULL. Should be hashable: it is how
         rows of tables without a key are found."""

@@ -112,6 +112,11 @@ class MySQLDialect(Dialect):
     def decimal(self, precision: int, scale: int) -> TypeRule:
         return self.types["other"] if scale > _SCALE else super().decimal(precision, scale)
 
+    def ordered(self, expression: str, column: Column) -> str:
+        if column.logical not in ("text", "uuid"):
+            return expression
+        return f"CAST(CONVERT({expression} USING utf8mb4) AS BINARY)"
+
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         return " AND ".join(f"{left}.{self.quote(c)} <=> {right}.{self.quote(c)}" for c in columns)
 

@@ -15,6 +15,7 @@ from pyarrow import csv
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.parameters import Parameter, ParameterKind
+from changefeed.core.schema import Column
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import ESCAPES, SinkURL
 from sinks.warehouse.dialect import (
@@ -88,6 +89,9 @@ class PostgreSQLDialect(Dialect):
 
     def _of_text(self, element: str) -> str:
         return "numeric" if element.startswith("decimal") else "text"
+
+    def ordered(self, expression: str, column: Column) -> str:
+        return f'{expression} COLLATE "C"' if column.logical == "text" else expression
 
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         # IS NOT DISTINCT FROM cannot be hashed: a join by it would compare all with all.

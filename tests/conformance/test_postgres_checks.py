@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Span
-from changefeed.sources.base import KeyRange, Watch
+from changefeed.core.schema import KeyRange
+from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource, checks
 from changefeed.sources.postgres.connect import connect
 from tests.conformance.conftest import ALL

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.sources.base import KeyRange, Watch
+from changefeed.core.schema import KeyRange
+from changefeed.sources.base import Watch
 from changefeed.sources.postgres import PostgresSource, copyout
 from changefeed.sources.postgres.connect import SESSION
 from changefeed.sources.postgres.scan import READERS, PostgresPart

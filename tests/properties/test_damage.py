@@ -22,7 +22,7 @@ from changefeed.core.durable import prove
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.proofs import FileProof
-from changefeed.core.schema import TableSchema
+from changefeed.core.schema import KeyRange, TableSchema
 from changefeed.dataset.model import IN_HISTORY
 from changefeed.dataset.store import DatasetFolders, check_file
 from changefeed.images.runs import KeyBatch
@@ -30,7 +30,6 @@ from changefeed.images.states import StoreState
 from changefeed.images.store import ImageStore, StoreSizes, pack_keys
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.readers.table_log import Range, Selection
-from changefeed.sources.base import KeyRange
 from changefeed.sources.debezium.snapshot import DoorPart
 from changefeed.sources.debezium.stream import has_history
 from changefeed.sources.decoded.repeats import Repeats

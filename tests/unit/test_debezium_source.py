@@ -16,8 +16,7 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import BeforeImage, TableName, TableSchema
-from changefeed.sources.base import KeyRange
+from changefeed.core.schema import BeforeImage, KeyRange, TableName, TableSchema
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.debezium.address import parse
 from changefeed.sources.debezium.assemble import Assembler

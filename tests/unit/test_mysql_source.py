@@ -7,8 +7,7 @@ import ssl
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import KeyRange
+from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.sources.mysql import MySQLSource, address
 from changefeed.sources.mysql.ranges import in_range
 from changefeed.sources.mysql.types import ColumnInfo, column_of

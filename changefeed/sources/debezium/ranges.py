@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import INTEGERS, Column, TableSchema
-from changefeed.sources.base import KeyRange
+from changefeed.core.schema import INTEGERS, Column, KeyRange, TableSchema
 
 _SORTED_TEXT = ("text", "uuid", "date")
 

@@ -24,8 +24,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.proofs import AlteredBytes, FileProof
-from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet, range_of
+from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, range_of
 from changefeed.sources.debezium.carriers import fits, log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.door import Door

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
-from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import KeyRange, Memo, Snapshot, Source, TableInfo, Watch
+from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.sources.base import Memo, Snapshot, Source, TableInfo, Watch
 from changefeed.sources.debezium.attachment import DoorAttachment
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import TableDescription

@@ -6,8 +6,8 @@ import itertools
 import re
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.base import KeyRange, KeySet
+from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.sources.base import WHOLE_LOOKS, KeySet, leading
 from changefeed.sources.mysql.session import MySQLSession, literal, quoted
 
 #: A table is never cut into more parts than this.
@@ -56,28 +56,55 @@ def split(
     ]
 
 
-def key_after(session: MySQLSession, table: TableSchema, low: int | None, rows: int) -> int | None:
+def _by_index(column: Column) -> bool:
+    return column.logical in _INTEGERS or column.logical == "date"
+
+
+def range_columns(table: TableSchema) -> int:
+    """See :meth:`changefeed.sources.base.Source.range_columns`."""
+    return leading(
+        table.key_columns, _by_index, lambda c: _by_index(c) or c.logical in ("text", "uuid")
+    )
+
+
+def key_after(
+    session: MySQLSession, table: TableSchema, low: tuple[str, ...] | None, rows: int
+) -> tuple[str, ...] | None:
     """See :meth:`changefeed.sources.base.Source.key_after`."""
-    key = quoted(table.columns[table.key[0]].name)
-    place = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
-    least = "" if low is None else f"WHERE {key} >= {low} "
-    found = session.value(f"SELECT {key} FROM {place} {least}ORDER BY {key} LIMIT {rows}, 1")
-    if found is not None and int(found) == low:
-        # So many rows have this value.
-        found = session.value(f"SELECT min({key}) FROM {place} WHERE {key} > {low}")
-    return None if found is None else int(found)
+    columns = table.key_columns[: range_columns(table)]
+    name = table.table
+    if not _by_index(columns[0]):
+        known = session.value(
+            "SELECT TABLE_ROWS FROM information_schema.TABLES "
+            f"WHERE TABLE_SCHEMA = {literal(name.schema)} AND TABLE_NAME = {literal(name.name)}"
+        )
+        rows = max(rows, int(known or 0) // WHOLE_LOOKS)
+    listed = ", ".join(quoted(c.name) for c in columns)
+    order = ", ".join(map(_comparable, columns))
+
+    def look(where: str, offset: int) -> tuple[str, ...] | None:
+        found = session.rows(
+            f"SELECT {listed} FROM {quoted(name.schema)}.{quoted(name.name)} WHERE {where} "
+            f"ORDER BY {order} LIMIT {offset}, 1"
+        )
+        return tuple(map(str, found[0])) if found else None
+
+    at = look(in_range(table, KeyRange(low)) or "TRUE", rows)
+    if at is None or at != low:
+        return at
+    # So many rows have these values.
+    same = " AND ".join(
+        f"{_comparable(c)} = {_value(c, text)}" for c, text in zip(columns, low, strict=True)
+    )
+    return look(f"{in_range(table, KeyRange(low))} AND NOT ({same})", 0)
 
 
 def in_range(table: TableSchema, keys: KeyRange | None) -> str:
     """The condition of a range of keys; empty for all rows."""
     if keys is None:
         return ""
-    conditions = []
-    if keys.low:
-        conditions.append(_from(table, keys.low))
-    if keys.high:
-        conditions.append(f"NOT {_from(table, keys.high)}")
-    return " AND ".join(conditions)
+    columns = table.key_columns
+    return keys.sql([_comparable(c) for c in columns], lambda i, text: _value(columns[i], text))
 
 
 #: Types whose values in the log are what :func:`one_of` finds the rows by.
@@ -101,21 +128,6 @@ def one_of(table: TableSchema, keys: KeySet) -> str:
         for key in keys.keys
     ]
     return "(" + " OR ".join(f"({row})" for row in rows) + ")"
-
-
-def _from(table: TableSchema, bound: tuple[str, ...]) -> str:
-    """A prefix of the key is at or above ``bound``: written out, because a comparison of rows
-    would not use the index."""
-    alternatives: list[str] = []
-    equal: list[str] = []
-    columns = table.key_columns
-    for i, text in enumerate(bound):
-        column = columns[i]
-        left, right = _comparable(column), _value(column, text)
-        last = i == len(bound) - 1
-        alternatives.append(" AND ".join([*equal, f"{left} {'>=' if last else '>'} {right}"]))
-        equal.append(f"{left} = {right}")
-    return "(" + " OR ".join(f"({one})" for one in alternatives) + ")"
 
 
 def _comparable(column: Column) -> str:

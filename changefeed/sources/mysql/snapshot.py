@@ -38,8 +38,8 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet
+from changefeed.core.schema import KeyRange, TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet
 from changefeed.sources.mysql import coordinates, describe
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.coordinates import BinlogCoordinates

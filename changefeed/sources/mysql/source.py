@@ -7,8 +7,8 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
-from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.base import Handover, KeyRange, Memo, Source, TableInfo, Watch
+from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.sources.base import Handover, Memo, Source, TableInfo, Watch
 from changefeed.sources.mysql import address, advice, coordinates, describe, ranges
 from changefeed.sources.mysql.attachment import MySQLAttachment
 from changefeed.sources.mysql.handover import handover
@@ -107,8 +107,14 @@ class MySQLSource(Source):
         with self.sessions.session() as session:
             return ranges.range_problem(session, table, keys)
 
-    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
-        """See :class:`changefeed.sources.base.Source`. Read from the index of the key."""
+    def range_columns(self, table: TableSchema) -> int:
+        """See :class:`changefeed.sources.base.Source`."""
+        return ranges.range_columns(table)
+
+    def key_after(
+        self, table: TableSchema, low: tuple[str, ...] | None, rows: int
+    ) -> tuple[str, ...] | None:
+        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session() as session:
             return ranges.key_after(session, table, low, rows)
 

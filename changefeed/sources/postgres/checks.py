@@ -15,8 +15,8 @@ from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.figures import size_text
-from changefeed.core.schema import Column, TableSchema
-from changefeed.sources.base import KeyRange, Watch
+from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.sources.base import Watch
 from changefeed.sources.postgres import (
     ddl_events,
     given,

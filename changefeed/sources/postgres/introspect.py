@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from psycopg import errors, sql
+from psycopg import errors
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
@@ -393,19 +393,3 @@ def _note(schema: str, name: str, identity: ReplicaIdentity, has_key: bool) -> s
         return ""
     why = f"replica identity {identity}" if nothing else "no primary key"
     return f"{why}: ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL; first"
-
-
-def key_after(
-    connection: PsycopgConnection, table: TableSchema, low: int | None, rows: int
-) -> int | None:
-    """See :meth:`changefeed.sources.base.Source.key_after`."""
-    key = sql.Identifier(table.key_columns[0].name)
-    place = sql.Identifier(table.table.schema, table.table.name)
-    least = sql.SQL("true") if low is None else sql.SQL("{} >= {}").format(key, low)
-    nth = sql.SQL("SELECT {0} FROM {1} WHERE {2} ORDER BY {0} OFFSET {3} LIMIT 1")
-    found = connection.execute(nth.format(key, place, least, rows)).fetchone()
-    if found is not None and found[0] == low:
-        # So many rows have this value.
-        above = sql.SQL("SELECT min({0}) FROM {1} WHERE {0} > {2}").format(key, place, low)
-        found = connection.execute(above).fetchone()
-    return None if found is None else found[0]

@@ -32,8 +32,8 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
-from changefeed.core.schema import TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeyRange, KeySet
+from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, leading
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
     connect,
@@ -533,15 +533,67 @@ def _key_condition(table: TableSchema, keys: KeyRange | KeySet | None) -> str:
     if isinstance(keys, KeySet):
         return _one_of(table, keys)
     conditions = [
-        sql.SQL("{} {} {}").format(
-            _row([_key_term(table, i) for i in range(len(values))]),
-            sql.SQL(operator),
-            _row([sql.Literal(value) for value in values]),
-        )
+        _compared(table, operator, values)
         for operator, values in ((">=", keys.low), ("<", keys.high))
         if values
     ]
     return sql.SQL(" AND ").join(conditions).as_string(None)
+
+
+def _compared(table: TableSchema, operator: str, values: tuple[str, ...]) -> sql.Composable:
+    return sql.SQL("{} {} {}").format(
+        _row([_key_term(table, i) for i in range(len(values))]),
+        sql.SQL(operator),
+        _row([sql.Literal(value) for value in values]),
+    )
+
+
+#: Types that the index of a key has in the order of every target, and those of text.
+_INDEXED = re.compile(r"smallint|integer|bigint|date|uuid|numeric\((1?\d|2[0-8]),0\)")
+_TEXT = re.compile(r"text|character varying(\(\d+\))?")
+
+
+def range_columns(table: TableSchema) -> int:
+    """See :meth:`changefeed.sources.base.Source.range_columns`."""
+
+    def by_index(column: Column) -> bool:
+        return bool(_INDEXED.fullmatch(column.type_name))
+
+    return leading(
+        table.key_columns, by_index, lambda c: by_index(c) or bool(_TEXT.fullmatch(c.type_name))
+    )
+
+
+def key_after(
+    connection: PsycopgConnection, table: TableSchema, low: tuple[str, ...] | None, rows: int
+) -> tuple[str, ...] | None:
+    """See :meth:`changefeed.sources.base.Source.key_after`."""
+    columns = table.key_columns[: range_columns(table)]
+    if columns[0].logical in _COLLATED:
+        known = connection.execute(_ROWS, [table.table_id, table.table_id])
+        rows = max(rows, only_row(known)[0] // WHOLE_LOOKS)
+    terms = [_key_term(table, i) for i in range(len(columns))]
+
+    def look(operator: str, offset: int) -> tuple[str, ...] | None:
+        query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} OFFSET {} LIMIT 1").format(
+            sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(c.name)) for c in columns),
+            sql.Identifier(table.table.schema, table.table.name),
+            sql.SQL("true") if low is None else _compared(table, operator, low),
+            sql.SQL(", ").join(terms),
+            offset,
+        )
+        return connection.execute(query).fetchone()
+
+    at = look(">=", rows)
+    return look(">", 0) if at is not None and at == low else at  # so many rows have these values
+
+
+#: About how many rows a table has, with its partitions.
+_ROWS = """
+    SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::int8 FROM pg_catalog.pg_class AS c
+    WHERE c.relkind = 'r' AND (
+        c.oid = %s OR c.oid IN (SELECT t.relid FROM pg_catalog.pg_partition_tree(%s) AS t))
+"""
 
 
 #: Types whose values in the log are what the server reads as this type, and finds by an index.

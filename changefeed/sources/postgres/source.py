@@ -10,10 +10,9 @@ from psycopg import conninfo
 
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.sources.base import (
     Handover,
-    KeyRange,
     Memo,
     PartitionInfo,
     Source,
@@ -36,7 +35,12 @@ from changefeed.sources.postgres.connect import Sessions, connection_info
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.handover import handover
 from changefeed.sources.postgres.logical_messages import FIRST_VERSION, messages_schema
-from changefeed.sources.postgres.snapshot import PostgresSnapshot, reads_keys
+from changefeed.sources.postgres.snapshot import (
+    PostgresSnapshot,
+    key_after,
+    range_columns,
+    reads_keys,
+)
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.visibility import read_unseen
 
@@ -80,10 +84,16 @@ class PostgresSource(Source):
         """See :class:`changefeed.sources.base.Source`."""
         return reads_keys(table)
 
-    def key_after(self, table: TableSchema, low: int | None, rows: int) -> int | None:
-        """See :class:`changefeed.sources.base.Source`. Read from the index of the key."""
+    def range_columns(self, table: TableSchema) -> int:
+        """See :class:`changefeed.sources.base.Source`."""
+        return range_columns(table)
+
+    def key_after(
+        self, table: TableSchema, low: tuple[str, ...] | None, rows: int
+    ) -> tuple[str, ...] | None:
+        """See :class:`changefeed.sources.base.Source`."""
         with self.readers.session("look for the end of a part") as connection:
-            return introspect.key_after(connection, table, low, rows)
+            return key_after(connection, table, low, rows)
 
     def close(self) -> None:
         """Close idle sessions; the object stays usable."""

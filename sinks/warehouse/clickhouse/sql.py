@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from changefeed.core.schema import Column
 from sinks.warehouse.dialect import Dialect, TypeRule, decimal_pattern
 
 #: A number without declared digits: 38 before and 38 behind the point.
@@ -88,6 +89,9 @@ class ClickHouseDialect(Dialect):
             return self.types["other"]
         sql = f"Decimal({precision}, {scale})"
         return TypeRule(sql, _cast(sql), decimal_pattern(precision - scale, scale))
+
+    def ordered(self, expression: str, column: Column) -> str:
+        return f"toString({expression})" if column.logical == "uuid" else expression
 
     def text_of(self, expression: str, rule: TypeRule) -> str:
         if rule is self.types["bytes"]:

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Truncate
-from changefeed.core.schema import TableSchema
-from changefeed.sources.base import KeyRange, KeySet, Snapshot
+from changefeed.core.schema import KeyRange, TableSchema
+from changefeed.sources.base import KeySet, Snapshot
 from changefeed_testing.sources.reader import State
 
 #: A row as column names and log values.

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_form import problem
-from changefeed.sources.base import KeyRange, KeySet, Watch
+from changefeed.core.schema import KeyRange
+from changefeed.sources.base import KeySet, Watch
 from changefeed_testing.sources.copy import Copy, at_or_below, batches, rows_of, scan
 from changefeed_testing.sources.harness import SourceHarness, Type
 from changefeed_testing.sources.reader import capturing
