@@ -165,14 +165,16 @@ class Jobs(CatalogPart):
     ) -> Job:
         """Move a job. ``error`` is kept until the job is ``running`` or ``scanning`` again.
 
-        With ``lease`` the move happens only while that lease is held.
+        With ``lease`` the move happens only while that lease is held, and the change counter stays:
+        each feed of the node reads its tables when that rises, and no plan depends on where the
+        node has moved a job.
 
         Raises:
             ChangefeedError: CF1301 the move is not allowed.
             LeaseLost: the lease is another node's.
         """
         now = self._now()
-        with self._database.write() as transaction:
+        with self._database.write(notify=lease is None) as transaction:
             if lease is not None:
                 check_lease(transaction, lease)
             move_job(transaction, job_id, status, now, reason, error)
