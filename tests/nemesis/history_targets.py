@@ -22,7 +22,7 @@ import duckdb
 import psycopg
 
 from changefeed.catalog.model import TableState
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed_testing.sinks.messages import Message, parse_message
 from tests.nemesis.histories import Row, Server
 from tests.nemesis.service import Service
@@ -226,18 +226,27 @@ class Judge:
                     found[f"{copy.feed} {table}"] = text
         return found
 
-    def _help(self, copy: Copy, table: str, error: str) -> None:
+    def _help(self, copy: Copy, table: str, reported: str) -> None:
         """What the hints ask for: the table is read again; if that was in vain, made again."""
-        self.failures.append(f"{copy.feed} {table}: {error}")
-        name, again = f"{self._server.schema}.{table}", self._last.get((copy.feed, table)) == error
-        self._last[copy.feed, table] = error
+        self.failures.append(f"{copy.feed} {table}: {reported}")
+        name = f"{self._server.schema}.{table}"
+        again = self._last.get((copy.feed, table)) == reported
+        self._last[copy.feed, table] = reported
         copy.begin_again(table)
         if not again:
             self._service.execute(f"ALTER CHANGEFEED {copy.feed} RESCAN {name}")
             return
         self._service.execute(f"ALTER CHANGEFEED {copy.feed} DROP {name}")
         copy.remove(table)
-        self._service.execute(f"ALTER CHANGEFEED {copy.feed} ADD {name}")
+        add = f"ALTER CHANGEFEED {copy.feed} ADD {name}"
+        try:
+            self._service.execute(add)
+        except ChangefeedError as error:
+            if error.code is not Code.SOURCE_NOT_SET_UP:
+                raise
+            # The history took its key away.
+            self._server.run(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+            self._service.execute(add)
         del self._last[copy.feed, table]
 
     def _sync(self, copy: Copy) -> None:
