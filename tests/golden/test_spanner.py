@@ -65,6 +65,9 @@ class _Told:
         found = {c.name: self.dialect.rule(c).sql for c in schema.columns}
         return {**found, "_row": "", "_copy": "", "_sequence_num": "", "_deleted": ""}
 
+    def folding(self, table: str) -> dict[str, str]:
+        return {}
+
     def key(self, table: str) -> tuple[str, ...]:
         schema = self.tables.get(table)
         return key_of(schema) if schema is not None else ()
