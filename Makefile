@@ -69,7 +69,7 @@ demo: $(VENV)/.installed-demo ## a database with a small shop and feeds at work 
 WORKERS ?= 3
 PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: check-static ## check, then every layer against real servers (about 17 minutes)
+test: check-static ## check, then every layer against real servers (about 20 minutes)
 	$(PARALLEL) -m "not extended" $(PYTEST)
 
 test-all: test test-extended ## everything: test, then other versions, stand-ins, stores, random faults
