@@ -172,8 +172,9 @@ def test_a_look_up_that_cannot_be_used_stops_the_feed_until_it_can(
     assert "does not exist" in stopped()
     # Begun again, it asks for the columns first.
     feeds.execute("PAUSE CHANGEFEED f")
+    until(lambda: feeds.catalog.job("f").status is Status.PAUSED, "a feed that is paused")
     feeds.execute("RESUME CHANGEFEED f")
-    until(lambda: feeds.catalog.job("f").status is Status.RUNNING, "a feed that runs")
+    until(lambda: feeds.catalog.job("f").status is Status.RETRYING, "a feed that tries again")
     assert "does not exist" in stopped()
     write(customers, [10], ["Adele"])
     feeds.sync("f")
