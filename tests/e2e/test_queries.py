@@ -427,10 +427,7 @@ def test_a_column_that_the_query_reads_is_dropped_or_changes_its_type(
     postgres.execute("alter table orders drop column total")
     postgres.execute("update orders set extra = 7 where id = 1")
 
-    def stopped() -> bool:
-        return feeds.catalog.tables(feeds.catalog.job("f").id)[0].error is not None
-
-    until(stopped)
+    until(lambda: feeds.catalog.job("f").status is Status.FAILED, "the feed of its last table")
     (table,) = feeds.catalog.tables(feeds.catalog.job("f").id)
     assert (table.error_code, table.error) == (
         "CF1101",
