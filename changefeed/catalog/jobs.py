@@ -162,8 +162,11 @@ class Jobs(CatalogPart):
         reason: str,
         error: ChangefeedError | None = None,
         lease: Lease | None = None,
+        generation: int | None = None,
     ) -> Job:
         """Move a job. ``error`` is kept until the job is ``running`` or ``scanning`` again.
+
+        With ``generation`` the job stays where it is if an ALTER has given it another one.
 
         With ``lease`` the move happens only while that lease is held, and the change counter stays:
         each feed of the node reads its tables when that rises, and no plan depends on where the
@@ -177,7 +180,8 @@ class Jobs(CatalogPart):
         with self._database.write(notify=lease is None) as transaction:
             if lease is not None:
                 check_lease(transaction, lease)
-            move_job(transaction, job_id, status, now, reason, error)
+            if generation in (None, get_job(transaction, job_id).generation):
+                move_job(transaction, job_id, status, now, reason, error)
             return self._job(get_job(transaction, job_id))
 
     def request(self, job_id: int, wanted: DesiredStatus) -> Job:

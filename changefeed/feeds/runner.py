@@ -421,17 +421,20 @@ class FeedRunner:
             self._status.retrying(self._feed, error, again)
             self._services.clock.wait(self._called, pause)
             return True
-        self._status.ended(self._feed, error)
-        return False
+        return not self._ended(error)
 
     def _table_failed(self, failed: TableError) -> bool:
         """Returns False if no table is left."""
         self._status.failed_table(self._feed, failed)
         self._scanning.stop()
         self.sink_session.close()
-        if self._feed.targets():
+        return bool(self._feed.targets()) or not self._ended(failed.error)
+
+    def _ended(self, error: ChangefeedError) -> bool:
+        """Whether the feed ends with an error; else it goes on with an ALTER that came before."""
+        if self._status.ended(self._feed, error, self.generation):
             return True
-        self._status.ended(self._feed, failed.error)
+        self._reload.set()
         return False
 
     def _end_if_done(self) -> None:
@@ -444,25 +447,27 @@ class FeedRunner:
             reason = "end_time reached"
         else:
             return
-        self._refuse_success()
+        if (error := self._failed_tables()) is not None:
+            if self._ended(error):
+                raise StopFeed
+            return
         self._checkpoint.last(self._feed)
         self._status.show(self._feed, Status.SUCCEEDED, reason)
         raise StopFeed
 
-    def _refuse_success(self) -> None:
-        """End a feed with failed tables as failed, so that RESUME retries them."""
+    def _failed_tables(self) -> ChangefeedError | None:
+        """Why the feed is no success: a feed with failed tables ends as failed, so that RESUME
+        retries them.
+        """
         failed = self._feed.in_state(TableState.FAILED)
         if not failed:
-            return
+            return None
         first = failed[0]
-        code = Code.stored(first.error_code) or Code.INTERNAL_ERROR_REPEATS
-        error = ChangefeedError(
-            code,
+        return ChangefeedError(
+            Code.stored(first.error_code) or Code.INTERNAL_ERROR_REPEATS,
             f"{len(failed)} of {len(self._feed.tables)} tables failed: {first.table}: "
             f"{first.error}",
         )
-        self._status.ended(self._feed, error)
-        raise StopFeed
 
     def _save_quietly(self) -> None:
         """Save the progress; a failure is only logged, because another error is reported."""

@@ -190,9 +190,10 @@ class FeedStatus:
         log.error("feed %s: table %s failed: %s %s", name, failed.table, number, error.message)
         feed.fail_table(failed.table, error)
 
-    def ended(self, feed: Feed, error: ChangefeedError) -> None:
+    def ended(self, feed: Feed, error: ChangefeedError, generation: int) -> bool:
         """Write that the feed ends with an error: failed, or paused if the feed's options say
-        so.
+        so. False, with nothing written, if an ALTER came after the one that made the feed's
+        ``generation``: a RESCAN may be what lets the feed go on.
         """
         error = explained(error, feed.job)
         status, reason = Status.FAILED, error.message
@@ -201,8 +202,19 @@ class FeedStatus:
             status = Status.PAUSED
             reason = f"job failed ({error.message}) but is being paused because of on_error=pause"
             self._catalog.pause_wanted(feed.job.id)
+            generation = self._catalog.job(feed.job.id).generation
+        job = self._catalog.transition(
+            feed.job.id,
+            status,
+            reason=reason,
+            error=error,
+            lease=feed.lease,
+            generation=generation,
+        )
+        if job.status is not status:
+            return False
         log_move(feed.job.name, None, status, reason, error)
-        self._write(feed, status, reason, error)
+        return True
 
     def _write(
         self, feed: Feed, status: Status, reason: str, error: ChangefeedError | None

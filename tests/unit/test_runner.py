@@ -287,6 +287,27 @@ def test_a_table_fails_alone_and_the_last_one_ends_the_feed(bench: Bench) -> Non
     assert (bench.job.status, bench.job.error_code) == (Status.FAILED, REFUSED.code.number)
 
 
+def test_a_feed_that_was_altered_at_its_last_moment_goes_on(bench: Bench) -> None:
+    """A RESCAN between the failure of the last table and that of the feed was lost."""
+    bench.goes_on(TableError(T, REFUSED))
+    status = cast(Any, bench.runner)._status
+    failed_table = status.failed_table
+
+    def altered(feed: Feed, failed: TableError) -> None:
+        failed_table(feed, failed)
+        bench.catalog.alter_job(bench.job.id, rescan={T: 0, U: 0})
+
+    status.failed_table = altered
+    assert bench.goes_on(TableError(U, REFUSED))
+    assert bench.job.status is not Status.FAILED
+    status.failed_table = failed_table
+    bench.runner._check_requests()
+    assert bench.states() == [TableState.PENDING, TableState.PENDING]
+    assert bench.runner.generation == bench.job.generation
+    assert bench.goes_on(TableError(T, REFUSED)) and not bench.goes_on(TableError(U, REFUSED))
+    assert (bench.job.status, bench.job.error_code) == (Status.FAILED, REFUSED.code.number)
+
+
 def failure(about: TableName | None) -> Exception:
     """A fault of ours, that concerns a table or none."""
     try:
