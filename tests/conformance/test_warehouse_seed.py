@@ -236,7 +236,6 @@ def test_tables_of_bigquery(keyed: Example, bigquery: BigQueryEmulator) -> None:
         (STAGING, "_ord", "INT64", "NO", None),
         (STAGING, "_operation", "STRING", "NO", None),
         (STAGING, "_missing", "STRING", "NO", None),
-        (STAGING, "_before_id", "INT64", "NO", None),
         (STAGING, "id", "INT64", "NO", None),
         (STAGING, "name", "STRING", "NO", None),
         ("customers", "id", "INT64", "NO", 1),
