@@ -5,7 +5,8 @@ What differs from its text:
 
 * An UPDATE that changes the key is a DELETE of the old and an INSERT of the new key, so that a
   batch may be applied twice.
-* Of a table with a key ``_before_`` columns are those of the key; nothing needs the others.
+* Of the changes of a batch to one key the last one is loaded, so that a table with a key has no
+  ``_before_`` columns.
 * A batch leaves the staging table in the transaction of its merge.
 """
 
@@ -175,16 +176,18 @@ def keyed(warehouse: Watched) -> Example:
 
 #: What each transaction of the first example is in the staging table ..
 KEYED: list[Staged] = [
-    # _sequence_num, _operation, _before_id, id, name
-    [(1, "INSERT", None, 0, "alice")],
-    [(2, "DELETE", 0, 0, None), (2, "INSERT", None, 1, "alice")],
-    [(3, "DELETE", 1, 1, None), (3, "INSERT", None, 2, "alice")],
-    [(4, "DELETE", 2, 2, None)],
-    [(5, "INSERT", None, 0, "Alice")],
-    [(6, "INSERT", None, 1, "blob")],
-    [(7, "UPDATE", 1, 1, "Bob")],
+    # _sequence_num, _operation, id, name
+    [(1, "INSERT", 0, "alice")],
+    [(2, "DELETE", 0, None), (2, "INSERT", 1, "alice")],
+    [(3, "DELETE", 1, None), (3, "INSERT", 2, "alice")],
+    [(4, "DELETE", 2, None)],
+    [(5, "INSERT", 0, "Alice")],
+    [(6, "INSERT", 1, "blob")],
+    [(7, "UPDATE", 1, "Bob")],
 ]
-#: .. and what the target is after it.
+#: .. what all of them are as one batch ..
+FOLDED: Staged = [(4, "DELETE", 2, None), (5, "INSERT", 0, "Alice"), (7, "UPDATE", 1, "Bob")]
+#: .. and what the target is after each.
 COPIES = [
     *([(0, "alice")], [(1, "alice")], [(2, "alice")], [], [(0, "Alice")]),
     *([(0, "Alice"), (1, "blob")], [(0, "Alice"), (1, "Bob")]),
@@ -194,7 +197,7 @@ COPIES = [
 def test_with_primary_key_all_together(keyed: Example) -> None:
     assert keyed.deliver(0, 7) == [{"id": 0, "name": "Alice"}, {"id": 1, "name": "Bob"}]
     [staged] = keyed.staged  # the second run found nothing new
-    assert staged == [row for rows in KEYED for row in rows]
+    assert staged == FOLDED
     assert keyed.numbers() == [5, 7]
 
 
