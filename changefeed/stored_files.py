@@ -260,8 +260,8 @@ def _images(source: str, root: Path) -> Iterator[StoredFile]:
 
 def _notes(source: str, root: Path) -> Iterator[StoredFile]:
     paths = [path for path in _listed(root) if path.is_file() and path.suffix != UNFINISHED]
-    # Others write them, and notes beside them prove them.
-    proven = {path.with_name(path.name.removesuffix(PROOF)) for path in paths if PROOF in path.name}
+    # Other programs write these, so each has its checksum in a note of its own.
+    proven = {path.with_suffix("") for path in paths if path.suffix == PROOF}
     for path in dict.fromkeys([*paths, *sorted(proven)]):
         try:
             size = _read_note(path, proven=path in proven)

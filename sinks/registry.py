@@ -39,7 +39,6 @@ class SchemeEntry:
         extra: the extra of our distribution that brings them; empty when all installs have them.
         hidden: not offered to users (sinkless feeds).
         lists: what is behind the scheme can be listed, so what was written can be read again.
-        target: what the rows of a table go to, as a person says it before the target's name.
     """
 
     location: str
@@ -49,10 +48,21 @@ class SchemeEntry:
     extra: str = ""
     hidden: bool = False
     lists: bool = True
-    target: str = "topic"
+
+    @property
+    def target(self) -> str:
+        """What the rows of a table go to, as a person says it before the target's name."""
+        package = ".".join(self.location.split(".")[:2])
+        return _TARGETS.get(package, "topic")
 
 
-_INDEX, _TABLE, _IN_FILES = "index", "table", "files of"
+#: Package of sinks -> :attr:`SchemeEntry.target`.
+_TARGETS = {
+    "sinks.elasticsearch": "index",
+    "sinks.files": "files of",
+    "sinks.lake": "table",
+    "sinks.warehouse": "table",
+}
 
 _FILES = "sinks.files.sink:FilesSink"
 _KAFKA = "sinks.kafka.sink:KafkaSink"
@@ -86,7 +96,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "elasticsearch://localhost:9200/?index_prefix=shop_",
         ("elasticsearch",),
         extra="elasticsearch",
-        target=_INDEX,
     ),
     "elasticsearch+https": SchemeEntry(
         _ELASTICSEARCH,
@@ -94,35 +103,30 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "elasticsearch+https://search.example.com:443/?api_key=KEY",
         ("elasticsearch",),
         extra="elasticsearch",
-        target=_INDEX,
     ),
     "file": SchemeEntry(
         _FILES,
         "files in a directory, sorted by name in time order",
         "file:///var/lib/feeds?partition_format=hourly",
-        target=_IN_FILES,
     ),
     "s3": SchemeEntry(
         _FILES,
         "the same in Amazon S3 or a compatible store",
         "s3://bucket/prefix?AWS_ACCESS_KEY_ID=K&AWS_SECRET_ACCESS_KEY=S&AWS_REGION=eu-west-1",
-        target=_IN_FILES,
     ),
     "gs": SchemeEntry(
         _FILES,
         "the same in Google Cloud Storage",
         "gs://bucket/prefix?AUTH=implicit",
-        target=_IN_FILES,
     ),
     "azure": SchemeEntry(
         _FILES,
         "the same in Azure Blob Storage",
         "azure://container/prefix?AZURE_ACCOUNT_NAME=N&AZURE_ACCOUNT_KEY=S0VZ",
-        target=_IN_FILES,
     ),
-    "azure-blob": SchemeEntry(_FILES, "the same as azure", "", hidden=True, target=_IN_FILES),
-    "azure-storage": SchemeEntry(_FILES, "the same as azure", "", hidden=True, target=_IN_FILES),
-    "hdfs": SchemeEntry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds", target=_IN_FILES),
+    "azure-blob": SchemeEntry(_FILES, "the same as azure", "", hidden=True),
+    "azure-storage": SchemeEntry(_FILES, "the same as azure", "", hidden=True),
+    "hdfs": SchemeEntry(_FILES, "the same in HDFS", "hdfs://namenode:8020/feeds"),
     "https": SchemeEntry(
         _FILES,
         "the same on a server that accepts files by PUT",
@@ -130,7 +134,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         ("httpx",),
         "webhook",
         lists=False,
-        target=_IN_FILES,
     ),
     "http": SchemeEntry(
         _FILES,
@@ -139,27 +142,12 @@ BUILT_IN: dict[str, SchemeEntry] = {
         ("httpx",),
         "webhook",
         lists=False,
-        target=_IN_FILES,
     ),
     "file-https": SchemeEntry(
-        _FILES,
-        "the same as https",
-        "",
-        ("httpx",),
-        "webhook",
-        hidden=True,
-        lists=False,
-        target=_IN_FILES,
+        _FILES, "the same as https", "", ("httpx",), "webhook", hidden=True, lists=False
     ),
     "file-http": SchemeEntry(
-        _FILES,
-        "the same as http",
-        "",
-        ("httpx",),
-        "webhook",
-        hidden=True,
-        lists=False,
-        target=_IN_FILES,
+        _FILES, "the same as http", "", ("httpx",), "webhook", hidden=True, lists=False
     ),
     "webhook-https": SchemeEntry(
         _WEBHOOK,
@@ -181,14 +169,12 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "duckdb:///var/lib/copy.duckdb?schema=shop",
         ("duckdb",),
         "duckdb",
-        target=_TABLE,
     ),
     "postgresql": SchemeEntry(
         "sinks.warehouse.postgresql:PostgreSQLSink",
         "tables of a PostgreSQL database, kept equal by staged merge",
         "postgresql://user:password@host/database?schema=shop",
         ("psycopg",),
-        target=_TABLE,
     ),
     "bigquery": SchemeEntry(
         "sinks.warehouse.bigquery.sink:BigQuerySink",
@@ -196,7 +182,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "bigquery://project/dataset?location=EU",
         ("google.cloud.bigquery",),
         "bigquery",
-        target=_TABLE,
     ),
     "snowflake": SchemeEntry(
         "sinks.warehouse.snowflake.sink:SnowflakeSink",
@@ -204,7 +189,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "snowflake://user:password@account/database/schema?warehouse=W&role=R",
         ("snowflake.connector",),
         "snowflake",
-        target=_TABLE,
     ),
     "mysql": SchemeEntry(
         "sinks.warehouse.mysql:MySQLSink",
@@ -212,7 +196,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "mysql://user:password@host/database",
         ("pymysql",),
         "mysql",
-        target=_TABLE,
     ),
     "clickhouse": SchemeEntry(
         "sinks.warehouse.clickhouse.sink:ClickHouseSink",
@@ -220,7 +203,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "clickhouse://user:password@host:8123/database",
         ("clickhouse_connect",),
         "clickhouse",
-        target=_TABLE,
     ),
     "spanner": SchemeEntry(
         "sinks.warehouse.spanner.sink:SpannerSink",
@@ -228,14 +210,12 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "spanner://project/instance/database",
         ("google.cloud.spanner_v1",),
         "spanner",
-        target=_TABLE,
     ),
     "redshift": SchemeEntry(
         "sinks.warehouse.redshift:RedshiftSink",
         "tables of an Amazon Redshift database (never tested with one)",
         "redshift://user:password@cluster:5439/database?schema=shop",
         ("psycopg",),
-        target=_TABLE,
     ),
     "experimental-sql": SchemeEntry(
         "sinks.table.sink:MessageTableSink",
@@ -248,14 +228,12 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "Delta tables merged by Spark, on any filesystem that Spark can reach",
         "delta:///srv/lake",
         ("pyspark",),
-        target=_TABLE,
     ),
     "iceberg": SchemeEntry(
         "sinks.lake.sink:IcebergSink",
         "Iceberg tables merged by Spark, in a hadoop, REST or JDBC catalog",
         "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
         ("pyspark",),
-        target=_TABLE,
     ),
     "reader": SchemeEntry(
         "sinks.reader.sink:ReaderSink",

@@ -137,7 +137,7 @@ def _mapped(path: Path, proof: FileProof) -> np.ndarray[Any, Any]:
             Code.SPARK_FAILED,
             "the index of the dataset's rows is damaged",
             detail=f"file {path}: {error}",
-            hint="run the comparison again: the index is made anew; check the disk under the "
+            hint="run the comparison again: it makes another index; check the disk under the "
             "dataset.",
         ) from error
     array: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")

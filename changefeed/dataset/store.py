@@ -291,15 +291,15 @@ class _Output:
             if not _NAME.match(folder.name):
                 continue
             if (folder / _MANIFEST).exists():
-                yield _verified(folder / _MANIFEST)
+                yield _verify_note(folder / _MANIFEST)
             for side in (_ROWS, _DELETED):
-                yield from _verify(folder / side)
+                yield from _verify_rows(folder / side)
         for name in (_REFUSED, _REGISTERED):
             if (self.versions / name).exists():
-                yield _verified(self.versions / name)
+                yield _verify_note(self.versions / name)
         for day in sorted(self.history.glob("EFF_DATE=*")):
-            yield _verified(day / _MARK)
-            yield from _verify(day)
+            yield _verify_note(day / _MARK)
+            yield from _verify_rows(day)
 
 
 class DatasetFolders:
@@ -389,7 +389,7 @@ class DatasetFolders:
             ChangefeedError: CF3001, one is another or gone.
         """
         for folder in (version.rows, self.sensitive_rows(version.number)):
-            for _, _, damage in _verify(folder) if folder is not None else ():
+            for _, _, damage in _verify_rows(folder) if folder is not None else ():
                 if damage is not None:
                     raise damage
 
@@ -461,7 +461,7 @@ class DatasetFolders:
 
     def refuse(self, extract: ExtractMark, error: ChangefeedError) -> None:
         """Remember why an extract was refused, until the next comparison."""
-        told = {
+        note = {
             "extract": asdict(extract),
             "code": error.code.number,
             "message": error.message,
@@ -469,37 +469,37 @@ class DatasetFolders:
             "hint": error.hint,
         }
         self._versions.mkdir(parents=True, exist_ok=True)
-        self._keep_note(_REFUSED, told)
+        self._keep_note(_REFUSED, note)
 
     def refusal(self, extract: ExtractMark) -> ChangefeedError | None:
         """Why an extract was refused; None where it was not, or not as its files are now."""
-        told = self._note(_REFUSED)
-        if told is None or ExtractMark(**told["extract"]) != extract:
+        note = self._note(_REFUSED)
+        if note is None or ExtractMark(**note["extract"]) != extract:
             return None
-        code = Code.stored(told["code"]) or Code.NOT_SUPPORTED
-        return ChangefeedError(code, told["message"], detail=told["detail"], hint=told["hint"])
+        code = Code.stored(note["code"]) or Code.NOT_SUPPORTED
+        return ChangefeedError(code, note["message"], detail=note["detail"], hint=note["hint"])
 
-    def keep_registration(self, told: Mapping[str, object]) -> None:
+    def keep_registration(self, shown: Mapping[str, object]) -> None:
         """Remember what the tables of the catalog show."""
-        self._keep_note(_REGISTERED, told)
+        self._keep_note(_REGISTERED, shown)
 
     def registration(self) -> dict[str, Any]:
-        """What :meth:`keep_registration` was told last; empty before."""
+        """What :meth:`keep_registration` kept last; empty before."""
         return self._note(_REGISTERED) or {}
 
-    def _keep_note(self, name: str, told: Mapping[str, object]) -> None:
-        replace_durably(self._versions / name, json.dumps(told), mode=_RIGHTS)
+    def _keep_note(self, name: str, note: Mapping[str, object]) -> None:
+        replace_durably(self._versions / name, json.dumps(note), mode=_RIGHTS)
 
     def _note(self, name: str) -> dict[str, Any] | None:
         """What was kept under a name; a damaged note is made again by the next run."""
         try:
-            told: dict[str, Any] = json.loads(read_durable(self._versions / name))
+            note: dict[str, Any] = json.loads(read_durable(self._versions / name))
         except FileNotFoundError:
             return None
         except AlteredBytes as error:
             log.warning("%s is not used: %s", self._versions / name, error)
             return None
-        return told
+        return note
 
     def discard(self) -> None:
         """Remove what a run staged."""
@@ -686,7 +686,7 @@ def check_file(file: Path) -> None:
         raise _damaged(file, error) from error
 
 
-def _verified(path: Path) -> tuple[Path, int, ChangefeedError | None]:
+def _verify_note(path: Path) -> tuple[Path, int, ChangefeedError | None]:
     """A file that begins with its checksum."""
     try:
         return path, len(read_durable(path)), None
@@ -695,7 +695,7 @@ def _verified(path: Path) -> tuple[Path, int, ChangefeedError | None]:
         return path, 0, None if gone else _damaged(path, error)
 
 
-def _verify(folder: Path) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
+def _verify_rows(folder: Path) -> Iterator[tuple[Path, int, ChangefeedError | None]]:
     """The files of rows in a folder, and what proves them."""
     try:
         proofs = _proofs_of(folder)

@@ -95,13 +95,10 @@ class SinkSession:
         doing, began, sink = call
         if sink is not None and (why := sink.unanswered()):
             return f"{why} ({doing} since {began.time_of_day()})"
-        if self._spark_step():
-            return self._spark_step()
+        if self._spark_packs and (step := self._spark.step):
+            return step
         long = (self._clock.now().wall - began.wall) / 1e9 > self._patience
         return f"{doing} since {began.time_of_day()}" if long else ""
-
-    def _spark_step(self) -> str:
-        return self._spark.step if self._spark_packs else ""
 
     @property
     def needs_spark(self) -> bool:

@@ -547,7 +547,7 @@ class Source(ABC):
         on: so much of it as :meth:`range_columns` says, as a bound of a :class:`KeyRange`. Above
         ``low``; None if there are no more rows. A source that must look at the whole table for a
         bound takes :data:`WHOLE_LOOKS` parts at most."""
-        raise AssertionError(f"source {self.name} tells no ranges of keys")
+        raise AssertionError(f"source {self.name} gives no ranges of keys")
 
     def partitions(self, table: TableSchema) -> list[str]:
         """The names of a table's partitions at every level; empty for an ordinary table."""

@@ -176,23 +176,24 @@ def detail(look: FeedSnapshot, columns: Mapping[str, Cell]) -> tuple[Section, ..
     """SHOW CHANGEFEED f in groups, without what has no value or says the status again."""
     sections = []
     for title, facts in _SECTIONS.items():
-        found = [(words, _told(name, columns)) for words, name in facts if _worth(name, columns)]
+        cells = ((words, name, _cell(name, columns)) for words, name in facts)
+        found = [(words, cell) for words, name, cell in cells if _worth(name, cell, columns)]
         heading = f"{look.job.name}: {title}" if title == "state" else title
         if found:
             sections.append(Section(heading, found))
     return tuple(sections)
 
 
-def _told(name: str, columns: Mapping[str, Cell]) -> Cell:
-    """The instants among the options stand below, as times of day."""
+def _cell(name: str, columns: Mapping[str, Cell]) -> Cell:
+    """A column's value, without the options that are instants: these have columns of their own, as
+    times of day."""
     value = columns[name]
     if name == "options" and isinstance(value, Names):
         return Names(text for text in value if not text.startswith(("cursor = ", "end_time = ")))
     return value
 
 
-def _worth(name: str, columns: Mapping[str, Cell]) -> bool:
-    value = _told(name, columns)
+def _worth(name: str, value: Cell, columns: Mapping[str, Cell]) -> bool:
     if name == "running_status":
         # Of a running feed it is the status and the timestamp that stands below.
         return columns["status"] != str(Status.RUNNING)

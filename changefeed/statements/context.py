@@ -486,7 +486,7 @@ class DeliveryWait:
         if now < self._next:
             return False
         if self.upto is None:
-            # An idle source gives its frontier about once a second; somebody waits for it.
+            # An idle source gives its frontier about once a second: too late for a statement.
             self.hasten(self.source)
             self._next = now + HASTEN_SECONDS
         else:

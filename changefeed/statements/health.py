@@ -90,11 +90,11 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         # CockroachDB's words.
         waits = waits_of(job)
         also = f"; {waits}" if waits else ""
-        told = ShownText(
+        shown = ShownText(
             f"running: resolved={job.high_water}{also}",
             f"complete up to {clock_text(job.high_water, now)}{also}",
         )
-        return Health(str(job.status), told, behind)
+        return Health(str(job.status), shown, behind)
     return Health(str(job.status), job.reason, behind)
 
 

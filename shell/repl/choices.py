@@ -329,14 +329,19 @@ def _parameters(uri: str) -> Iterator[Candidate]:
             yield Candidate(stem + text, one.summary, string=True, literal=True)
 
 
-def _paths(lead: str, typed: str) -> Iterator[Candidate]:
-    folder = Path(typed[: typed.rfind("/") + 1])
+def entries(folder: Path) -> list[tuple[Path, bool]]:
+    """What is in a folder, sorted, and whether each is a folder that a user may want: hidden ones
+    count as files. Empty where the folder cannot be read."""
     try:
         found = sorted(folder.iterdir())
     except OSError:
-        return
-    for path in found:
-        if path.is_dir() and not path.name.startswith("."):
+        return []
+    return [(path, path.is_dir() and not path.name.startswith(".")) for path in found]
+
+
+def _paths(lead: str, typed: str) -> Iterator[Candidate]:
+    for path, is_folder in entries(Path(typed[: typed.rfind("/") + 1])):
+        if is_folder:
             yield Candidate(f"{lead}{path}/", "folder", string=True, literal=True)
         elif lead.startswith("duckdb") and path.is_file():
             yield Candidate(f"{lead}{path}", "file", string=True, literal=True)

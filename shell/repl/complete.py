@@ -14,7 +14,7 @@ from changefeed.options.docs import listing
 from grammar.help import topics
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import DEFAULT_SCHEMA, Candidate, choices, quoted
+from shell.repl.choices import DEFAULT_SCHEMA, Candidate, choices, entries, quoted
 from shell.settings import TABLE
 
 if TYPE_CHECKING:
@@ -48,12 +48,8 @@ def _files(words: str, known: NameCache) -> Iterator[Candidate]:
     typed = Path(words or ".").expanduser()
     folder = typed if words.endswith("/") or not words else typed.parent
     lead = words[: words.rfind("/") + 1]
-    try:
-        found = sorted(folder.iterdir())
-    except OSError:
-        return
-    for path in found:
-        if path.is_dir() and not path.name.startswith("."):
+    for path, is_folder in entries(folder):
+        if is_folder:
             yield Candidate(f"{lead}{path.name}/", "folder")
         elif path.suffix == ".sql":
             yield Candidate(f"{lead}{path.name}")

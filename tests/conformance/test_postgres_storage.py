@@ -250,7 +250,7 @@ def test_the_same_while_nobody_reads(postgres: Database, tmp_path: Path) -> None
 def test_what_happens_between_joining_and_the_first_look(
     postgres: Database, tmp_path: Path
 ) -> None:
-    """The rows may have been read in between, by whoever made the source send the tables."""
+    """The rows may have been read in between, by the process that set up the source."""
     parted = History("parted", (), None)
     plain, calm = quiet("plain", parted=False), quiet("calm", parted=False)
     for history in (parted, plain, calm):

@@ -148,7 +148,7 @@ def mends(feeds: Feeds) -> None:
     assert said()[1].endswith(": equal now")
     feeds.execute("ALTER CHANGEFEED f UNSET verify, verify_repair")
     assert feeds.verified() == ["f"]
-    # What both sides read is told, so that neither is hurried.
+    # The comparison reports what it reads on both sides, so that neither is hurried.
     read: list[int] = []
     found, node = feeds.catalog.job("f"), feeds.node
     source = open_source("shop", feeds.catalog.connection("shop").uri)

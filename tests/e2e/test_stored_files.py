@@ -99,8 +99,8 @@ def test_a_damaged_large_transaction_is_read_again(tmp_path: Path, postgres: Dat
         feeds.sync("f")
         expected = {f"[{a}]": {"a": a, "b": b} for a, b in postgres.execute("select a, b from t")}
         assert read_back(tmp_path / "out") == expected
-        told = [event.text for event in feeds.catalog.events(feeds.catalog.job("f").id)]
-        assert any("damaged on disk" in text for text in told), told
+        texts = [event.text for event in feeds.catalog.events(feeds.catalog.job("f").id)]
+        assert any("damaged on disk" in text for text in texts), texts
 
 
 @pytest.mark.parametrize("binlog_server", ["mysql8"], indirect=True)

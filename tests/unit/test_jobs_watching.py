@@ -125,7 +125,7 @@ def test_those_that_wait_are_told_why_and_go_on_afterwards(bench: Bench) -> None
     bench.watch.start()
     until(lambda: bench.catalog.job("a").status is Status.RETRYING)
     assert bench.catalog.job("a").error == "cannot connect"
-    assert bench.catalog.job("b").status is Status.STARTING, "its runner tells"
+    assert bench.catalog.job("b").status is Status.STARTING, "its runner shows it"
     until(lambda: bench.catalog.source_state("shop").error == "cannot connect")
     bench.source_runtime.refuses = None
     until(lambda: bench.watch.covers(waiting))

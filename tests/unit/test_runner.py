@@ -440,7 +440,7 @@ def test_the_thread_ends_when_another_node_has_the_feed(bench: Bench) -> None:
     bench.runner.start()
     bench.runner.join(20)
     assert not bench.runner.is_alive() and bench.ended == 1
-    assert bench.job.status is Status.STARTING, "whoever has it says how it is"
+    assert bench.job.status is Status.STARTING, "the node that has it says how it is"
 
 
 def test_a_feed_that_ends_by_itself_leaves_no_staged_file(tmp_path: Path) -> None:

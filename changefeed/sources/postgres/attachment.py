@@ -259,7 +259,8 @@ class PostgresAttachment(Attachment):
         )
 
     def _look_at_storage(self, connection: PsycopgConnection, oids: Collection[int]) -> None:
-        """Before anybody reads the rows of a table: what the stream sees first may be younger."""
+        """Note how tables are stored before their rows are read: what the stream sees first may be
+        younger."""
         known = {oid: one for oid, one in self._stored.items() if oid in oids}
         new = [oid for oid in oids if oid not in known]
         publication = self.publication if self._given is not None else ""

@@ -161,7 +161,7 @@ def compare(
 
 
 def _rewritten(old: Storage, new: Storage) -> list[str]:
-    """The columns that an ALTER wrote anew, or whose values were not sent before."""
+    """The columns that an ALTER rewrote, or whose values were not sent before."""
     both = old.heaps.keys() & new.heaps.keys()
     copied = any(old.heaps[oid].file != new.heaps[oid].file for oid in both)
     names = []
@@ -257,7 +257,7 @@ class StorageWatch:
         """
         Args:
             folder: is kept as long as the change log; None: nothing is kept.
-            before: how tables were, by oid, before anybody read their rows.
+            before: how tables were, by oid, before their rows were read.
         """
         self._before = before
         self._path = None if folder is None else folder / FILE_NAME
