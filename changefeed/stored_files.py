@@ -153,10 +153,16 @@ def _log(source: str, root: Path) -> Iterator[StoredFile]:
 
 def _journals(root: Path, ledger: Ledger) -> list[tuple[int, int, Timestamp | None]]:
     """Number, length and last timestamp of the journals; the live one as far as HEAD says."""
+    head = None
+    for _ in range(_ATTEMPTS):
+        head = read_head(root)
+        if head is not None and head.live == ledger.live:
+            break
+        # HEAD is being overwritten, or the log has begun another journal since.
+        ledger = read_ledger(root) or ledger
     found: list[tuple[int, int, Timestamp | None]] = [
         (sealed.number, sealed.length, sealed.frontier.at) for sealed in ledger.sealed
     ]
-    head = read_head(root)
     if head is not None and head.live == ledger.live:
         found.append((ledger.live, head.length, None))
     return found

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from changefeed.dataset.definition import Definition, uri_of
 from changefeed.dataset.extracts import ExtractSchedule
 from changefeed.log import LogSettings, LogWriter
 from changefeed.log.journal import JournalFile
+from changefeed.log.ledger import read_ledger
 from changefeed.sources.mysql.kept import write_kept
 from tests.helpers.log_samples import clocks
 from tests.properties.test_damage import (
@@ -90,6 +92,20 @@ def test_whole_files(state: StateLayout) -> None:
         "datasets": 19,
         "state": 1,
     }
+
+
+def test_a_log_that_begins_another_journal_meanwhile_is_read_whole(
+    state: StateLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index and HEAD are two files, which are read one after the other."""
+    whole = verified(state)
+    ledger = read_ledger(state.log("shop"))
+    assert ledger is not None
+    before = [replace(ledger, live=ledger.live + 9, sealed=())]
+    monkeypatch.setattr(
+        stored_files, "read_ledger", lambda root: before.pop() if before else read_ledger(root)
+    )
+    assert verified(state) == whole
 
 
 def _replaced(log: Path, kind: str) -> int:
