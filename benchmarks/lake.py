@@ -67,7 +67,7 @@ class Changes:
 def loaded(rows: int) -> pa.Table:
     """The table before: rows of a scan."""
     ids = pa.array(np.arange(rows, dtype=np.int64))
-    return _log(ids, pa.array(["r"] * rows), np.full(rows, LOADED), 0)
+    return log_rows(ids, pa.array(["r"] * rows), np.full(rows, LOADED), 0)
 
 
 def changes_of(rows: int, count: int, seed: int) -> Changes:
@@ -81,11 +81,12 @@ def changes_of(rows: int, count: int, seed: int) -> Changes:
     kinds = np.where(chance.random(len(ids)) < 1 / 9, "d", "u").astype(object)
     kinds[len(keys) + len(again) :] = "c"
     ops = pa.array(kinds, pa.string())
-    log = _log(pa.array(ids), ops, LOADED + 1 + np.arange(len(ids)), 1)
-    return Changes(log, _typed(log))
+    log = log_rows(pa.array(ids), ops, LOADED + 1 + np.arange(len(ids)), 1)
+    return Changes(log, typed(log))
 
 
-def _log(ids: pa.Array, ops: pa.Array, versions: np.ndarray[Any, Any], salt: int) -> pa.Table:
+def log_rows(ids: pa.Array, ops: pa.Array, versions: np.ndarray[Any, Any], salt: int) -> pa.Table:
+    """Rows of the log: those of a scan, or changes; ``salt``: other values for the same id."""
     rows = len(ids)
     number = ids.to_numpy() * 7 + salt
     cents = pa.array(number % 1_000_000)
@@ -115,7 +116,8 @@ def _log(ids: pa.Array, ops: pa.Array, versions: np.ndarray[Any, Any], salt: int
     return pa.table(columns, schema=SCHEMA.log_schema())
 
 
-def _typed(log: pa.Table) -> pa.Table:
+def typed(log: pa.Table) -> pa.Table:
+    """The same rows as typed columns."""
     return pa.table(
         {
             "op": log["op"],
@@ -188,7 +190,7 @@ class Bench:
         batch = self.folder / "batch.parquet"
         pq.write_table(changes.typed, batch, row_group_size=131_072)
         before = self.folder / "before.parquet"
-        pq.write_table(_typed(loaded(rows)).drop(["op"]), before, row_group_size=131_072)
+        pq.write_table(typed(loaded(rows)).drop(["op"]), before, row_group_size=131_072)
         with self.engine.use(packs=(kind,)) as session:
             name = self._by_hand_name(kind)
             session.sql(f"CREATE TABLE {name} USING {kind} AS SELECT * FROM parquet.`{before}`")
@@ -236,7 +238,7 @@ class Bench:
         self._places += 1
         with duckdb.connect(str(self.folder / f"d{self._places}.duckdb")) as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            before = _typed(loaded(rows)).drop(["op"])
+            before = typed(loaded(rows)).drop(["op"])
             connection.register("before", before)
             connection.execute("CREATE TABLE orders AS SELECT * FROM before")
             connection.register("batch", changes.typed)
