@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from changefeed.encoding.avro import reading as avro
 from changefeed.encoding.avro.schema import SCHEMA_KEY
+from changefeed.encoding.binary_format import Read
 from changefeed.encoding.protobuf import reading as protobuf
-from changefeed.encoding.protobuf.reading import PROTO_KEY, Read
+from changefeed.encoding.protobuf.schema import PROTO_KEY
 from sinks.copies import key_text, of_record, plain
 
 

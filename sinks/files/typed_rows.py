@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.arrow_schema import parquet_rows
-from changefeed.encoding.avro.container import DamagedContainer, container_records
+from changefeed.encoding.avro.reading import DamagedContainer, container_records
 from sinks.copies import BARE, key_text, of_record, plain
 from sinks.files.places.base import ReadablePlace
 
@@ -36,7 +35,7 @@ def avro_messages(
     """
     with place.open(path) as raw:
         try:
-            for record in container_records(io.BufferedReader(raw, 1 << 20)):
+            for record in container_records(raw):
                 value = plain(record)
                 row = value.get("record" if envelope == BARE else "key") if value else None
                 yield _key(row, key, path), of_record(value, envelope)

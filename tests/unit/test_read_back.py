@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.arrow_schema import AVRO_CODECS, avro_block, avro_header
-from changefeed.encoding.avro.container import DamagedContainer, container_records
+from changefeed.encoding.avro.reading import DamagedContainer, container_records
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.protobuf.reading import reader_by_id, reader_of
 
@@ -105,3 +106,13 @@ def test_what_the_feed_does_not_write_is_refused(read: Callable[[], object]) -> 
     with pytest.raises(ChangefeedError, match="not in the protobuf") as refused:
         read()
     assert refused.value.code is Code.NOT_SUPPORTED
+
+
+def test_without_protobuf_s_runtime_the_error_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(ChangefeedError, match="needs the package protobuf") as refused:
+        reader_of(PROTO)
+    assert refused.value.code is Code.SINK_NEEDS_EXTRA
+    assert refused.value.hint == "pip install 'changefeed[protobuf]'"

@@ -1,4 +1,4 @@
-"""Protobuf messages read back, one by one, to compare a topic with its source.
+"""Protobuf messages read back by Google's runtime, one by one, to compare a topic with its source.
 
 The types are read from the text of a ``.proto`` file as :mod:`.schema` writes it: records of
 scalars, moments, and arrays. What another program registered may have more, and is refused.
@@ -7,47 +7,23 @@ scalars, moments, and arrays. What another program registered may have more, and
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.binary_format import Read, reader_of_registered
-from changefeed.encoding.protobuf.schema import PROTO_KEY, WireType, message_header
+from changefeed.encoding.protobuf.schema import message_header
 
-__all__ = ["PROTO_KEY", "Read", "member_names", "reader_by_id", "reader_of"]
-
-_TOKENS = re.compile(r"""//[^\n]*|/\*.*?\*/|\s+|("[^"]*"|[\w.]+|[{}=;\[\],<>()-])""", re.DOTALL)
-_WIRES = {
-    "bool": WireType.VARINT,
-    "int32": WireType.VARINT,
-    "int64": WireType.VARINT,
-    "double": WireType.FIXED64,
-    "float": WireType.FIXED32,
-    "string": WireType.LENGTH,
-    "bytes": WireType.LENGTH,
-}
+_SCALARS = frozenset({"bool", "int32", "int64", "double", "float", "string", "bytes"})
 _MOMENT = "google.protobuf.Timestamp"
-_LONGEST_VARINT = 10
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    type: str
-    repeated: bool
-
-
-@dataclass(slots=True)
-class _Message:
-    fields: dict[int, _Field] = field(default_factory=dict)
-    inner: dict[str, _Message] = field(default_factory=dict)
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the message only wraps the elements of an array."""
-        return bool(self.inner) and [f.name for f in self.fields.values()] == ["items"]
+#: One step through a file: what is passed over, the begin and end of a type, or a field.
+_STEP = re.compile(
+    r"""\s+ | ; | //[^\n]* | /\*.*?\*/ | (?:syntax|import|option|reserved)\b[^;]*;
+    | package\s+(?P<package>[\w.]+)\s*; | message\s+(?P<message>\w+)\s*\{ | (?P<end>\})
+    | (?:(?P<label>optional|repeated)\s+)? \.?(?P<type>[\w.]+)\s+(?P<name>\w+)\s*=\s*
+      (?P<number>\d+)\s*(?:\[[^\]]*\]\s*)?;""",
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def reader_of(text: str) -> Read:
@@ -55,11 +31,20 @@ def reader_of(text: str) -> Read:
     NULL for those that a message does not have.
 
     Raises:
-        ChangefeedError: CF1303 the text is no file as the feed writes it.
+        ChangefeedError: CF1303 the text is no file as the feed writes it; CF5005 where protobuf's
+            runtime is not installed.
     """
-    types = _types(text)
-    first = next(iter(types.values()))
-    return lambda message: _record(message, first, types)
+    kind = _message_class(text)
+
+    def read(data: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        try:
+            return _record(kind.FromString(data))
+        except (DecodeError, ValueError) as error:  # ValueError: a field that has no NULL
+            raise _unreadable(type(error).__name__) from error
+
+    return read
 
 
 def reader_by_id(text_of: Callable[[int], str]) -> Read:
@@ -80,163 +65,100 @@ def reader_by_id(text_of: Callable[[int], str]) -> Read:
 
 def member_names(text: str) -> tuple[str, ...]:
     """The names of the members of a file's first type."""
-    return tuple(f.name for f in next(iter(_types(text).values())).fields.values())
+    return tuple(_message_class(text).DESCRIPTOR.fields_by_name)
 
 
-# ------------------------------------------------------------------------------- types
-
-
-def _types(text: str) -> dict[str, _Message]:
-    found = _Parser(text).file()
-    if not found:
+def _message_class(text: str) -> Any:
+    """The class of a file's first type."""
+    try:
+        from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
+    except ImportError:
+        raise ChangefeedError(
+            Code.SINK_NEEDS_EXTRA,
+            "reading protobuf messages back needs the package protobuf, which is not installed",
+            hint="pip install 'changefeed[protobuf]'",
+        ) from None
+    file = _file(text)
+    if not file.message_type:
         raise _unreadable("no type in its schema")
-    return found
+    # A pool of its own: versions of a table have the same names.
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    try:
+        pool.Add(file)
+    except TypeError as error:
+        raise _unreadable("a type in its schema is unknown") from error
+    name = ".".join(filter(None, (file.package, file.message_type[0].name)))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
-class _Parser:
-    """Reads the text of a file; skips what is not needed up to the next semicolon."""
+def _file(text: str) -> Any:
+    """The text as a ``FileDescriptorProto``."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    def __init__(self, text: str) -> None:
-        self._tokens = _tokens(text)
-
-    def file(self) -> dict[str, _Message]:
-        found: dict[str, _Message] = {}
-        for token in self._tokens:
-            if token == "message":
-                name = self._next()
-                found[name] = self._message()
-            elif token in ("syntax", "package", "import", "option"):
-                self._pass()
-            elif token != ";":
-                raise _unreadable(f"{token} in its schema")
-        return found
-
-    def _message(self) -> _Message:
-        made = _Message()
-        self._expect("{")
-        for token in self._tokens:
-            if token == "}":
-                return made
-            if token == "message":
-                name = self._next()
-                made.inner[name] = self._message()
-            elif token in ("option", "reserved"):
-                self._pass()
-            else:
-                labelled = token in ("optional", "repeated")
-                kind = (self._next() if labelled else token).removeprefix(".")
-                name = self._next()
-                self._expect("=")
-                number = self._next()
-                if not number.isdecimal():
-                    raise _unreadable(f"{kind} {name} in its schema")
-                self._pass()
-                made.fields[int(number)] = _Field(name, kind, token == "repeated")
-        raise _unreadable("its schema ends too soon")
-
-    def _next(self) -> str:
-        token = next(self._tokens, None)
-        if token is None:
-            raise _unreadable("its schema ends too soon")
-        return token
-
-    def _expect(self, wanted: str) -> None:
-        token = self._next()
-        if token != wanted:
-            raise _unreadable(f"{token} in its schema")
-
-    def _pass(self) -> None:
-        while self._next() != ";":
-            pass
-
-
-def _tokens(text: str) -> Iterator[str]:
+    file = FileDescriptorProto(name="feed.proto", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    types: list[Any] = []  # those that the place is in, the innermost last
     place = 0
     while place < len(text):
-        found = _TOKENS.match(text, place)
-        if found is None:
-            raise _unreadable("its schema is no .proto file")
-        place = found.end()
-        if found[1]:
-            yield found[1]
+        step = _STEP.match(text, place)
+        if step is None:
+            raise _unreadable(f"{text[place:].split(maxsplit=1)[0]} in its schema")
+        place = step.end()
+        if step["package"]:
+            file.package = step["package"]
+        elif step["message"]:
+            made = types[-1].nested_type if types else file.message_type
+            types.append(made.add(name=step["message"]))
+        elif step["end"] and types:
+            types.pop()
+        elif step["type"] and types:
+            _add_field(types[-1], step)
+        elif step["end"] or step["type"]:
+            raise _unreadable(f"{step[0]} in its schema")
+    if types:
+        raise _unreadable("its schema ends too soon")
+    return file
 
 
-# ------------------------------------------------------------------------------- messages
+def _add_field(message: Any, step: re.Match[str]) -> None:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    label = "LABEL_REPEATED" if step["label"] == "repeated" else "LABEL_OPTIONAL"
+    field = message.field.add(name=step["name"], number=int(step["number"]), label=label)
+    kind = step["type"]
+    if kind in _SCALARS:
+        field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+    else:
+        field.type = FieldDescriptorProto.TYPE_MESSAGE
+        field.type_name = f".{kind}" if kind == _MOMENT else kind
+    if step["label"] == "optional":
+        # Presence is written as a group of one (Field Presence, descriptors of proto3).
+        field.proto3_optional = True
+        field.oneof_index = len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{field.name}")
 
 
-def _record(data: bytes, message: _Message, types: Mapping[str, _Message]) -> Any:
-    known = {**types, **message.inner}
-    found: dict[str, Any] = {f.name: [] if f.repeated else None for f in message.fields.values()}
-    for number, wire, raw in _fields(data):
-        declared = message.fields.get(number)
-        if declared is None:
-            continue  # a column that is gone, or of a type that came later
-        value = _value(declared, wire, raw, known)
-        if declared.repeated:
-            found[declared.name].append(value)
-        else:
-            found[declared.name] = value
-    if message.is_array:
-        return [item["value"] for item in found["items"]]
-    return found
+def _record(message: Any) -> Any:
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    kind = message.DESCRIPTOR
+    if kind.full_name == _MOMENT:
+        return message.seconds * 1_000_000 + message.nanos // 1_000
+    for unknown in UnknownFieldSet(message):
+        # Others are columns that are gone, or of a type that came later.
+        if (field := kind.fields_by_number.get(unknown.field_number)) is not None:
+            raise _unreadable(f"{field.name} has another type")
+    if kind.nested_types and [*kind.fields_by_name] == ["items"]:  # the elements of an array
+        return [_member(element, "value") for element in message.items]
+    return {name: _member(message, name) for name in kind.fields_by_name}
 
 
-def _value(declared: _Field, wire: int, raw: Any, types: Mapping[str, _Message]) -> Any:
-    kind = declared.type
-    if wire != _WIRES.get(kind, WireType.LENGTH):
-        raise _unreadable(f"{declared.name} is no {kind}")
-    if kind in ("int32", "int64"):
-        return raw - (1 << 64) if raw >> 63 else raw
-    if kind == "bool":
-        return bool(raw)
-    if kind == "double":
-        return struct.unpack("<d", raw)[0]
-    if kind == "float":
-        return struct.unpack("<f", raw)[0]
-    if kind == "string":
-        return bytes(raw).decode(errors="replace")
-    if kind == "bytes":
-        return bytes(raw)
-    if kind == _MOMENT:
-        parts = {number: part for number, wire, part in _fields(raw) if wire == WireType.VARINT}
-        seconds = parts.get(1, 0)
-        seconds -= 1 << 64 if seconds >> 63 else 0
-        return seconds * 1_000_000 + parts.get(2, 0) // 1_000
-    if kind not in types:
-        raise _unreadable(f"type {kind} in its schema")
-    return _record(raw, types[kind], types)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value (a number or bytes) of each field."""
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
-        number, wire = tag >> 3, tag & 7
-        if wire == WireType.VARINT:
-            value: Any
-            value, place = _varint(data, place)
-        else:
-            if wire == WireType.LENGTH:
-                size, place = _varint(data, place)
-            elif wire in (WireType.FIXED32, WireType.FIXED64):
-                size = 4 if wire == WireType.FIXED32 else 8
-            else:
-                raise _unreadable(f"wire type {wire}")
-            value = data[place : place + size]
-            place += size
-            if place > len(data):
-                raise _unreadable("it ends too soon")
-        yield number, wire, value
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    number = 0
-    for i, byte in enumerate(data[place : place + _LONGEST_VARINT]):
-        number |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return number & (1 << 64) - 1, place + i + 1
-    raise _unreadable("a number in it does not end")
+def _member(message: Any, name: str) -> Any:
+    if not message.HasField(name):
+        return None
+    value = getattr(message, name)
+    return _record(value) if hasattr(value, "DESCRIPTOR") else value
 
 
 def _unreadable(why: str) -> ChangefeedError:
