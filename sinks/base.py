@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Ddl, Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.proofs import FileProof
 from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.options import Feature, OptionRow
 
 if TYPE_CHECKING:

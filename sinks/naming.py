@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 
+#: The parameter ``topic_prefix`` of a URI.
+TOPIC_PREFIX = "Prefix of the name of every topic."
+
 MAX_TOPIC = 249
 """Kafka's limit: a longer name does not fit the broker's folder names."""
 

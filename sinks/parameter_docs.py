@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from changefeed.core.parameters import Parameter, of_scheme
+from changefeed.core.settings import Parameter, of_scheme
 from sinks import registry
 
 _HEAD = """\

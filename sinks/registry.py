@@ -17,7 +17,7 @@ from functools import cache
 from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, of_scheme
+from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import hint_of_scheme
 from changefeed.options import Feature
 from sinks.base import Capabilities, Sink

@@ -1,4 +1,4 @@
-"""URIs of sinks and connections: taken apart, consumed parameter by parameter, redacted.
+"""URIs of sinks and connections: taken apart, and redacted.
 
 A URI contains passwords. Errors from here contain no value of a URI, and :func:`redact` is safe
 on text that is not a URI: it hides everything that it cannot parse.
@@ -6,19 +6,14 @@ on text that is not a URI: it hides everything that it cannot parse.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, of_scheme
 from changefeed.core.secret_names import is_secret
 from grammar import foreign
-from grammar.spelling import did_you_mean
 
 #: The substitute for a secret, as in CockroachDB's listings.
 REDACTED = "redacted"
@@ -57,6 +52,7 @@ class Parts:
         hosts: several for ``kafka://a:1,b:2``; empty for ``file:///dir``.
         path: from the first ``/`` on, decoded.
         parameters: of the query, in order; a name alone has the empty value.
+        text: the URI as it was written.
     """
 
     scheme: str
@@ -65,11 +61,28 @@ class Parts:
     hosts: tuple[Host, ...] = ()
     path: str = ""
     parameters: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    text: str = field(default="", repr=False, compare=False)
 
     @property
     def database(self) -> str:
         """The path without slashes around it: the database of a connection."""
         return self.path.strip("/")
+
+    @property
+    def host(self) -> str:
+        """The first host; empty when there is none."""
+        return self.hosts[0].name if self.hosts else ""
+
+    @property
+    def port(self) -> int | None:
+        """The first host's port."""
+        return self.hosts[0].port if self.hosts else None
+
+    def addresses(self, default_port: int) -> tuple[str, ...]:
+        """Every host as ``host:port``."""
+        return tuple(
+            str(host if host.port else Host(host.name, default_port)) for host in self.hosts
+        )
 
 
 def _invalid(message: str, hint: str = "") -> ChangefeedError:
@@ -98,7 +111,8 @@ def split_uri(text: str) -> Parts:
         raise _invalid("a URI has no # before the host", "write # in a user or password as %23")
     address, _, query = before_fragment.partition("?")
     user, password, hosts, path = _address(address)
-    return Parts(found[1].lower(), user, password, hosts, unquote(path), tuple(_parameters(query)))
+    pairs = tuple(_parameters(query))
+    return Parts(found[1].lower(), user, password, hosts, unquote(path), pairs, text.strip())
 
 
 def _address(address: str) -> tuple[str | None, str | None, tuple[Host, ...], str]:
@@ -146,231 +160,11 @@ def _parameters(query: str) -> list[tuple[str, str]]:
     return pairs
 
 
-# ------------------------------------------------------------------------------- sink URLs
-
-
-class SinkURL:
-    """A sink's URI whose parameters are consumed: what is left at :meth:`finish` is an error.
-
-    Attributes:
-        text: the URI as written. It holds secrets: show :meth:`redacted` instead.
-        scheme, hosts, user, password, path: as in :class:`Parts`.
-    """
-
-    def __init__(self, text: str, declared: Sequence[Parameter] | None = None) -> None:
-        """Take ``text`` apart.
-
-        Args:
-            text: the URI.
-            declared: the parameters of the sink, of all its schemes: no other one may be asked for.
-                None: whatever is asked for is a parameter.
-
-        Raises:
-            ChangefeedError: CF1201, it is empty or malformed.
-        """
-        if not text.strip():
-            raise _invalid(
-                "omit the SINK clause for inline results", "leave INTO out to see the rows here"
-            )
-        parts = split_uri(text)
-        self.text = text
-        self.scheme = parts.scheme
-        self.hosts = parts.hosts
-        self.user = parts.user
-        self.password = parts.password
-        self.path = parts.path
-        self._left: dict[str, str] = {}
-        self._declared = None if declared is None else of_scheme(declared, parts.scheme)
-        self._known: list[str] = [one.name for one in self._declared or ()]
-        for name, value in parts.parameters:
-            if name in self._left:
-                raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} is given twice")
-            self._left[name] = value
-
-    def __repr__(self) -> str:
-        return f"SinkURL({self.redacted()!r})"
-
-    @property
-    def host(self) -> str:
-        """The first host; empty when there is none."""
-        return self.hosts[0].name if self.hosts else ""
-
-    @property
-    def port(self) -> int | None:
-        """The first host's port."""
-        return self.hosts[0].port if self.hosts else None
-
-    def addresses(self, default_port: int) -> tuple[str, ...]:
-        """Every host as ``host:port``."""
-        return tuple(
-            str(host if host.port else Host(host.name, default_port)) for host in self.hosts
-        )
-
-    # -------------------------------------------------------------- consuming parameters
-
-    def has(self, name: str) -> bool:
-        """Whether the parameter is present and not yet consumed."""
-        self._know(name)
-        return name in self._left
-
-    def take_str(self, name: str, default: str | None = None) -> str | None:
-        """Consume a parameter; ``default`` when it is absent."""
-        self._know(name)
-        return self._left.pop(name, default)
-
-    def take_required(self, name: str, why: str = "") -> str:
-        """Consume a parameter that must be there.
-
-        Raises:
-            ChangefeedError: CF1207, with ``why`` as the message where one is given.
-        """
-        value = self.take_str(name)
-        if not value:
-            raise ChangefeedError(Code.INVALID_PARAMETER, why or f"param {name} must be provided")
-        return value
-
-    def take_bool(self, name: str, default: bool = False) -> bool:
-        """Consume ``true`` or ``false`` (also ``1``, ``t``, ``0``, ``f``, as Go reads them)."""
-        value = self.take_str(name)
-        if value is None:
-            return default
-        if value.lower() in ("1", "t", "true"):
-            return True
-        if value.lower() in ("0", "f", "false"):
-            return False
-        raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} must be a bool")
-
-    def take_int(
-        self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**63 - 1
-    ) -> int | None:
-        """Consume a whole number between ``least`` and ``most``."""
-        value = self.take_str(name)
-        if value is None:
-            return default
-        if not re.fullmatch(r"[+-]?[0-9]{1,19}", value):
-            raise ChangefeedError(Code.INVALID_PARAMETER, f"param {name} must be an integer")
-        if not least <= int(value) <= most:
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER, f"param {name} must be between {least} and {most}"
-            )
-        return int(value)
-
-    def take_base64(self, name: str) -> bytes | None:
-        """Consume base 64; a space stands for the ``+`` a URL library made of it."""
-        value = self.take_str(name)
-        if value is None:
-            return None
-        try:
-            plain = value.replace(" ", "+").replace("-", "+").replace("_", "/")
-            return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-        except (binascii.Error, ValueError):
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER, f"param {name} must be base 64 encoded"
-            ) from None
-
-    def take_choice(
-        self, name: str, choices: Sequence[str] = (), default: str | None = None
-    ) -> str | None:
-        """Consume one of ``choices``, in any case; as ``choices`` spells it.
-
-        Of a declared parameter the choices are its ``values``.
-        """
-        choices = choices or self.declared(name).values
-        value = self.take_str(name)
-        if value is None:
-            return default
-        for choice in choices:
-            if choice.lower() == value.lower():
-                return choice
-        near = did_you_mean(value, choices)
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER,
-            f"param {name} must be one of {', '.join(choices)}",
-            hint=f"did you mean {near}?" if near else "",
-        )
-
-    def take_rest(self) -> tuple[tuple[str, str], ...]:
-        """Consume the remaining parameters, which are not the sink's but the target's own.
-
-        Raises:
-            ChangefeedError: CF1202, one is so similar to a parameter of the sink that it must be
-            a typo.
-        """
-        for name in self._left:
-            near = difflib.get_close_matches(name[:64].lower(), self._known, n=1, cutoff=0.85)
-            if near:
-                raise ChangefeedError(
-                    Code.UNKNOWN_PARAMETER,
-                    f"unknown {self.scheme} sink query parameters: [{name}]",
-                    hint=f'did you mean "{near[0]}" for "{name}"?',
-                )
-        rest, self._left = tuple(self._left.items()), {}
-        return rest
-
-    def take_prefixed(self, *prefixes: str) -> dict[str, str]:
-        """Consume every parameter whose name begins so: settings passed on as they are."""
-        for prefix in prefixes:
-            self._know(f"{prefix}*")
-        names = [name for name in self._left if name.startswith(prefixes)]
-        return {name: self._left.pop(name) for name in names}
-
-    def _know(self, name: str) -> None:
-        if name in self._known:
-            return
-        if self._declared is not None:
-            raise ValueError(
-                f"the sink {self.scheme} reads a parameter it does not declare: {name}"
-            )
-        self._known.append(name)
-
-    def declared(self, name: str) -> Parameter:
-        """The declaration of a parameter.
-
-        Raises:
-            ValueError: the sink does not declare it.
-        """
-        for one in self._declared or ():
-            if one.name == name:
-                return one
-        raise ValueError(f"the sink {self.scheme} does not declare a parameter {name}")
-
-    def finish(self, kind: str | None = None) -> None:
-        """Call when every parameter was asked for.
-
-        Args:
-            kind: the sink's name in the message; the scheme when not given.
-
-        Raises:
-            ChangefeedError: CF1202, naming the unknown parameters.
-        """
-        known = self._declared or ()
-        idle = [name for name in self._left if any(one.means(name) for one in known)]
-        names = sorted(set(self._left) - set(idle))
-        if names:
-            raise self._unknown(kind or self.scheme, names)
-        if idle:
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER,
-                f"param {idle[0]} has no effect beside the other parameters of this URI",
-                hint="leave it out.",
-            )
-
-    def _unknown(self, kind: str, names: Sequence[str]) -> ChangefeedError:
-        guesses = [
-            f'"{near}" for "{name}"'
-            for name in names
-            if (near := did_you_mean(name, self._known)) and near != name
-        ]
-        listed = f"it takes {', '.join(self._known)}" if self._known else "it takes none"
-        return ChangefeedError(
-            Code.UNKNOWN_PARAMETER,
-            f"unknown {kind} sink query parameters: [{', '.join(names)}]",
-            hint=f"did you mean {', '.join(guesses)}? {listed}" if guesses else listed,
-        )
-
-    def redacted(self) -> str:
-        """The URI without its secrets."""
-        return redact(self.text)
+def without(uri: str, names: Collection[str]) -> str:
+    """A URI, as it is written, without the parameters of these names."""
+    address, _, query = uri.partition("?")
+    kept = [p for p in query.split("&") if p and unquote(p.partition("=")[0]) not in names]
+    return address + ("?" + "&".join(kept) if kept else "")
 
 
 # ------------------------------------------------------------------------------- redaction

@@ -15,7 +15,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.formats import TRAITS, Format
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
-from changefeed.core.uri import SinkURL
+from changefeed.core.uri import split_uri
 from changefeed.encoding.formats import FORMATS
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 from changefeed.encoding.registry import RegistrySchema, SchemaRegistry, connect, parse_registry
@@ -113,13 +113,13 @@ def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:
     """
     if not TRAITS[Format(options[FORMAT].value)].schemas or sink_uri is None:
         return None
-    url = SinkURL(sink_uri)
-    address = options[CONFLUENT_SCHEMA_REGISTRY] or url.take_str(REGISTRY_PARAMETER)
+    parameters = dict(split_uri(sink_uri).parameters)
+    address = options[CONFLUENT_SCHEMA_REGISTRY] or parameters.get(REGISTRY_PARAMETER)
     if not address:
         return None
     return FeedSchemas(
         connect(parse_registry(address)),
         options,
-        prefix=options[AVRO_SCHEMA_PREFIX] or url.take_str(PREFIX_PARAMETER) or "",
-        by_table=bool(url.take_str("topic_name")),
+        prefix=options[AVRO_SCHEMA_PREFIX] or parameters.get(PREFIX_PARAMETER) or "",
+        by_table=bool(parameters.get("topic_name")),
     )

@@ -11,16 +11,15 @@ import importlib.util
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
-from changefeed.core.uri import SinkURL
-from changefeed.options.types import parse_duration
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -34,18 +33,33 @@ TIMEOUT = 10.0
 _PACKAGES = ("httpx", "authlib", "cachetools")
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrySettings:
-    """A checked URL of a registry. ``shown`` may be printed, the rest may not."""
+@dataclass(frozen=True, kw_only=True)
+class RegistrySettings(Settings):
+    """A checked URL of a registry."""
 
-    url: str = field(repr=False)
-    shown: str
-    login: str = field(default="", repr=False)
-    ca_cert: bytes | None = field(default=None, repr=False)
-    client_cert: bytes | None = field(default=None, repr=False)
-    client_key: bytes | None = field(default=None, repr=False)
-    verify: bool = True
-    timeout: float = TIMEOUT
+    called: ClassVar[str] = "schema registry"
+
+    tls: Tls = group(Tls)
+    timeout: float = setting(
+        TIMEOUT, "Seconds one request may take.", ParameterKind.DURATION, least=0.001
+    )
+
+    @property
+    def shown(self) -> str:
+        """The address, which may be printed."""
+        return f"{self.uri.scheme}://{self.uri.hosts[0]}{self.uri.path.rstrip('/')}"
+
+    @property
+    def login(self) -> str:
+        """User and password with a colon; empty without a user."""
+        return "" if self.uri.user is None else f"{self.uri.user}:{self.uri.password or ''}"
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if self.uri.scheme not in ("http", "https") or len(self.uri.hosts) != 1:
+            yield invalid(
+                "confluent_schema_registry must be an http or https URL",
+                "write confluent_schema_registry = 'http://host:8081'.",
+            )
 
 
 def parse_registry(text: str) -> RegistrySettings:
@@ -55,46 +69,9 @@ def parse_registry(text: str) -> RegistrySettings:
         ChangefeedError: CF1201, CF1202 or CF1207, none with a secret; CF5005 where the client
             is not installed.
     """
-    url = SinkURL(text)
-    if url.scheme not in ("http", "https") or len(url.hosts) != 1:
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER,
-            "confluent_schema_registry must be an http or https URL",
-            hint="write confluent_schema_registry = 'http://host:8081'.",
-        )
-    timeout = url.take_str("timeout")
-    pem = {name: url.take_base64(name) for name in ("ca_cert", "client_cert", "client_key")}
-    skip = url.take_bool("insecure_tls_skip_verify")
-    url.finish("schema registry")
-    if (pem["client_cert"] is None) != (pem["client_key"] is None):
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, "client_cert and client_key of the registry go together"
-        )
-    base = f"{url.scheme}://{url.hosts[0]}{url.path.rstrip('/')}"
-    login = "" if url.user is None else f"{url.user}:{url.password or ''}"
+    settings = RegistrySettings.read(text)
     check_installed()
-    return RegistrySettings(
-        url=base,
-        shown=base,
-        login=login,
-        verify=not skip,
-        timeout=TIMEOUT if timeout is None else _seconds(timeout),
-        **pem,
-    )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, f"param timeout of the registry: {error}"
-        ) from None
-    if seconds <= 0:
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, "param timeout of the registry must be more than 0"
-        )
-    return seconds
+    return settings
 
 
 def check_installed() -> None:
@@ -239,7 +216,7 @@ def _client(settings: RegistrySettings) -> SchemaRegistryClient:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     config: dict[str, Any] = {
-        "url": settings.url,
+        "url": settings.shown,
         "timeout": settings.timeout,
         "max.retries": 0,  # the feed tries again, and shows that it does
     }
@@ -249,13 +226,13 @@ def _client(settings: RegistrySettings) -> SchemaRegistryClient:
         # The client reads them when it is made, from files only.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for name, setting in _FILES.items():
-            data: bytes | None = getattr(settings, name)
-            if data is not None:
+            text: str | None = getattr(settings.tls, name)
+            if text is not None:
                 path = folder / name
                 path.touch(mode=0o600)
-                path.write_bytes(data)
+                path.write_text(text, "latin-1")
                 config[setting] = str(path)
-        if not settings.verify:
+        if settings.tls.insecure_tls_skip_verify:
             config["ssl.ca.location"] = False
         client = SchemaRegistryClient(config)
     limit_httpx(client._rest_client.session)

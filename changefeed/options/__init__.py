@@ -11,6 +11,7 @@ This module is the public face: sinks and the shell import from here.
 
 # ruff: noqa: F403
 
+from changefeed.core.quantities import parse_size as parse_size
 from changefeed.options.masking import hide_masked as hide_masked
 from changefeed.options.masking import mask_statement as mask_statement
 from changefeed.options.options import *
@@ -21,5 +22,4 @@ from changefeed.options.row import own_option as own_option
 from changefeed.options.sink_config import KafkaSinkConfig as KafkaSinkConfig
 from changefeed.options.table import *
 from changefeed.options.types import DebeziumOffset as DebeziumOffset
-from changefeed.options.types import parse_size as parse_size
 from changefeed.options.values import *

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from changefeed.options.types import ConfigError, one_of, parse_duration
+from changefeed.core.quantities import parse_duration
+from changefeed.options.types import ConfigError, one_of
 from grammar.spelling import did_you_mean
 
 T = TypeVar("T")

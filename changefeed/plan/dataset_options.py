@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Code, raise_all
+from changefeed.core.quantities import parse_duration
 from changefeed.dataset.definition import read_names
 from changefeed.dataset.extracts import DATE_OF_NAME, effective_date
 from changefeed.dataset.model import Extract, Hash, table_name
 from changefeed.options import OptionReader, to_span
-from changefeed.options.types import parse_duration
 from changefeed.plan.own_options import split_options
 from grammar import nodes
 from grammar.spelling import did_you_mean

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.options.types import parse_nanos
+from changefeed.core.quantities import parse_nanos
 from grammar import nodes
 from grammar.select import SparkToken, lexemes_of
 

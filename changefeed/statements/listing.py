@@ -10,8 +10,8 @@ from typing import Any
 
 from changefeed.catalog import Job, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.options import to_span
-from changefeed.options.types import parse_duration, parse_size
 from changefeed.statements import brief
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result

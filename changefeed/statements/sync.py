@@ -9,12 +9,12 @@ from changefeed.catalog import Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
+from changefeed.core.quantities import parse_duration
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
-from changefeed.options.types import parse_duration
 from changefeed.statements.context import Context, DeliveryWait, Result
 from changefeed.statements.values import Seconds
 from grammar import nodes

@@ -154,14 +154,14 @@ class Cluster:
         if not settings.secure:
             return {}
         texts = {
-            "ca_certs": settings.ca_cert,
-            "client_cert": settings.client_cert,
-            "client_key": settings.client_key,
+            "ca_certs": settings.tls.ca_cert,
+            "client_cert": settings.tls.client_cert,
+            "client_key": settings.tls.client_key,
         }
         found: dict[str, Any] = {
             name: self._file(f"{name}.pem", text) for name, text in texts.items() if text
         }
-        if settings.verify:
+        if not settings.tls.insecure_tls_skip_verify:
             return found
         # Without a check of the server the transport would forget the client's certificate.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

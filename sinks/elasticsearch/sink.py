@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.options import ExistingTarget, Feature
 from sinks.base import (
     Batch,
@@ -37,7 +37,7 @@ from sinks.elasticsearch.client import Cluster
 from sinks.elasticsearch.indices import Indices, one_index_each
 from sinks.elasticsearch.letters import DeadLetters
 from sinks.elasticsearch.marks import Marks, show
-from sinks.elasticsearch.options import PARAMETERS, ElasticsearchSettings, parse
+from sinks.elasticsearch.options import ElasticsearchSettings
 from sinks.elasticsearch.sweep import FOREIGN_BELOW, delete_below, documents
 
 #: A batch of more bytes is made operations in several goes: an array of Arrow holds 2 GiB.
@@ -58,12 +58,12 @@ class ElasticsearchSink(Sink):
         features=frozenset({Feature.EXISTING_TARGETS, Feature.COMPARISON}),
         ends_scans=True,
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = ElasticsearchSettings.parameters()
     patience_seconds: float = PATIENCE_SECONDS
     clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self.settings: ElasticsearchSettings = parse(uri, options or {})
+        self.settings: ElasticsearchSettings = ElasticsearchSettings.read(uri, options)
         self._context: SinkContext | None = None
         self._remote = False
         self._reset()

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.options import Feature
 from sinks.base import (
     Batch,
@@ -43,7 +43,7 @@ from sinks.base import (
 from sinks.copies import CopyComparison
 from sinks.files.manifest import Closer
 from sinks.files.names import TRUNCATION, Buckets, Namer
-from sinks.files.options import DAY, PARAMETERS, FilesSettings, parse
+from sinks.files.options import DAY, FilesSettings
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.local import LocalPlace
 from sinks.files.places.spec import LOCAL, OBJECTS, WEB, PlaceSpec
@@ -71,13 +71,13 @@ class FilesSink(Sink):
         repairs=True,
         features=frozenset({Feature.TRANSACTIONS, Feature.COMPARISON}),
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = FilesSettings.parameters()
     #: How long Google's client repeats a request by itself.
     google_seconds: float = GOOGLE_SECONDS
     clock: Clock = SYSTEM_CLOCK
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self.settings: FilesSettings = parse(uri, options or {})
+        self.settings: FilesSettings = FilesSettings.read(uri, options)
         self._job = 0
         self._namer = Namer(self.settings.buckets, self.settings.extension, secrets.token_hex(8))
         self._remote = False

@@ -1,4 +1,4 @@
-"""Parameters of ``kafka://`` and its spellings, made into the client's configuration.
+"""What the URI of a Kafka sink says, made into the client's configuration.
 
 ``confluent-cloud://`` and ``azure-event-hub://`` are Kafka with a fixed way of logging in: their
 parameters become the same SASL settings. Texts of the errors follow CockroachDB's.
@@ -6,100 +6,37 @@ parameters become the same SASL settings. Texts of the errors follow CockroachDB
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import formats_with, traits_of
-from changefeed.core.parameters import Parameter, ParameterKind
+from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
 from changefeed.encoding.registry import RegistrySettings, parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
-from changefeed.options.types import parse_duration
-from sinks.naming import kafka_topic_name
-from sinks.parameters import TLS, TOPIC_PREFIX, Parameters
+from sinks.naming import TOPIC_PREFIX, kafka_topic_name
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROGRESS_TOPIC = "_changefeed_progress"
 DEFAULT_PORT = 9092
 HUB_PORT = 9093
 
-_KAFKA, _CONFLUENT, _HUB = ("kafka",), ("confluent-cloud",), ("azure-event-hub",)
+#: URI parameter -> client setting, by kind of mechanism. All of a kind are needed but scopes.
+_PASSWORD_LOGIN = {"sasl_user": "sasl.username", "sasl_password": "sasl.password"}
+_TOKEN_LOGIN = {
+    "sasl_client_id": "sasl.oauthbearer.client.id",
+    "sasl_client_secret": "sasl.oauthbearer.client.secret",
+    "sasl_token_url": "sasl.oauthbearer.token.endpoint.url",
+    "sasl_scopes": "sasl.oauthbearer.scope",
+}
+_OPTIONAL = frozenset({"sasl_scopes"})
 
-
-def _of_kafka(
-    name: str,
-    summary: str,
-    kind: ParameterKind = ParameterKind.TEXT,
-    *,
-    default: str = "",
-    secret: bool = False,
-) -> Parameter:
-    return Parameter(name, summary, kind, default=default, secret=secret, schemes=_KAFKA)
-
-
-#: What the URIs of the three schemes take.
-PARAMETERS = (
-    TOPIC_PREFIX,
-    Parameter("kafka_topic_prefix", "The same as topic_prefix."),
-    Parameter("topic_name", "One topic for all tables.", default="a topic per table"),
-    Parameter(
-        "progress_topic",
-        "The topic that keeps the progress of feeds with delivery = 'exactly_once'.",
-        default=PROGRESS_TOPIC,
-    ),
-    Parameter(
-        "transaction_timeout",
-        "How long the broker lets a transaction of delivery = 'exactly_once' stay open.",
-        ParameterKind.DURATION,
-        default="the client's",
-    ),
-    Parameter(
-        "schema_topic",
-        "A topic that gets every change of a table's schema, its drop, and its statements of DDL.",
-        default="none",
-    ),
-    Parameter(
-        "confluent_schema_registry",
-        "The schema registry for format = 'avro' and 'protobuf'; also an option.",
-        ParameterKind.URL,
-    ),
-    Parameter("avro_schema_prefix", "Prefix of the registry's subjects; also an option."),
-    _of_kafka("tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="false"),
-    *(replace(one, schemes=_KAFKA) for one in TLS),
-    _of_kafka("sasl_enabled", "Logs in by SASL.", ParameterKind.FLAG, default="false"),
-    _of_kafka(
-        "sasl_handshake",
-        "Must be true: this client always does the handshake.",
-        ParameterKind.FLAG,
-        default="true",
-    ),
-    Parameter(
-        "sasl_mechanism",
-        "How SASL logs in.",
-        ParameterKind.CHOICE,
-        MECHANISMS,
-        MECHANISMS[0],
-        schemes=_KAFKA,
-    ),
-    Parameter(
-        "sasl_grant_type",
-        "How OAUTHBEARER gets its token.",
-        ParameterKind.CHOICE,
-        ("client_credentials",),
-        "client_credentials",
-        schemes=_KAFKA,
-    ),
-    _of_kafka("sasl_user", "The user for PLAIN and SCRAM."),
-    _of_kafka("sasl_password", "The user's password.", secret=True),
-    _of_kafka("sasl_client_id", "The client id for OAUTHBEARER."),
-    _of_kafka("sasl_client_secret", "The client's secret.", secret=True),
-    _of_kafka("sasl_token_url", "Where OAUTHBEARER gets its token.", ParameterKind.URL),
-    _of_kafka("sasl_scopes", "Scopes of the token.", default="none"),
-    Parameter("api_key", "The API key.", secret=True, schemes=_CONFLUENT),
-    Parameter("api_secret", "The API key's secret.", secret=True, schemes=_CONFLUENT),
-    Parameter("shared_access_key_name", "The name of the shared access key.", schemes=_HUB),
-    Parameter("shared_access_key", "The shared access key.", secret=True, schemes=_HUB),
-)
+_PEM_SETTINGS = {
+    "ca_cert": "ssl.ca.pem",
+    "client_cert": "ssl.certificate.pem",
+    "client_key": "ssl.key.pem",
+}
 
 #: What all our producers run with, before the user's settings.
 BASE: dict[str, str] = {
@@ -138,235 +75,248 @@ PRODUCER_ONLY = frozenset(BASE) - {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaSettings:
-    """A checked sink URI with its options.
+@dataclass(frozen=True, kw_only=True)
+class Sasl(Settings):
+    """The login of ``kafka://``."""
 
-    Attributes:
-        connection: what any client of these brokers needs (addresses, TLS, login).
-        producer: what the producer needs besides.
-        topic_prefix, topic_name: how topics are called; an empty ``topic_name`` means by table.
-        exactly_once: messages are written in transactions, with the progress in
-            ``progress_topic``.
-        transaction_timeout: seconds a transaction may last; 0 is the default of each kind.
-        schema_topic: topic that gets every change of a table's schema; empty for none.
-        registry: where readers find the schemas of messages, whose format has schemas.
-    """
+    sasl_enabled: bool = setting(False, "Logs in by SASL.")
+    sasl_handshake: bool = setting(True, "Must be true: this client always does the handshake.")
+    sasl_mechanism: str = setting(MECHANISMS[0], "How SASL logs in.", values=MECHANISMS)
+    sasl_grant_type: str = setting(
+        "client_credentials", "How OAUTHBEARER gets its token.", values=("client_credentials",)
+    )
+    sasl_user: str = setting("", "The user for PLAIN and SCRAM.")
+    sasl_password: str = setting("", "The user's password.", secret=True)
+    sasl_client_id: str = setting("", "The client id for OAUTHBEARER.")
+    sasl_client_secret: str = setting("", "The client's secret.", secret=True)
+    sasl_token_url: str = setting("", "Where OAUTHBEARER gets its token.", ParameterKind.URL)
+    sasl_scopes: str = setting("", "Scopes of the token.", shown="none")
 
-    connection: Mapping[str, str]
-    producer: Mapping[str, str]
-    topic_prefix: str = ""
-    topic_name: str = ""
-    exactly_once: bool = False
-    progress_topic: str = PROGRESS_TOPIC
-    transaction_timeout: float = 0.0
-    schema_topic: str = ""
-    registry: RegistrySettings | None = None
+    @property
+    def _token(self) -> bool:
+        return self.sasl_mechanism == "OAUTHBEARER"
+
+    @property
+    def _wanted(self) -> Mapping[str, str]:
+        return _TOKEN_LOGIN if self._token else _PASSWORD_LOGIN
+
+    def check(self) -> Iterator[ChangefeedError]:
+        names = (*_PASSWORD_LOGIN, *_TOKEN_LOGIN)
+        if not self.sasl_enabled:
+            if not self.sasl_handshake:
+                yield invalid("sasl_enabled must be enabled to configure SASL handshake behavior")
+            for name in names:
+                if name in self.given:
+                    yield invalid(f"sasl_enabled must be enabled if {name} is provided")
+            return
+        if not self.sasl_handshake:
+            yield invalid("param sasl_handshake cannot be false: this client always does it")
+        suffix = f" using mechanism {self.sasl_mechanism}" if self._token else ""
+        for name in names:
+            if name in self._wanted:
+                if not getattr(self, name) and name not in _OPTIONAL:
+                    yield invalid(f"{name} must be provided when SASL is enabled{suffix}")
+            elif name in self.given:
+                yield invalid(f"{name} is not used with sasl_mechanism {self.sasl_mechanism}")
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The client's settings for it."""
+        if not self.sasl_enabled:
+            return {}
+        config = {
+            key: getattr(self, name) for name, key in self._wanted.items() if name in self.given
+        }
+        if self._token:
+            config["sasl.oauthbearer.method"] = "oidc"
+            config["sasl.oauthbearer.grant.type"] = self.sasl_grant_type
+        return config | {"sasl.mechanisms": self.sasl_mechanism}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyLogin(Settings):
+    """A login whose parameters are both needed."""
+
+    def check(self) -> Iterator[ChangefeedError]:
+        for one in self.parameters():
+            if not getattr(self, one.name):
+                yield invalid(f"{self.uri.scheme} requires parameter {one.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfluentLogin(KeyLogin):
+    """The login of ``confluent-cloud://``."""
+
+    api_key: str = setting("", "The API key.", secret=True)
+    api_secret: str = setting("", "The API key's secret.", secret=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubLogin(KeyLogin):
+    """The login of ``azure-event-hub://``."""
+
+    shared_access_key_name: str = setting("", "The name of the shared access key.")
+    shared_access_key: str = setting("", "The shared access key.", secret=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSettings(Settings):
+    """``kafka://`` and its spellings."""
+
+    topic_prefix: str = setting("", TOPIC_PREFIX)
+    kafka_topic_prefix: str = setting("", "The same as topic_prefix.")
+    topic_name: str = setting("", "One topic for all tables.", shown="a topic per table")
+    progress_topic: str = setting(
+        PROGRESS_TOPIC,
+        "The topic that keeps the progress of feeds with delivery = 'exactly_once'.",
+        convert=lambda text: text or PROGRESS_TOPIC,
+    )
+    transaction_timeout: float = setting(
+        0.0,
+        "How long the broker lets a transaction of delivery = 'exactly_once' stay open.",
+        ParameterKind.DURATION,
+        shown="the client's",
+    )
+    schema_topic: str = setting(
+        "",
+        "A topic that gets every change of a table's schema, its drop, and its statements of DDL.",
+        shown="none",
+        convert=lambda text: kafka_topic_name(text) if text else "",
+    )
+    confluent_schema_registry: str = setting(
+        "",
+        "The schema registry for format = 'avro' and 'protobuf'; also an option.",
+        ParameterKind.URL,
+    )
+    avro_schema_prefix: str = setting("", "Prefix of the registry's subjects; also an option.")
+    tls_enabled: bool = setting(False, "Connects by TLS.", schemes=("kafka",))
+    tls: Tls = group(Tls, "kafka")
+    sasl: Sasl = group(Sasl, "kafka")
+    confluent: ConfluentLogin = group(ConfluentLogin, "confluent-cloud")
+    hub: HubLogin = group(HubLogin, "azure-event-hub")
 
     def topic(self, name: str) -> str:
         """The topic of the table (or topic alias) ``name``."""
-        return kafka_topic_name(self.topic_prefix + (self.topic_name or name))
+        prefix = self.topic_prefix or self.kafka_topic_prefix
+        return kafka_topic_name(prefix + (self.topic_name or name))
+
+    @property
+    def exactly_once(self) -> bool:
+        """Messages are written in transactions, with the progress in ``progress_topic``."""
+        return str(self.options.get("delivery", "")) == "exactly_once"
+
+    @cached_property
+    def connection(self) -> Mapping[str, str]:
+        """What any client of these brokers needs: addresses, TLS, login."""
+        port = HUB_PORT if self.uri.scheme == "azure-event-hub" else DEFAULT_PORT
+        return {"bootstrap.servers": ",".join(self.uri.addresses(port))} | self._login()
+
+    def _login(self) -> dict[str, str]:
+        if self.uri.scheme == "confluent-cloud":
+            return _plain(self.confluent.api_key, self.confluent.api_secret)
+        if self.uri.scheme == "azure-event-hub":
+            # Azure wants its connection string as the password of a user of that name.
+            shared = (
+                f"Endpoint=sb://{self.uri.host}/;SharedAccessKeyName="
+                f"{self.hub.shared_access_key_name};SharedAccessKey={self.hub.shared_access_key}"
+            )
+            return _plain("$ConnectionString", shared)
+        sasl, tls = self.sasl.config, self._tls()
+        if sasl:
+            tls["security.protocol"] = "sasl_ssl" if tls else "sasl_plaintext"
+        return tls | sasl
+
+    def _tls(self) -> dict[str, str]:
+        if not self.tls_enabled:
+            return {}
+        config = {"security.protocol": "ssl"}
+        for name, key in _PEM_SETTINGS.items():
+            if name in self.tls.given:
+                config[key] = getattr(self.tls, name)
+        if self.tls.insecure_tls_skip_verify:
+            config["enable.ssl.certificate.verification"] = "false"
+        return config
+
+    @cached_property
+    def producer(self) -> Mapping[str, str]:
+        """What the producer needs besides."""
+        compression = self.options.get("compression")
+        chosen = compression and compression != "none"
+        more = {"compression.type": str(compression)} if chosen else {}
+        return BASE | _sink_config(_config_of(self.options)) | more
 
     @property
     def compressed(self) -> bool:
         """Batches are compressed: the size of a message says little about what is sent."""
         return self.producer.get("compression.type", "none") != "none"
 
-
-def parse(uri: str, options: Mapping[str, object]) -> KafkaSettings:
-    """Check a Kafka URI and the options that concern it; connects to nothing.
-
-    Raises:
-        ChangefeedError: all problems found (``Problems`` when there are several).
-    """
-    url = _Reader(uri)
-    connection = {"bootstrap.servers": url.brokers()}
-    prefix = url.text("topic_prefix") or url.text("kafka_topic_prefix") or ""
-    name = url.text("topic_name")
-    if name == "":
-        url.problem("param topic_name must not be empty")
-    progress_topic = url.text("progress_topic") or PROGRESS_TOPIC
-    timeout = url.duration("transaction_timeout")
-    exactly_once = str(options.get("delivery", "")) == "exactly_once"
-    login = {"confluent-cloud": _confluent_login, "azure-event-hub": _hub_login}
-    connection |= login.get(url.scheme, _kafka_login)(url)
-    nothing: dict[str, str] = {}
-    producer = BASE | url.attempt(lambda: _sink_config(_config_of(options)), nothing)
-    compression = options.get("compression")
-    if compression and compression != "none":
-        producer["compression.type"] = str(compression)
-    if exactly_once and producer["enable.idempotence"] != "true":
-        url.problem("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
-    registry = _registry(url, options)
-    schema_topic = url.text("schema_topic") or ""
-    url.finish()
-    return KafkaSettings(
-        connection,
-        producer,
-        prefix,
-        name or "",
-        exactly_once,
-        progress_topic,
-        timeout,
-        kafka_topic_name(schema_topic) if schema_topic else "",
-        registry,
-    )
-
-
-def _registry(url: _Reader, options: Mapping[str, object]) -> RegistrySettings | None:
-    """Check that readers of the messages find their schemas; the feed registers them.
-
-    ``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters of the URI and options.
-    Protobuf can be read with types from elsewhere, Avro only with the writer's schema. The URI of
-    a connection comes without a format.
-    """
-    form = str(options.get("format") or "")
-    traits = traits_of(form)
-    address = ""
-    for name in ("confluent_schema_registry", "avro_schema_prefix"):
-        parameter, given = url.text(name), options.get(name)
-        if parameter and given:
-            url.problem(f"{name} is given as a parameter of the URI and as an option")
-        if parameter and "format" in options and not (traits and traits.schemas):
-            able = " or ".join(f"format={f}" for f in formats_with(lambda t: t.schemas))
-            url.problem(f"param {name} is only usable with {able}")
-        if name == "confluent_schema_registry":
-            address = str(given or parameter or "")
-    if address:
-        found = url.attempt(lambda: parse_registry(address), None)
+    @cached_property
+    def registry(self) -> RegistrySettings | None:
+        """Where readers find the schemas of messages whose format has schemas."""
+        address = self._registry_address
+        traits = traits_of(str(self.options.get("format") or ""))
+        found = parse_registry(address) if address else None
         return found if traits and traits.schemas else None
-    if traits and traits.unreadable_alone:
-        url.problem(
-            f"format={form} to Kafka requires confluent_schema_registry",
-            "a message holds the id of its schema, and readers ask the registry for it: write "
-            "confluent_schema_registry = 'http://host:8081'.",
-        )
-    return None
 
+    @property
+    def _registry_address(self) -> str:
+        given = self.options.get("confluent_schema_registry")
+        return str(given or self.confluent_schema_registry)
 
-class _Reader(Parameters):
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri, PARAMETERS)
-
-    def duration(self, name: str) -> float:
-        """Seconds; 0 when the parameter is absent."""
-        text = self.text(name)
-        if text is None:
-            return 0.0
-        try:
-            return parse_duration(text)
-        except ValueError as error:
-            self.problem(f"param {name}: {error}")
-            return 0.0
-
-    def needed(self, name: str) -> str:
-        value = self.text(name)
-        if not value:
-            self.problem(f"{self.scheme} requires parameter {name}")
-        return value or ""
-
-    def brokers(self) -> str:
-        port = HUB_PORT if self.scheme == "azure-event-hub" else DEFAULT_PORT
-        if not self.host:
-            raise ChangefeedError(
-                Code.INVALID_URI,
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.uri.host:
+            port = HUB_PORT if self.uri.scheme == "azure-event-hub" else DEFAULT_PORT
+            raise invalid(
                 "the sink URI names no broker",
-                hint=f"write {self.scheme}://host:{port}, several separated by commas.",
+                f"write {self.uri.scheme}://host:{port}, several separated by commas.",
+                Code.INVALID_URI,
             )
-        return ",".join(self.url.addresses(port))
+        if "topic_name" in self.given and not self.topic_name:
+            yield invalid("param topic_name must not be empty")
+        if self.uri.scheme == "kafka" and not self.tls_enabled:
+            for name in self.tls.wanted:
+                yield invalid(f"{name} requires tls_enabled=true")
+        config = _config_of(self.options)
+        acks = None if config is None else config.required_acks
+        if acks == "0":
+            yield invalid(
+                "kafka_sink_config: RequiredAcks NONE cannot distinguish a delivered message from "
+                "a lost one",
+                "use ALL or ONE.",
+                Code.INVALID_OPTION_VALUE,
+            )
+        if acks == "1" and self.exactly_once:
+            yield invalid("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
+        yield from self._check_registry()
+
+    def _check_registry(self) -> Iterator[ChangefeedError]:
+        """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters of the URI and
+        options. Protobuf can be read with types from elsewhere, Avro only with the writer's schema.
+        The URI of a connection comes without a format."""
+        form = str(self.options.get("format") or "")
+        traits = traits_of(form)
+        for name in ("confluent_schema_registry", "avro_schema_prefix"):
+            parameter, given = getattr(self, name), self.options.get(name)
+            if parameter and given:
+                yield invalid(f"{name} is given as a parameter of the URI and as an option")
+            if parameter and "format" in self.options and not (traits and traits.schemas):
+                able = " or ".join(f"format={f}" for f in formats_with(lambda t: t.schemas))
+                yield invalid(f"param {name} is only usable with {able}")
+        if traits and traits.unreadable_alone and not self._registry_address:
+            yield invalid(
+                f"format={form} to Kafka requires confluent_schema_registry",
+                "a message holds the id of its schema, and readers ask the registry for it: write "
+                "confluent_schema_registry = 'http://host:8081'.",
+            )
+        _ = self.registry
 
 
-def _kafka_login(url: _Reader) -> dict[str, str]:
-    tls, sasl = _tls(url), _sasl(url)
-    if sasl:
-        protocol = "sasl_ssl" if tls else "sasl_plaintext"
-        return tls | sasl | {"security.protocol": protocol}
-    return tls
-
-
-_PEM_SETTINGS = {
-    "ca_cert": "ssl.ca.pem",
-    "client_cert": "ssl.certificate.pem",
-    "client_key": "ssl.key.pem",
-}
-
-
-def _tls(url: _Reader) -> dict[str, str]:
-    enabled = url.flag("tls_enabled")
-    skip = url.flag("insecure_tls_skip_verify")
-    pem = {name: text for name in _PEM_SETTINGS if (text := url.pem(name)) is not None}
-    if not enabled:
-        for name in [*pem, *["insecure_tls_skip_verify"] * skip]:
-            url.problem(f"{name} requires tls_enabled=true")
-        return {}
-    url.check_certificate(pem)
-    config = {"security.protocol": "ssl"}
-    config |= {setting: pem[name] for name, setting in _PEM_SETTINGS.items() if name in pem}
-    if skip:
-        config["enable.ssl.certificate.verification"] = "false"
-    return config
-
-
-#: URI parameter -> client setting, by kind of mechanism. All of a kind are needed but scopes.
-_PASSWORD_LOGIN = {"sasl_user": "sasl.username", "sasl_password": "sasl.password"}
-_TOKEN_LOGIN = {
-    "sasl_client_id": "sasl.oauthbearer.client.id",
-    "sasl_client_secret": "sasl.oauthbearer.client.secret",
-    "sasl_token_url": "sasl.oauthbearer.token.endpoint.url",
-    "sasl_scopes": "sasl.oauthbearer.scope",
-}
-_OPTIONAL = frozenset({"sasl_scopes"})
-
-
-def _sasl(url: _Reader) -> dict[str, str]:
-    enabled = url.flag("sasl_enabled")
-    handshake = url.flag("sasl_handshake", True)
-    mechanism = url.choice("sasl_mechanism")
-    grant = url.choice("sasl_grant_type")
-    names = (*_PASSWORD_LOGIN, *_TOKEN_LOGIN)
-    given = {name: value for name in names if (value := url.text(name)) is not None}
-    if not enabled:
-        if not handshake:
-            url.problem("sasl_enabled must be enabled to configure SASL handshake behavior")
-        for name in given:
-            url.problem(f"sasl_enabled must be enabled if {name} is provided")
-        return {}
-    if not handshake:
-        url.problem("param sasl_handshake cannot be false: this client always does it")
-    token = mechanism == "OAUTHBEARER"
-    wanted, other = (_TOKEN_LOGIN, _PASSWORD_LOGIN) if token else (_PASSWORD_LOGIN, _TOKEN_LOGIN)
-    suffix = f" using mechanism {mechanism}" if token else ""
-    for name in wanted:
-        if not given.get(name) and name not in _OPTIONAL:
-            url.problem(f"{name} must be provided when SASL is enabled{suffix}")
-    for name in other:
-        if name in given:
-            url.problem(f"{name} is not used with sasl_mechanism {mechanism}")
-    config = {wanted[name]: value for name, value in given.items() if name in wanted}
-    if token:
-        config |= {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.grant.type": grant}
-    return config | {"sasl.mechanisms": mechanism}
-
-
-def _confluent_login(url: _Reader) -> dict[str, str]:
+def _plain(user: str, password: str) -> dict[str, str]:
     return {
         "security.protocol": "sasl_ssl",
         "sasl.mechanisms": "PLAIN",
-        "sasl.username": url.needed("api_key"),
-        "sasl.password": url.needed("api_secret"),
-    }
-
-
-def _hub_login(url: _Reader) -> dict[str, str]:
-    """Azure wants its connection string as the password of a user of that name."""
-    name = url.needed("shared_access_key_name")
-    key = url.needed("shared_access_key")
-    shared = f"Endpoint=sb://{url.host}/;SharedAccessKeyName={name};SharedAccessKey={key}"
-    return {
-        "security.protocol": "sasl_ssl",
-        "sasl.mechanisms": "PLAIN",
-        "sasl.username": "$ConnectionString",
-        "sasl.password": shared,
+        "sasl.username": user,
+        "sasl.password": password,
     }
 
 
@@ -402,19 +352,12 @@ def _most(value: int | None, limit: int) -> int | None:
 
 
 def _acks(acks: str | None) -> dict[str, str]:
-    if acks in (None, "all"):
+    if acks != "1":
         return {}
-    if acks == "1":
-        # The idempotent producer needs all; one request at a time keeps the order without it.
-        return {
-            "acks": "1",
-            "enable.idempotence": "false",
-            "enable.gapless.guarantee": "false",
-            "max.in.flight": "1",
-        }
-    raise ChangefeedError(
-        Code.INVALID_OPTION_VALUE,
-        "kafka_sink_config: RequiredAcks NONE cannot distinguish a delivered message from a lost "
-        "one",
-        hint="use ALL or ONE.",
-    )
+    # The idempotent producer needs all; one request at a time keeps the order without it.
+    return {
+        "acks": "1",
+        "enable.idempotence": "false",
+        "enable.gapless.guarantee": "false",
+        "max.in.flight": "1",
+    }

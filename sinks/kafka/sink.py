@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.encoding.registry import connect
 from changefeed.options import Feature
 from sinks.base import (
@@ -53,7 +53,7 @@ from sinks.kafka.channel import (
     parse_headers,
 )
 from sinks.kafka.errors import Reasons
-from sinks.kafka.options import PARAMETERS, PRODUCER_ONLY, KafkaSettings, parse
+from sinks.kafka.options import PRODUCER_ONLY, KafkaSettings
 from sinks.kafka.schemas import Announcements, ddl_announcement, drop_announcement
 from sinks.kafka.topics import REQUEST_SECONDS, Topics
 from sinks.kafka.transactions import (
@@ -100,12 +100,12 @@ class KafkaSink(Sink):
         shared_topics=True,
         repairs=True,
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = KafkaSettings.parameters()
     stall_seconds: float = STALL_SECONDS
     request_seconds: float = REQUEST_SECONDS
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self.settings: KafkaSettings = parse(uri, options or {})
+        self.settings: KafkaSettings = KafkaSettings.read(uri, options)
         if self.settings.exactly_once:
             # A transaction has one producer: executors cannot share it.
             self.capabilities = replace(  # type: ignore[misc]

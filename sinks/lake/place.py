@@ -13,12 +13,13 @@ Parameters that begin with ``fs.``, ``dfs.`` or ``ipc.`` are settings of Hadoop'
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting, several
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -65,29 +66,6 @@ _CATALOG_SETTINGS = (
     "prefix",
 )
 
-_ICEBERG = ("iceberg",)
-_CATALOGS = ("hadoop", "rest", "jdbc")
-
-#: What URIs of the two schemes take.
-PARAMETERS = (
-    Parameter(
-        "type",
-        "The kind of catalog; always needed.",
-        ParameterKind.CHOICE,
-        _CATALOGS,
-        schemes=_ICEBERG,
-    ),
-    Parameter(
-        "uri", "The catalog's address, of type rest and jdbc.", ParameterKind.URL, schemes=_ICEBERG
-    ),
-    Parameter("warehouse", "Where the tables' files are.", ParameterKind.PATH, schemes=_ICEBERG),
-    *(
-        Parameter(f"{name}*", "Settings of Iceberg's catalog.", schemes=_ICEBERG)
-        for name in _CATALOG_SETTINGS
-    ),
-    *(Parameter(f"{name}*", "Settings of Hadoop's filesystems.") for name in HADOOP),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class LakePlace:
@@ -115,78 +93,115 @@ class LakePlace:
         return re.sub(r"//[^/@]*@", "//", re.split(r"[?;#]", address)[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class LakeSettings(Settings):
+    """``delta://`` and ``iceberg://``."""
+
+    catalog_type: str | None = setting(
+        None,
+        "The kind of catalog; always needed.",
+        name="type",
+        values=("hadoop", "rest", "jdbc"),
+        schemes=("iceberg",),
+    )
+    address: str = setting(
+        "",
+        "The catalog's address, of type rest and jdbc.",
+        ParameterKind.URL,
+        name="uri",
+        schemes=("iceberg",),
+    )
+    warehouse: str = setting(
+        "", "Where the tables' files are.", ParameterKind.PATH, schemes=("iceberg",)
+    )
+    catalog: dict[str, str] = several(
+        *(
+            Parameter(f"{name}*", "Settings of Iceberg's catalog.", schemes=("iceberg",))
+            for name in _CATALOG_SETTINGS
+        )
+    )
+    hadoop: dict[str, str] = several(
+        *(Parameter(f"{name}*", "Settings of Hadoop's filesystems.") for name in HADOOP)
+    )
+
+    @cached_property
+    def place(self) -> LakePlace:
+        """Where the tables are.
+
+        Raises:
+            ChangefeedError: CF1201, CF1207, the URI does not say where.
+        """
+        if self.uri.user is not None:
+            raise invalid(
+                f"a URI of {self.uri.scheme} has no user",
+                "credentials are parameters, for example fs.s3a.access.key or token.",
+                Code.INVALID_URI,
+            )
+        return self._delta() if self.uri.scheme == "delta" else self._iceberg()
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if "type" not in self.wrong:
+            _ = self.place
+        yield from ()
+
+    def _delta(self) -> LakePlace:
+        if self.uri.hosts:
+            raise invalid(
+                "a URI of delta has no host",
+                "write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
+                Code.INVALID_URI,
+            )
+        root, scheme = _directory(self.uri.path, "delta:///srv/lake")
+        settings = tuple((_of_hadoop(scheme) | self.hadoop).items())
+        return LakePlace("delta", root, settings=settings, packs=_packs("delta", scheme))
+
+    def _iceberg(self) -> LakePlace:
+        uri = self.uri
+        if len(uri.hosts) != 1 or uri.port is not None or not _NAME.match(uri.host):
+            raise invalid(
+                "a URI of iceberg names a catalog: letters, digits and _",
+                "for example iceberg://lake/shop?type=hadoop&warehouse=/srv/lake.",
+                Code.INVALID_URI,
+            )
+        namespace = tuple(part for part in re.split(r"[/.]", uri.database) if part)
+        if not namespace:
+            raise invalid(
+                "a URI of iceberg names a namespace behind the catalog",
+                f"for example iceberg://{uri.host}/shop?type=hadoop&warehouse=/srv/lake.",
+                Code.INVALID_URI,
+            )
+        kind = self.catalog_type
+        if kind is None:
+            raise invalid("param type must be hadoop, rest or jdbc")
+        if kind != "rest" and not self.warehouse:
+            raise invalid("param warehouse must be provided")
+        if kind != "hadoop" and not self.address:
+            raise invalid("param uri must be provided")
+        if kind == "hadoop" and self.address:
+            raise invalid("a hadoop catalog has no uri: its warehouse is the place")
+        root, scheme = self.warehouse, _scheme(self.warehouse)
+        if kind != "rest":
+            root, scheme = _directory(root, "warehouse=/srv/lake")
+        own = {"type": kind, "uri": self.address, "warehouse": root}
+        if kind == "jdbc":
+            # Spark asks for views whenever it looks for a table; the older form has none and fails.
+            own["jdbc.schema-version"] = "V1"
+        own |= self.catalog
+        hadoop = _of_hadoop(scheme) | self.hadoop
+        own |= {f"hadoop.{name}": value for name, value in hadoop.items()}
+        packs = tuple(dict.fromkeys(_packs("iceberg", scheme) + _files(own, scheme)))
+        packs += tuple(its for head, its in _DRIVERS.items() if self.address.startswith(head))
+        settings = tuple((name, value) for name, value in own.items() if value)
+        return LakePlace("iceberg", root, uri.host, namespace, settings, packs)
+
+
 def place_of(uri: str) -> LakePlace:
-    """Read a sink's URI.
+    """Where the tables of a sink are.
 
     Raises:
         ChangefeedError: CF1201, CF1202, CF1207.
     """
-    url = SinkURL(uri, PARAMETERS)
-    if url.user is not None:
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            f"a URI of {url.scheme} has no user",
-            hint="credentials are parameters, for example fs.s3a.access.key or token.",
-        )
-    return _delta(url) if url.scheme == "delta" else _iceberg(url)
-
-
-def _delta(url: SinkURL) -> LakePlace:
-    if url.hosts:
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            "a URI of delta has no host",
-            hint="write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
-        )
-    settings = url.take_prefixed(*HADOOP)
-    url.finish()
-    root, scheme = _directory(url.path, "delta:///srv/lake")
-    settings = _of_hadoop(scheme) | settings
-    return LakePlace("delta", root, settings=tuple(settings.items()), packs=_packs("delta", scheme))
-
-
-def _iceberg(url: SinkURL) -> LakePlace:
-    catalog = url.host
-    if len(url.hosts) != 1 or url.port is not None or not _NAME.match(catalog):
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            "a URI of iceberg names a catalog: letters, digits and _",
-            hint="for example iceberg://lake/shop?type=hadoop&warehouse=/srv/lake.",
-        )
-    namespace = tuple(part for part in re.split(r"[/.]", url.path.strip("/")) if part)
-    if not namespace:
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            "a URI of iceberg names a namespace behind the catalog",
-            hint=f"for example iceberg://{catalog}/shop?type=hadoop&warehouse=/srv/lake.",
-        )
-    kind = url.take_choice("type")
-    if kind is None:
-        raise ChangefeedError(Code.INVALID_PARAMETER, "param type must be hadoop, rest or jdbc")
-    root = scheme = ""
-    if kind == "rest":
-        root = url.take_str("warehouse") or ""
-        scheme = _scheme(root)
-    else:
-        root, scheme = _directory(url.take_required("warehouse"), "warehouse=/srv/lake")
-    address = url.take_str("uri") if kind == "hadoop" else url.take_required("uri")
-    if kind == "hadoop" and address:
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, "a hadoop catalog has no uri: its warehouse is the place"
-        )
-    own = {"type": kind, "uri": address or "", "warehouse": root}
-    if kind == "jdbc":
-        # Spark asks for views whenever it looks for a table; the older form has none and fails.
-        own["jdbc.schema-version"] = "V1"
-    own |= url.take_prefixed(*_CATALOG_SETTINGS)
-    hadoop = _of_hadoop(scheme) | url.take_prefixed(*HADOOP)
-    own |= {f"hadoop.{name}": value for name, value in hadoop.items()}
-    url.finish()
-    packs = _packs("iceberg", scheme) + _files(own, scheme)
-    settings = [(name, value) for name, value in own.items() if value]
-    packs = tuple(dict.fromkeys(packs))
-    packs += tuple(its for head, its in _DRIVERS.items() if (address or "").startswith(head))
-    return LakePlace("iceberg", root, catalog, namespace, tuple(settings), packs)
+    return LakeSettings.read(uri).place
 
 
 def _files(own: dict[str, str], scheme: str) -> tuple[str, ...]:

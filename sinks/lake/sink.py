@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Parameter
 from changefeed.core.schema import TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.core.spark_sql import quoted
 from changefeed.options import (
     EXPIRE,
@@ -43,7 +43,7 @@ from sinks.base import (
 from sinks.lake import delta, hdfs, iceberg, merge, rounds
 from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import told
-from sinks.lake.place import PARAMETERS, place_of
+from sinks.lake.place import LakeSettings, place_of
 from sinks.lake.staging import (
     OPERATION,
     VERSION,
@@ -84,7 +84,7 @@ class LakeSink(TableSink):
     """The tables of one feed at one place. One thread at a time uses an object."""
 
     capabilities: ClassVar[Capabilities]
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = LakeSettings.parameters()
     #: See :data:`sinks.lake.iceberg.SPREAD_ROWS`.
     spread_rows: int = iceberg.SPREAD_ROWS
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.formats import Format
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Settings
 from changefeed.options import Feature
 from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
@@ -25,7 +25,7 @@ class NullSink(Sink):
     )
 
     def __init__(self, uri: str = "null://", options: Mapping[str, object] | None = None) -> None:
-        SinkURL(uri, self.parameters).finish()
+        Settings.read(uri)
         self.rows = self.bytes = self.marks = 0
         self._lock = threading.Lock()
 

@@ -35,7 +35,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
 from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import TableSchema
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Settings
 from changefeed.options import DELETES, Deletes
 from sinks.base import (
     Accepts,
@@ -76,8 +76,7 @@ class ReaderSink(Sink):
         Raises:
             ChangefeedError: CF1201, the URI names no absolute directory.
         """
-        url = SinkURL(uri, self.parameters)
-        url.finish()
+        url = Settings.read(uri).uri
         if url.hosts or not url.path.strip("/"):
             raise ChangefeedError(
                 Code.INVALID_URI,

@@ -10,14 +10,14 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Parameter, Settings, invalid, setting
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -282,21 +282,26 @@ class DuckDB(Warehouse):
         raise error
 
 
-class DuckDBSink(WarehouseSink):
-    """``duckdb:///path/file.duckdb?schema=name``."""
+@dataclass(frozen=True, kw_only=True)
+class DuckDBSettings(Settings):
+    """``duckdb:///path/file.duckdb``."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("schema", "The schema of the tables.", default="DuckDB's own, main"),
-    )
+    schema: str = setting("", "The schema of the tables.", shown="DuckDB's own, main")
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if self.uri.host or not self.uri.database:
+            yield invalid(
+                "a DuckDB sink names a file",
+                "write duckdb:///path/file.duckdb",
+                Code.INVALID_URI,
+            )
+
+
+class DuckDBSink(WarehouseSink):
+    """Tables of a DuckDB file."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = DuckDBSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri, self.parameters)
-        schema = url.take_str("schema") or ""
-        url.finish("duckdb")
-        if url.host or not url.path.strip("/"):
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a DuckDB sink names a file",
-                hint="write duckdb:///path/file.duckdb",
-            )
-        super().__init__(DuckDB(url.path, schema), options)
+        settings = DuckDBSettings.read(uri)
+        super().__init__(DuckDB(settings.uri.path, settings.schema), options)

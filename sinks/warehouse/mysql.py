@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import FileTls, Parameter, Settings, group, invalid, setting
+from changefeed.core.uri import Parts
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -171,7 +172,7 @@ def _indexed(sql: str) -> int:
 class MySQL(Warehouse):
     """One database of a server."""
 
-    def __init__(self, url: SinkURL, database: str, tls: Mapping[str, object] | None) -> None:
+    def __init__(self, url: Parts, database: str, tls: Mapping[str, object] | None) -> None:
         self.dialect: MySQLDialect = MySQLDialect()
         self.schema = database
         self.place = f"MySQL {url.host}/{database}"
@@ -330,34 +331,36 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class MySQLSink(WarehouseSink):
-    """``mysql://user:password@host:3306/database?tls_enabled=&ca_cert_file=``."""
+@dataclass(frozen=True, kw_only=True)
+class MySQLSettings(Settings):
+    """``mysql://user:password@host:3306/database``."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("schema", "The database, instead of the one in the path."),
-        Parameter(
-            "ca_cert_file",
-            "The authority that signed the server's certificate.",
-            ParameterKind.PATH,
-        ),
-        Parameter(
-            "tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="true with ca_cert_file"
-        ),
-    )
+    schema: str = setting("", "The database, instead of the one in the path.")
+    tls: FileTls = group(FileTls)
+
+    @property
+    def database(self) -> str:
+        """The one that the tables are in."""
+        return self.schema or self.uri.database
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.database:
+            yield invalid(
+                "a MySQL sink names a database",
+                "write mysql://user:password@host/database",
+                Code.INVALID_URI,
+            )
+
+
+class MySQLSink(WarehouseSink):
+    """Tables of a MySQL or MariaDB database."""
+
+    parameters: ClassVar[tuple[Parameter, ...]] = MySQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri, self.parameters)
-        database = url.take_str("schema") or url.path.strip("/")
-        authority = url.take_str("ca_cert_file")
-        encrypted = url.take_bool("tls_enabled", authority is not None)
-        url.finish("mysql")
-        if not database:
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a MySQL sink names a database",
-                hint="write mysql://user:password@host/database",
-            )
+        settings = MySQLSettings.read(uri)
         tls: dict[str, object] = {}
-        if encrypted:
+        if settings.tls.wanted:
+            authority = settings.tls.ca_cert_file
             tls = {"ssl_verify_cert": True, "ssl_verify_identity": True, "ssl_ca": authority}
-        super().__init__(MySQL(url, database, tls), options)
+        super().__init__(MySQL(settings.uri, settings.database, tls), options)

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from changefeed.core.events import Resolved
-from changefeed.core.uri import SinkURL
 from sinks.merged.pace import IntervalPace
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.sink import WarehouseSink
-
-
-def take_interval(url: SinkURL, default: int) -> float:
-    """The URI's ``load_interval``: seconds between rounds, 0 for as soon as there is data.
-
-    Raises:
-        ChangefeedError: CF1207, it is no number of seconds.
-    """
-    seconds = url.take_int("load_interval", default, least=0, most=86_400)
-    return float(default if seconds is None else seconds)
 
 
 class PacedSink(WarehouseSink):

@@ -5,7 +5,8 @@ MERGE from PostgreSQL 15 on, delete and insert in one transaction before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,10 +15,9 @@ from pyarrow import csv
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.login_states import sent_by_server, state_of_refusal
-from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import Column
-from changefeed.core.secret_names import is_secret
-from changefeed.core.uri import ESCAPES, SinkURL
+from changefeed.core.settings import LIBPQ, Parameter, Settings, invalid, setting, several
+from changefeed.core.uri import ESCAPES, without
 from sinks.warehouse.dialect import (
     Dialect,
     Merge,
@@ -340,59 +340,29 @@ _BY_STATE: Mapping[str, tuple[str, str]] = {
 }
 
 
-#: Parameters of libpq that a URI may have: name, how its value is written, what it is.
-_LIBPQ = (
-    ("host", ParameterKind.TEXT, "libpq's parameter: the host, or the folder of a socket."),
-    ("port", ParameterKind.TEXT, "libpq's parameter."),
-    ("sslmode", ParameterKind.TEXT, "libpq's parameter: how TLS is used."),
-    (
-        "sslrootcert",
-        ParameterKind.PATH,
-        "libpq's parameter: the authority of the server's certificate.",
-    ),
-    ("sslcert", ParameterKind.PATH, "libpq's parameter: the client's certificate."),
-    ("sslkey", ParameterKind.PATH, "libpq's parameter: the certificate's key."),
-    ("sslpassword", ParameterKind.TEXT, "libpq's parameter: the passphrase of the key."),
-    ("passfile", ParameterKind.PATH, "libpq's parameter: where the password is."),
-    (
-        "target_session_attrs",
-        ParameterKind.TEXT,
-        "libpq's parameter: which of several hosts to use.",
-    ),
-    ("connect_timeout", ParameterKind.TEXT, "libpq's parameter, in seconds."),
-    ("keepalives", ParameterKind.TEXT, "libpq's parameter."),
-    ("gssencmode", ParameterKind.TEXT, "libpq's parameter."),
-    ("channel_binding", ParameterKind.TEXT, "libpq's parameter."),
-)
+@dataclass(frozen=True, kw_only=True)
+class PostgreSQLSettings(Settings):
+    """``postgresql://user:password@host:port/database``."""
+
+    schema: str = setting("public", "The schema of the tables.")
+    libpq: Mapping[str, str] = several(*LIBPQ)
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.uri.database:
+            yield invalid(
+                "a PostgreSQL sink names a database",
+                "write postgresql://user:password@host/database?schema=name",
+                Code.INVALID_URI,
+            )
 
 
 class PostgreSQLSink(WarehouseSink):
-    """``postgresql://user:password@host:port/database?schema=public`` and libpq's parameters."""
+    """Tables of a PostgreSQL database."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("schema", "The schema of the tables.", default="public"),
-        *(Parameter(name, said, kind, secret=is_secret(name)) for name, kind, said in _LIBPQ),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = PostgreSQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri, self.parameters)
-        schema = url.take_str("schema") or "public"
-        for name, _, _ in _LIBPQ:
-            url.take_str(name)
-        url.finish("postgresql")
-        if not url.path.strip("/"):
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a PostgreSQL sink names a database",
-                hint="write postgresql://user:password@host/database?schema=name",
-            )
-        host = url.host or "local socket"
-        place = f"PostgreSQL {host}/{url.path.strip('/')}"
-        super().__init__(PostgreSQL(_for_libpq(uri), schema, place), options)
-
-
-def _for_libpq(uri: str) -> str:
-    """The URI without our own parameters."""
-    address, _, query = uri.partition("?")
-    kept = [p for p in query.split("&") if p and p.partition("=")[0] != "schema"]
-    return address + ("?" + "&".join(kept) if kept else "")
+        settings = PostgreSQLSettings.read(uri)
+        place = f"PostgreSQL {settings.uri.host or 'local socket'}/{settings.uri.database}"
+        schema = settings.schema or "public"
+        super().__init__(PostgreSQL(without(uri, {"schema"}), schema, place), options)

@@ -12,14 +12,15 @@ A table without a key is refused: there is no way to repeat a row a number of ti
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.uri import without
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -135,43 +136,46 @@ class Redshift(PostgreSQL):
         self.run([SqlStatement(head + values, table) for values in packets(rows)])
 
 
-_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+@dataclass(frozen=True, kw_only=True)
+class RedshiftSettings(Settings):
+    """``redshift://user:password@cluster:5439/database``."""
+
+    schema: str = setting("public", "The schema of the tables.")
+    sslmode: str | None = setting(
+        None,
+        "libpq's parameter.",
+        values=("disable", "prefer", "require", "verify-ca", "verify-full"),
+        shown="libpq's",
+    )
+    sslrootcert: str = setting("", "libpq's parameter.", ParameterKind.PATH)
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.uri.host or not self.uri.database:
+            yield invalid(
+                "a Redshift sink names a cluster and a database",
+                "write redshift://user:password@cluster:5439/database?schema=name",
+                Code.INVALID_URI,
+            )
 
 
 class RedshiftSink(WarehouseSink):
-    """``redshift://user:password@cluster:5439/database?schema=public&sslmode=``."""
+    """Tables of a Redshift database."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("schema", "The schema of the tables.", default="public"),
-        Parameter("sslmode", "libpq's parameter.", ParameterKind.CHOICE, _SSL_MODES, "libpq's"),
-        Parameter("sslrootcert", "libpq's parameter.", ParameterKind.PATH),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = RedshiftSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri, self.parameters)
-        schema = url.take_str("schema") or "public"
-        url.take_choice("sslmode")
-        url.take_str("sslrootcert")
-        url.finish("redshift")
-        database = url.path.strip("/")
-        if not url.host or not database:
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a Redshift sink names a cluster and a database",
-                hint="write redshift://user:password@cluster:5439/database?schema=name",
-            )
-        super().__init__(
-            Redshift(for_libpq(uri, url.port or 5439), schema, f"Redshift {url.host}/{database}"),
-            options,
-        )
+        settings = RedshiftSettings.read(uri)
+        parts = settings.uri
+        address = for_libpq(uri, parts.port or 5439)
+        place = f"Redshift {parts.host}/{parts.database}"
+        super().__init__(Redshift(address, settings.schema or "public", place), options)
 
 
 def for_libpq(uri: str, port: int) -> str:
     """The URI as PostgreSQL's client library reads it."""
-    address, _, query = uri.partition("?")
-    kept = [p for p in query.split("&") if p and p.partition("=")[0] != "schema"]
+    address, mark, query = without(uri, {"schema"}).partition("?")
     rest = address.partition("://")[2]
     authority, _, database = rest.partition("/")
     if not re.search(r":\d+\Z", authority):
         authority += f":{port}"
-    return f"postgresql://{authority}/{database}" + ("?" + "&".join(kept) if kept else "")
+    return f"postgresql://{authority}/{database}{mark}{query}"

@@ -22,8 +22,9 @@ import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.settings import Tls
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
-from sinks.webhook.options import Tls, WebhookSettings
+from sinks.webhook.options import WebhookSettings
 
 SIGNATURE = "X-Changefeed-Signature"
 BATCH_KEY = "Idempotency-Key"
@@ -246,12 +247,12 @@ def _unreachable(place: str, error: httpx.HTTPError) -> ChangefeedError:
 
 def _context(tls: Tls) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cadata=tls.ca)
-        if not tls.verify:
+        context = ssl.create_default_context(cadata=tls.ca_cert)
+        if tls.insecure_tls_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if tls.certificate is not None and tls.key is not None:
-            _load_client(context, tls.certificate, tls.key)
+        if tls.client_cert is not None and tls.client_key is not None:
+            _load_client(context, tls.client_cert, tls.client_key)
     except (ssl.SSLError, ValueError) as error:
         problem = "ca_cert, client_cert or client_key holds no usable PEM text"
         raise ChangefeedError(

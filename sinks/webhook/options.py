@@ -1,4 +1,4 @@
-"""Parameters of ``webhook-https://`` and the options that concern webhooks.
+"""What the URI of a webhook says, and the options that concern webhooks.
 
 The URI is that of the endpoint with ``webhook-`` in front. Its query belongs to the endpoint, as
 in CockroachDB, except for the parameters named here.
@@ -6,151 +6,120 @@ in CockroachDB, except for the parameters named here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import quote, urlsplit
 
-from changefeed.core.errors import ChangefeedError, Code, raise_all
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import Settings, Tls, group, invalid, rest, setting
 from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
-from sinks.parameters import TLS, TOPIC_PREFIX, Parameters
+from sinks.naming import TOPIC_PREFIX
 
 MAX_MESSAGES = 1_000
 MAX_BYTES = 1_000_000
 """Body of one request when ``Flush.Bytes`` says nothing: below nginx' usual limit of 1 MiB."""
 
-DEFAULT_PARALLEL = 4
-MOST_PARALLEL = 64
 
-#: What is not the endpoint's own.
-PARAMETERS = (
-    *TLS,
-    Parameter(
-        "parallel",
-        "The most concurrent requests; rows of one key are never in two.",
-        ParameterKind.NUMBER,
-        default=str(DEFAULT_PARALLEL),
-    ),
-    TOPIC_PREFIX,
-)
+@dataclass(frozen=True, kw_only=True)
+class WebhookSettings(Settings):
+    """``webhook-https://`` and ``webhook-http://``."""
 
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM texts; None is what the system trusts, and no client certificate."""
-
-    verify: bool = True
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class WebhookSettings:
-    """A checked sink URI with its options.
-
-    Attributes:
-        url: where to POST, without user and password. Its path and query may hold a token, so
-            it is not shown: :attr:`place` is.
-        login: user and password of the URI.
-        authorization: the whole ``Authorization`` header.
-        signing_secret: key of the signature.
-        messages, bytes: where a request is full.
-        frequency: seconds that changes gather, 0 is not at all.
-        parallel: requests in flight; rows of one key never are in two.
-        timeout: seconds without a byte after which a request has failed; it may take ten times as
-            long altogether.
-    """
-
-    url: str = field(repr=False)
-    place: str
-    tls: Tls
-    login: tuple[str, str] | None = field(repr=False)
-    authorization: str | None = field(repr=False)
-    signing_secret: str | None = field(repr=False)
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
-    messages: int
-    bytes: int
-    frequency: float
-    retry: RetryLimits
-    timeout: float
-    parallel: int
-    compression: str
-    topic_prefix: str
-
-
-def parse(uri: str, options: Mapping[str, object]) -> WebhookSettings:
-    """Check a webhook's URI and options; connects to nothing.
-
-    Raises:
-        ChangefeedError: all problems found (``Problems`` when there are several).
-    """
-    reader = Parameters(uri, PARAMETERS)
-    url = reader.url
-    if len(url.hosts) != 1 or not url.host:
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            "a webhook needs one host",
-            hint=f"write {url.scheme}://host/path",
-        )
-    tls = _tls(reader)
-    parallel = reader.number("parallel", DEFAULT_PARALLEL, 1, MOST_PARALLEL)
-    prefix = reader.text("topic_prefix") or ""
-    login = _login(url)
-    authorization = _text(options, "webhook_auth_header")
-    if login and authorization:
-        problem = "cannot specify both webhook_auth_header and a user in the URI"
-        reader.found.append(ChangefeedError(Code.OPTIONS_CONTRADICT, problem))
-    address = reader.attempt(lambda: _address(uri, url.take_rest()), "")
-    raise_all(reader.found)
-    config = options.get("webhook_sink_config")
-    config = config if isinstance(config, WebhookSinkConfig) else WebhookSinkConfig()
-    timeout = options.get("webhook_client_timeout")
-    headers = options.get("extra_headers")
-    return WebhookSettings(
-        url=address,
-        place=urlsplit(address).netloc,
-        tls=tls,
-        login=login,
-        authorization=authorization,
-        signing_secret=_text(options, "webhook_signing_secret"),
-        headers=headers if isinstance(headers, tuple) else (),
-        messages=config.flush.messages or MAX_MESSAGES,
-        bytes=config.flush.bytes or MAX_BYTES,
-        frequency=config.flush.frequency,
-        retry=config.retry,
-        timeout=float(timeout) if isinstance(timeout, int | float) else 3.0,
-        parallel=parallel,
-        compression=str(options.get("compression") or "none"),
-        topic_prefix=prefix,
+    tls: Tls = group(Tls)
+    parallel: int = setting(
+        4, "The most concurrent requests; rows of one key are never in two.", least=1, most=64
     )
+    topic_prefix: str = setting("", TOPIC_PREFIX)
+    query: tuple[tuple[str, str], ...] = rest()
 
+    @cached_property
+    def url(self) -> str:
+        """Where to POST: the path as it was written, no user, and only parameters of its own. The
+        path and the query may hold a token, so it is not shown: :attr:`place` is."""
+        parts = urlsplit(self.uri.text)
+        pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in self.query)
+        address = f"{parts.scheme.removeprefix('webhook-')}://{self.place}{parts.path or '/'}"
+        return address + (f"?{pairs}" if pairs else "")
 
-def _text(options: Mapping[str, object], name: str) -> str | None:
-    value = options.get(name)
-    return str(value) if value else None
+    @property
+    def place(self) -> str:
+        """Host and port of the endpoint."""
+        return urlsplit(self.uri.text).netloc.rpartition("@")[2]
 
+    @property
+    def login(self) -> tuple[str, str] | None:
+        """User and password of the URI."""
+        return None if self.uri.user is None else (self.uri.user, self.uri.password or "")
 
-def _login(url: SinkURL) -> tuple[str, str] | None:
-    return None if url.user is None else (url.user, url.password or "")
+    @property
+    def authorization(self) -> str | None:
+        """The whole ``Authorization`` header."""
+        return self._text("webhook_auth_header")
 
+    @property
+    def signing_secret(self) -> str | None:
+        """The key of the signature."""
+        return self._text("webhook_signing_secret")
 
-def _tls(reader: Parameters) -> Tls:
-    texts = {name: reader.pem(name) for name in ("ca_cert", "client_cert", "client_key")}
-    skip = reader.flag("insecure_tls_skip_verify")
-    given = [*(n for n, v in texts.items() if v), *["insecure_tls_skip_verify"] * skip]
-    if reader.scheme == "webhook-http":
-        for name in given:
-            reader.problem(f"{name} requires webhook-https")
-    reader.check_certificate(given)
-    return Tls(not skip, texts["ca_cert"], texts["client_cert"], texts["client_key"])
+    def _text(self, option: str) -> str | None:
+        value = self.options.get(option)
+        return str(value) if value else None
 
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers that the option adds."""
+        headers = self.options.get("extra_headers")
+        return headers if isinstance(headers, tuple) else ()
 
-def _address(uri: str, query: tuple[tuple[str, str], ...]) -> str:
-    """The endpoint: path as it was written, no user, and only parameters that are its own."""
-    parts = urlsplit(uri.strip())
-    host = parts.netloc.rpartition("@")[2]
-    pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in query)
-    scheme = parts.scheme.removeprefix("webhook-")
-    return f"{scheme}://{host}{parts.path or '/'}" + (f"?{pairs}" if pairs else "")
+    @cached_property
+    def _config(self) -> WebhookSinkConfig:
+        config = self.options.get("webhook_sink_config")
+        return config if isinstance(config, WebhookSinkConfig) else WebhookSinkConfig()
+
+    @property
+    def messages(self) -> int:
+        """The most messages of a request."""
+        return self._config.flush.messages or MAX_MESSAGES
+
+    @property
+    def bytes(self) -> int:
+        """The most bytes of a request's body."""
+        return self._config.flush.bytes or MAX_BYTES
+
+    @property
+    def frequency(self) -> float:
+        """Seconds that changes gather; 0: not at all."""
+        return self._config.flush.frequency
+
+    @property
+    def retry(self) -> RetryLimits:
+        """How often a request is tried."""
+        return self._config.retry
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without a byte after which a request has failed; it may take ten times as long
+        altogether."""
+        timeout = self.options.get("webhook_client_timeout")
+        return float(timeout) if isinstance(timeout, int | float) else 3.0
+
+    @property
+    def compression(self) -> str:
+        """Of a request's body; ``none``: as it is."""
+        return str(self.options.get("compression") or "none")
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if len(self.uri.hosts) != 1 or not self.uri.host:
+            raise invalid(
+                "a webhook needs one host",
+                f"write {self.uri.scheme}://host/path",
+                Code.INVALID_URI,
+            )
+        if self.uri.scheme == "webhook-http":
+            for name in self.tls.wanted:
+                yield invalid(f"{name} requires webhook-https")
+        if self.login and self.authorization:
+            yield invalid(
+                "cannot specify both webhook_auth_header and a user in the URI",
+                code=Code.OPTIONS_CONTRADICT,
+            )

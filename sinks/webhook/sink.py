@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter
+from changefeed.core.settings import Parameter
 from changefeed.options import Feature
 from sinks.base import (
     Batch,
@@ -29,7 +29,7 @@ from sinks.base import (
 )
 from sinks.naming import kafka_topic_name
 from sinks.webhook.body import Parcel, batch_key, body, by_queue, count, halves
-from sinks.webhook.options import PARAMETERS, WebhookSettings, parse
+from sinks.webhook.options import WebhookSettings
 from sinks.webhook.ordered_queues import OrderedQueues
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class WebhookSink(Sink):
         compressions=("none", "gzip", "zstd"),
         features=frozenset({Feature.EXTRA_HEADERS, Feature.TRANSACTIONS, Feature.WEBHOOK_REQUESTS}),
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = PARAMETERS
+    parameters: ClassVar[tuple[Parameter, ...]] = WebhookSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        self.settings: WebhookSettings = parse(uri, options or {})
+        self.settings: WebhookSettings = WebhookSettings.read(uri, options)
         self._feed, self._job = "unopened", 0
         self._remote = False
         self._reset()

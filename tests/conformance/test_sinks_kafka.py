@@ -17,6 +17,7 @@ import pytest
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Action, ChangefeedError
+from changefeed.options.sink_config import kafka_sink_config
 from changefeed_testing.sinks.conformance import CASES, run_case
 from changefeed_testing.sinks.feed import FeedDouble, Write, at, put, table_schema
 from changefeed_testing.sinks.messages import Message, parse_message
@@ -40,13 +41,10 @@ pytestmark = pytest.mark.kafka
 
 
 def make_sink(
-    broker: KafkaBroker, stall: float = 30.0, producer: Mapping[str, str] | None = None
+    broker: KafkaBroker, stall: float = 30.0, config: Mapping[str, object] | None = None
 ) -> KafkaSink:
-    sink = KafkaSink(broker.uri)
+    sink = KafkaSink(broker.uri, {"kafka_sink_config": kafka_sink_config(config or {})})
     sink.stall_seconds = stall
-    sink.settings = type(sink.settings)(
-        sink.settings.connection, {**sink.settings.producer, **(producer or {})}
-    )
     return sink
 
 
@@ -310,7 +308,7 @@ def test_a_refused_message_leaves_no_gap(
     kafka.create_topic(topic, 1, **{"max.message.bytes": "2000"})
     feed = FeedDouble({"t": topic})
     # Every message a batch of its own, so the ones behind the refused one could arrive.
-    sink = make_sink(kafka, producer={"batch.num.messages": "1", "linger.ms": "0"})
+    sink = make_sink(kafka, config={"Flush": {"Messages": 1, "Frequency": "1ms"}})
     feed.open(sink)
     epoch = feed.epoch(at(50))
     writes = [put(1, "first", 1), put(1, "x" * 5_000, 2)]

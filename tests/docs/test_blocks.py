@@ -230,17 +230,19 @@ def sink_guide(found: list[Block], folder: Path) -> None:
     own, features, conformance, merging = found
     names: dict[str, object] = {"pytest": pytest}
     header = """
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
-from changefeed.core.parameters import Parameter, ParameterKind
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import Parameter, Settings, invalid, setting
 from sinks.base import Capabilities, Sink
-from changefeed.core.uri import SinkURL
 """
     exec(header + own.text, names)
     kind: Any = names["MySink"]
     kind.__abstractmethods__ = frozenset()  # the page leaves the methods out
     made = kind("mysink://host/?token=a&parallel=7")
-    assert (made._host, made._token, made._parallel) == ("host", "a", 7)
+    settings = made.settings
+    assert (settings.uri.host, settings.token, settings.parallel) == ("host", "a", 7)
     assert isinstance(kind.capabilities, Capabilities)
     header += """
 from changefeed.options import Feature, own_option

@@ -257,7 +257,7 @@ def read_cluster(change: Callable[[str, Any], bytes]) -> None:
     from sinks.elasticsearch.bulk import Bulk
     from sinks.elasticsearch.client import Cluster
     from sinks.elasticsearch.indices import Indices
-    from sinks.elasticsearch.options import parse
+    from sinks.elasticsearch.options import ElasticsearchSettings
     from sinks.elasticsearch.sweep import delete_below
 
     def answer(line: str, body: bytes) -> tuple[int, bytes]:
@@ -268,7 +268,7 @@ def read_cluster(change: Callable[[str, Any], bytes]) -> None:
     target = Target(table, "orders")
     schema = TableSchema(table, (Column("id", "bigint", "int64", Form.NATIVE, "int64"),), (0,))
     with serving(http_server(answer)) as port:
-        settings = parse(f"elasticsearch://127.0.0.1:{port}/?timeout=2s", {})
+        settings = ElasticsearchSettings.read(f"elasticsearch://127.0.0.1:{port}/?timeout=2s", {})
         cluster = Cluster(settings)
         bulk = Bulk(cluster, settings, lambda _: None, patience=0)
         context = SinkContext("f", 1, (target,), {}, "n", state="s")
@@ -336,7 +336,7 @@ def read_webhook(answer: bytes) -> None:
     """A message is posted to an endpoint."""
     from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
     from sinks.webhook.client import WebhookClient
-    from sinks.webhook.options import parse
+    from sinks.webhook.options import WebhookSettings
 
     def talk(peer: socket.socket) -> None:
         while peer.recv(65_536):
@@ -347,7 +347,7 @@ def read_webhook(answer: bytes) -> None:
             "webhook_sink_config": WebhookSinkConfig(retry=RetryLimits(1, 0.001)),
             "webhook_client_timeout": 1.0,
         }
-        settings = parse(f"webhook-http://127.0.0.1:{port}/", options)
+        settings = WebhookSettings.read(f"webhook-http://127.0.0.1:{port}/", options)
         client = WebhookClient(settings, "f", threading.Event(), patience=2)
         try:
             client.post(b"{}", "k")

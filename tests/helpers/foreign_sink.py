@@ -4,11 +4,11 @@ options of such sinks, and has a parameter and options of its own."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.options import Feature, own_option
 from changefeed.options.types import Text
 from sinks.base import (
@@ -36,6 +36,14 @@ PASSWORD = own_option(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShelfSettings(Settings):
+    """The URI of a shelf."""
+
+    shelf_token: str = setting("", "Opens the shelf.", secret=True)
+    size: int = setting(9, "How large a shelf is.")
+
+
 class ForeignSink(Sink):
     """Keeps nothing."""
 
@@ -44,15 +52,10 @@ class ForeignSink(Sink):
         features=frozenset({Feature.MERGED_TABLES, Feature.HISTORY}),
         options=(GREETING, PASSWORD),
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("shelf_token", "Opens the shelf.", secret=True),
-        Parameter("size", "How large a shelf is.", ParameterKind.NUMBER, default="9"),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = ShelfSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        url = SinkURL(uri, self.parameters)
-        self.token, self.size = url.take_str("shelf_token"), url.take_int("size", 9)
-        url.finish()
+        self.settings = ShelfSettings.read(uri, options)
         self.options = dict(options or {})
 
     def open(self, context: SinkContext) -> None:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from sinks.elasticsearch.client import Cluster
-from sinks.elasticsearch.options import parse
+from sinks.elasticsearch.options import ElasticsearchSettings
 
 
 @contextmanager
@@ -42,7 +42,9 @@ def answering(
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    cluster = Cluster(parse(f"elasticsearch://127.0.0.1:{server.server_port}/x", {}))
+    cluster = Cluster(
+        ElasticsearchSettings.read(f"elasticsearch://127.0.0.1:{server.server_port}/x")
+    )
     try:
         yield cluster, requests
     finally:

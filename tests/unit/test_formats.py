@@ -53,7 +53,7 @@ from changefeed.encoding.types import (
 )
 from changefeed.options import Options
 from changefeed.plan.example import example
-from sinks.kafka.options import parse as parse_kafka
+from sinks.kafka.options import KafkaSettings
 from tests.helpers.avro_model import column
 from tests.helpers.message_model import table
 from tests.services.registry import FakeRegistry, cannot_read
@@ -340,10 +340,10 @@ def test_a_login_is_used_and_never_shown(fake_registry: FakeRegistry) -> None:
     [
         ("localhost:8081", "must be an http or https URL"),
         ("ftp://h", "must be an http or https URL"),
-        ("http://h?wat=1", "unknown schema registry sink query parameters"),
-        ("http://h?timeout=soon", "param timeout of the registry"),
-        ("https://h?ca_cert=%21", "param ca_cert must be base 64 encoded"),
-        ("https://h?client_cert=aGk=", "client_cert and client_key of the registry go together"),
+        ("http://h?wat=1", "unknown schema registry query parameters"),
+        ("http://h?timeout=soon", "param timeout of the schema registry must be a duration"),
+        ("https://h?ca_cert=%21", "param ca_cert of the schema registry must be base 64 encoded"),
+        ("https://h?client_cert=aGk=", "client_cert requires client_key to be set"),
     ],
 )
 def test_wrong_addresses(address: str, message: str) -> None:
@@ -385,8 +385,10 @@ def test_certificates_of_the_address_are_used(tmp_path: Path) -> None:
 )
 def test_kafka_wants_a_registry_for_avro(query: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(ChangefeedError, match=message):
-        parse_kafka(f"kafka://localhost{query}", options)
-    parse_kafka("kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "avro"})
+        KafkaSettings.read(f"kafka://localhost{query}", options)
+    KafkaSettings.read(
+        "kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "avro"}
+    )
 
 
 def test_no_schema_leaves_that_avro_does_not_allow() -> None:

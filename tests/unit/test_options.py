@@ -10,6 +10,7 @@ import pytest
 
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.options import (
     CURSOR,
     DELIVERY,
@@ -42,9 +43,7 @@ from changefeed.options.types import (
     Moment,
     Text,
     ValueRule,
-    parse_duration,
     parse_moment,
-    parse_size,
 )
 from changefeed.plan.cdc import CDC_OPTIONS, parse_cdc_options
 from grammar import nodes

@@ -29,7 +29,7 @@ from changefeed.encoding.protobuf.schema import (
 from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.options import Options
 from changefeed.plan.example import example
-from sinks.kafka.options import parse as parse_kafka
+from sinks.kafka.options import KafkaSettings
 from tests.helpers.avro_model import column
 from tests.helpers.message_model import change, log_table, table
 from tests.helpers.proto_reader import file_of, message_class
@@ -405,8 +405,12 @@ def test_an_incompatible_type_is_an_error_of_its_table(fake_registry: FakeRegist
 
 
 def test_kafka_takes_protobuf_with_and_without_a_registry() -> None:
-    parse_kafka("kafka://localhost", {"format": "protobuf"})
-    parse_kafka("kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "protobuf"})
+    KafkaSettings.read("kafka://localhost", {"format": "protobuf"})
+    KafkaSettings.read(
+        "kafka://localhost?confluent_schema_registry=http://h:1/x", {"format": "protobuf"}
+    )
     with pytest.raises(ChangefeedError, match="http or https"):
-        parse_kafka("kafka://localhost?confluent_schema_registry=ftp://h", {"format": "protobuf"})
+        KafkaSettings.read(
+            "kafka://localhost?confluent_schema_registry=ftp://h", {"format": "protobuf"}
+        )
     assert feed_schemas(Options.from_dict({"format": "protobuf"}), "kafka://localhost") is None

@@ -19,7 +19,7 @@ from sinks.elasticsearch import body, mapping
 from sinks.elasticsearch.answers import OperationOutcome, Verdict, outcomes
 from sinks.elasticsearch.bulk import PATIENCE_SECONDS, Bulk, counted
 from sinks.elasticsearch.client import HttpAnswer
-from sinks.elasticsearch.options import MAX_INDEX_BYTES, ElasticsearchSettings, index_name, parse
+from sinks.elasticsearch.options import MAX_INDEX_BYTES, ElasticsearchSettings, index_name
 from sinks.registry import check, open_sink
 
 # ------------------------------------------------------------------------------------- names
@@ -56,14 +56,14 @@ def test_different_long_names_stay_different() -> None:
 
 
 def test_parameters() -> None:
-    settings = parse(
+    settings = ElasticsearchSettings.read(
         "elasticsearch+https://ann:s%3Acret@a:9201,b/es/?index_prefix=Shop_&bulk_size=10"
         "&bulk_bytes=1MB&in_flight=2&refresh=wait_for&timeout=5s&json=stored"
         "&dead_letter_index=letters&ca_cert=UEVN",
         {"compression": "gzip", "envelope": "wrapped"},
     )
     assert settings.hosts == (("a", 9201), ("b", 9200))
-    assert (settings.secure, settings.path_prefix, settings.ca_cert) == (True, "/es", "PEM")
+    assert (settings.secure, settings.path_prefix, settings.tls.ca_cert) == (True, "/es", "PEM")
     assert settings.authorization == "Basic YW5uOnM6Y3JldA=="
     assert settings.index_of("Orders") == "shop_orders"
     assert settings.resolved_index == "shop_changefeed_resolved"
@@ -77,7 +77,7 @@ def test_parameters() -> None:
     ("key", "header"), [("aWQ6a2V5", "ApiKey aWQ6a2V5"), ("id:key", "ApiKey aWQ6a2V5")]
 )
 def test_api_keys_in_both_spellings(key: str, header: str) -> None:
-    assert parse(f"elasticsearch://h?api_key={key}", {}).authorization == header
+    assert ElasticsearchSettings.read(f"elasticsearch://h?api_key={key}").authorization == header
     assert "aWQ" not in sink_location(f"elasticsearch://h?api_key={key}")
 
 
@@ -88,7 +88,7 @@ def test_api_keys_in_both_spellings(key: str, header: str) -> None:
         ("elasticsearch://h?index_prefx=a", "CF1202", "[index_prefx]"),
         ("elasticsearch://h?bulk_size=0", "CF1207", "between 1 and"),
         ("elasticsearch://h?bulk_bytes=much", "CF1207", "a size such as"),
-        ("elasticsearch://h?timeout=soon", "CF1207", "a time such as"),
+        ("elasticsearch://h?timeout=soon", "CF1207", "a duration such as"),
         ("elasticsearch://h?refresh=maybe", "CF1207", "one of false, true, wait_for"),
         ("elasticsearch://h?ca_cert=UEVN", "CF1207", "ca_cert needs TLS"),
         ("elasticsearch+https://h?client_cert=UEVN", "CF1207", "requires client_key"),
@@ -349,9 +349,7 @@ def test_errors_count_and_show_no_values() -> None:
 
 
 def test_settings_have_no_secret_in_their_address() -> None:
-    settings = ElasticsearchSettings(
-        (("h", 1), ("i", 2)), secure=True, path_prefix="/p", authorization="x"
-    )
+    settings = ElasticsearchSettings.read("elasticsearch+https://u:pw@h:1,i:2/p/?index=x")
     assert settings.shown == "https://h:1,i:2/p"
 
 
@@ -373,7 +371,12 @@ class BusyCluster:
 def test_a_busy_cluster_is_asked_ever_later_until_patience_ends() -> None:
     clock = ManualClock()
     cluster: Any = BusyCluster(clock)
-    bulk = Bulk(cluster, parse("elasticsearch://h:1", {}), lambda refused: None, clock=clock)
+    bulk = Bulk(
+        cluster,
+        ElasticsearchSettings.read("elasticsearch://h:1"),
+        lambda refused: None,
+        clock=clock,
+    )
     bulk.add(Target(TableName("s", "public", "t"), "t"), pa.array([b"{}\n"], pa.binary()))
     with pytest.raises(ChangefeedError) as caught:
         bulk.settle()

@@ -9,7 +9,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options.sink_config import kafka_sink_config
 from sinks.kafka.errors import Reasons, explain_name
-from sinks.kafka.options import BASE, parse
+from sinks.kafka.options import BASE, KafkaSettings
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import check
 
@@ -21,12 +21,12 @@ def problems(uri: str, **options: object) -> list[str]:
 
 
 def test_brokers_get_the_default_port() -> None:
-    settings = parse("kafka://a,b:19092,[::1]", {})
+    settings = KafkaSettings.read("kafka://a,b:19092,[::1]")
     assert settings.connection == {"bootstrap.servers": "a:9092,b:19092,[::1]:9092"}
 
 
 def test_producers_are_idempotent_and_wait_for_all_replicas() -> None:
-    producer = parse("kafka://a", {}).producer
+    producer = KafkaSettings.read("kafka://a").producer
     assert producer["enable.idempotence"] == "true"
     assert producer["acks"] == "all"
     assert producer["partitioner"] == "fnv1a"
@@ -101,7 +101,7 @@ def test_errors(uri: str, expected: list[str]) -> None:
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(Problems) as caught:
-        parse("kafka://a?sasl_enabled=x&tls_enabled=y&topic_prefx=z", {})
+        KafkaSettings.read("kafka://a?sasl_enabled=x&tls_enabled=y&topic_prefx=z")
     assert len(caught.value.problems) == 3
     assert 'did you mean "topic_prefix"' in caught.value.problems[-1].hint
 
@@ -140,15 +140,15 @@ def test_all_problems_come_at_once() -> None:
     ],
 )
 def test_logins(parameters: str, expected: dict[str, str]) -> None:
-    settings = parse(f"kafka://a?{parameters}", {})
+    settings = KafkaSettings.read(f"kafka://a?{parameters}")
     assert settings.connection == {"bootstrap.servers": "a:9092", **expected}
 
 
 def test_spellings_are_sasl_over_tls() -> None:
-    cloud = parse("confluent-cloud://a:9092?api_key=k&api_secret=s", {}).connection
+    cloud = KafkaSettings.read("confluent-cloud://a:9092?api_key=k&api_secret=s").connection
     assert cloud["sasl.username"] == "k"
     assert cloud["sasl.password"] == "s"
-    hub = parse(
+    hub = KafkaSettings.read(
         "azure-event-hub://ns.net?shared_access_key_name=n&shared_access_key=k%3D", {}
     ).connection
     assert hub["bootstrap.servers"] == "ns.net:9093"
@@ -186,7 +186,7 @@ def test_spellings_are_sasl_over_tls() -> None:
 )
 def test_kafka_sink_config(config: dict[str, object], expected: dict[str, str]) -> None:
     options = {"kafka_sink_config": kafka_sink_config(config)}
-    assert parse("kafka://a", options).producer == {**BASE, **expected}
+    assert KafkaSettings.read("kafka://a", options).producer == {**BASE, **expected}
 
 
 def test_unacknowledged_messages_are_refused() -> None:
@@ -198,10 +198,10 @@ def test_unacknowledged_messages_are_refused() -> None:
 
 
 def test_compression_option() -> None:
-    settings = parse("kafka://a", {"compression": "lz4"})
+    settings = KafkaSettings.read("kafka://a", {"compression": "lz4"})
     assert settings.compressed
     assert settings.producer["compression.type"] == "lz4"
-    assert not parse("kafka://a", {"compression": "none"}).compressed
+    assert not KafkaSettings.read("kafka://a", {"compression": "none"}).compressed
 
 
 def test_the_client_takes_every_setting() -> None:

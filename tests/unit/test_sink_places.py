@@ -16,7 +16,7 @@ from pyarrow import fs
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.uri import sink_location
-from sinks.files.options import parse
+from sinks.files.options import FilesSettings
 from sinks.files.places.base import explain, explained
 from sinks.files.places.objects import COPY, MOVE, ObjectPlace, open_objects
 from sinks.registry import check
@@ -98,7 +98,7 @@ ACCOUNT = base64.b64encode(json.dumps({"type": "service_account"}).encode()).dec
     ],
 )
 def test_what_reaches_the_client(uri: str, root: str, arguments: dict[str, Any]) -> None:
-    place = parse(uri, {}).place
+    place = FilesSettings.read(uri).place
     assert (place.root, dict(place.arguments)) == (root, arguments)
     for secret in ("a/b+c", "tok", "aw==", "p w"):
         assert secret not in repr(place)
@@ -135,15 +135,18 @@ def test_what_a_uri_may_not_be(uri: str, message: str) -> None:
 
 def test_options_that_do_not_fit() -> None:
     with pytest.raises(ChangefeedError, match="incompatible with compression=lz4"):
-        parse("file:///x", {"format": "avro", "compression": "lz4"})
+        FilesSettings.read("file:///x", {"format": "avro", "compression": "lz4"})
     with pytest.raises(ChangefeedError, match="needs the option resolved"):
-        parse("file:///x?manifest=yes", {"resolved": None})
+        FilesSettings.read("file:///x?manifest=yes", {"resolved": None})
     with pytest.raises(Problems):
-        parse("s3://b?partition_format=x&zzz=1", {})
+        FilesSettings.read("s3://b?partition_format=x&zzz=1")
     # One wrong parameter does not make the others unknown.
     assert len(check("file:///x?partition_format=x&manifest=yes&file_size=0")) == 2
-    assert parse("file:///x", {"compression": "lz4"}).extension == "ndjson.lz4"
-    assert parse("file:///x", {"format": "parquet", "compression": "lz4"}).extension == "parquet"
+    assert FilesSettings.read("file:///x", {"compression": "lz4"}).extension == "ndjson.lz4"
+    assert (
+        FilesSettings.read("file:///x", {"format": "parquet", "compression": "lz4"}).extension
+        == "parquet"
+    )
 
 
 def test_secrets_of_uris_are_hidden() -> None:
@@ -167,7 +170,7 @@ def test_clients_are_made_without_connecting() -> None:
         "azure://box?AZURE_ACCOUNT_NAME=n&AZURE_ACCOUNT_KEY=aw==",
     ]
     store = functools.partial(open_objects, clock=SystemClock(), lists=False, google_seconds=1)
-    names = [store(parse(uri, {}).place)._system.type_name for uri in uris]
+    names = [store(FilesSettings.read(uri).place)._system.type_name for uri in uris]
     assert names == ["s3", "gcs", "abfs"]
 
 

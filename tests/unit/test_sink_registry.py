@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.secret_names import is_secret
-from changefeed.core.uri import SinkURL, sink_location
+from changefeed.core.settings import Parameter, ParameterKind
+from changefeed.core.uri import sink_location
 from changefeed.options import Feature, masking
 from changefeed_testing.sinks.conformance import CASES
 from changefeed_testing.sinks.feed import FeedDouble, at, put
@@ -224,35 +224,6 @@ def test_what_is_shown_of_an_echoed_statement_is_declared_harmless() -> None:
     harmless = {one.name for _, one in _declared() if not one.secret}
     # binary is the parameter of a source.
     assert sorted(masking._HARMLESS_PARAMETERS - harmless) == ["binary"]
-
-
-def test_a_parameter_that_is_read_and_not_declared_fails_loudly() -> None:
-    url = SinkURL("null://?x=1", NullSink.parameters)
-    with pytest.raises(ValueError, match="does not declare"):
-        url.take_str("x")
-
-
-def test_a_declared_parameter_that_nothing_reads_is_refused() -> None:
-    url = SinkURL("null://?x=1", (Parameter("x", "Something."),))
-    with pytest.raises(ChangefeedError) as caught:
-        url.finish()
-    assert "param x has no effect" in caught.value.message
-
-
-@pytest.mark.parametrize(("name", "secret"), [("hush", True), ("my_token", False)])
-def test_a_secret_says_so_by_its_name(name: str, secret: bool) -> None:
-    with pytest.raises(ValueError, match=name):
-        Parameter(name, "Something.", secret=secret)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [(ParameterKind.CHOICE, ()), (ParameterKind.TEXT, ("a",))],
-    ids=["none", "needless"],
-)
-def test_a_choice_has_values(kind: ParameterKind, values: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="choice"):
-        Parameter("x", "Something.", kind, values)
 
 
 def test_null_counts() -> None:

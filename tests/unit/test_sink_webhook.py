@@ -20,14 +20,14 @@ from sinks.base import Target
 from sinks.registry import capabilities, check, open_sink
 from sinks.webhook.body import FRAME, BodyPiece, Queue, body, by_queue, count, halves, queues_of
 from sinks.webhook.client import _retry_after
-from sinks.webhook.options import parse
+from sinks.webhook.options import WebhookSettings
 
 TARGET = Target(TableName("shop", "public", "t"), "t")
 PEM = base64.b64encode(b"pem").decode()
 
 
 def test_the_address_is_the_endpoints_own() -> None:
-    settings = parse(
+    settings = WebhookSettings.read(
         "webhook-https://al:p%40w@example.com:8443/a%2Fb?code=x%26y&parallel=2&flag", {}
     )
     assert settings.url == "https://example.com:8443/a%2Fb?code=x%26y&flag="
@@ -51,7 +51,7 @@ def test_the_address_is_the_endpoints_own() -> None:
 )
 def test_what_a_uri_may_not_be(uri: str, message: str) -> None:
     with pytest.raises(ChangefeedError, match=message):
-        parse(uri, {})
+        WebhookSettings.read(uri)
 
 
 def test_every_problem_at_once() -> None:
@@ -76,7 +76,7 @@ def test_sink_config() -> None:
     config = webhook_sink_config(
         {"Flush": {"Messages": 10, "Frequency": "5s"}, "Retry": {"Max": "inf", "Backoff": "1s"}}
     )
-    settings = parse("webhook-https://h/", {"webhook_sink_config": config})
+    settings = WebhookSettings.read("webhook-https://h/", {"webhook_sink_config": config})
     assert (settings.messages, settings.bytes, settings.frequency) == (10, 1_000_000, 5.0)
     assert (settings.retry.max, settings.retry.backoff) == (None, 1.0)
     for wrong in ({"Flush": {"Messages": 1}}, {"Flush": {"MaxMessages": 5}}, {"ClientID": "x"}):

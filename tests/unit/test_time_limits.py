@@ -20,7 +20,7 @@ from changefeed.core.time_limits import limited, within
 from changefeed.encoding.registry import RegistrySchema, RegistrySettings, SchemaRegistry
 from changefeed.options.sink_config import webhook_sink_config
 from sinks.elasticsearch import client as elasticsearch
-from sinks.elasticsearch.options import parse as elasticsearch_settings
+from sinks.elasticsearch.options import ElasticsearchSettings
 from sinks.files.places.spec import PlaceSpec
 from sinks.files.places.web import WebPlace
 from sinks.warehouse.bigquery import client as bigquery_client
@@ -28,7 +28,7 @@ from sinks.warehouse.clickhouse import client as clickhouse_client
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.snowflake import client as snowflake_client
 from sinks.webhook.client import WebhookClient
-from sinks.webhook.options import parse as webhook_settings
+from sinks.webhook.options import WebhookSettings
 from tests.services.certificates import write_certificates
 from tests.services.http_faults import FaultyProxy, drip
 
@@ -60,7 +60,7 @@ def test_webhook(server: FaultyProxy) -> None:
     config = webhook_sink_config({"Retry": {"Max": 1}})
     options = {"webhook_client_timeout": IDLE, "webhook_sink_config": config}
     client = WebhookClient(
-        webhook_settings(uri, options), "f", threading.Event(), patience=PATIENCE
+        WebhookSettings.read(uri, options), "f", threading.Event(), patience=PATIENCE
     )
     assert "in time" in given_up(lambda: client.post(b"{}", "key")).message
     assert len(server.seen) == 1
@@ -75,8 +75,7 @@ def test_files_by_put(server: FaultyProxy) -> None:
 
 
 def test_schema_registry(server: FaultyProxy) -> None:
-    shown = f"http://127.0.0.1:{server.port}"
-    settings = RegistrySettings(url=shown, shown=shown, timeout=IDLE)
+    settings = RegistrySettings.read(f"http://127.0.0.1:{server.port}?timeout={IDLE}s")
     opened = SchemaRegistry(settings, patience=PATIENCE)
     given_up(lambda: opened.register("t-value", RegistrySchema("AVRO", '"string"'), "table t"))
     opened.close()
@@ -84,7 +83,7 @@ def test_schema_registry(server: FaultyProxy) -> None:
 
 def test_elasticsearch(server: FaultyProxy) -> None:
     uri = f"elasticsearch://127.0.0.1:{server.port}?timeout=200ms"
-    client = elasticsearch.Cluster(elasticsearch_settings(uri, {}), patience=PATIENCE)
+    client = elasticsearch.Cluster(ElasticsearchSettings.read(uri, {}), patience=PATIENCE)
     given_up(lambda: client.call("GET", "/"))
     client.close()
 
@@ -98,7 +97,7 @@ def test_elasticsearch_over_tls(tmp_path: Path) -> None:
         proxy.always = drip(PAUSE, headers=False)
         place = f"127.0.0.1:{proxy.port}"
         uri = f"elasticsearch+https://{place}?timeout=200ms&ca_cert={authority}"
-        client = elasticsearch.Cluster(elasticsearch_settings(uri, {}), patience=PATIENCE)
+        client = elasticsearch.Cluster(ElasticsearchSettings.read(uri, {}), patience=PATIENCE)
         given_up(lambda: client.call("GET", "/"))
         assert len(proxy.seen) == 1
         client.close()

@@ -9,93 +9,88 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
-from sinks.warehouse.paced import PacedSink, take_interval
+from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from sinks.warehouse.paced import PacedSink
 
 #: Seconds between rounds: 960 load jobs a day and table.
 INTERVAL = 90
 
-CREDENTIALS = Parameter(
-    "credentials",
-    "A service account's key: the path of its JSON file, or its content in base 64.",
-    default="the machine's own login",
-    secret=True,
-)
+
+def _service_account(text: str) -> str | None:
+    """The JSON text of a service account's key, of which no error says anything."""
+    if not text:
+        return None
+    try:
+        key = (
+            Path(text).read_text()
+            if text.startswith(("/", "~"))
+            else base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True).decode()
+        )
+        if not isinstance(json.loads(key), dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError, binascii.Error):
+        raise ValueError(
+            "must be a service account's key",
+            "give the path of its JSON file, or the file's content in base 64; leave it out "
+            "to use the machine's own login.",
+        ) from None
+    return key
+
+
+def credentials() -> Any:
+    """The field for the parameter ``credentials`` of Google's services: the JSON text of a key."""
+    return setting(
+        None,
+        "A service account's key: the path of its JSON file, or its content in base 64.",
+        shown="the machine's own login",
+        secret=True,
+        convert=_service_account,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BigQuerySettings(Settings):
+    """``bigquery://project/dataset``."""
+
+    location: str | None = setting(None, "Where a missing dataset is created.")
+    credentials: str | None = credentials()
+    gcs_bucket: str = setting("", "Files are loaded from this bucket.", shown="sent directly")
+    load_interval: int = setting(INTERVAL, "Seconds between two rounds.", most=86_400)
+    api_endpoint: str | None = setting(
+        None, "Another server, such as an emulator.", ParameterKind.URL
+    )
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.uri.host or not self.uri.database or "/" in self.uri.database:
+            yield invalid(
+                "a BigQuery sink is a project and a dataset",
+                "write it as bigquery://project/dataset",
+                Code.INVALID_URI,
+            )
 
 
 class BigQuerySink(PacedSink):
-    """``bigquery://project/dataset?location=&credentials=&gcs_bucket=&load_interval=``."""
+    """Tables of a BigQuery dataset."""
 
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("location", "Where a missing dataset is created."),
-        CREDENTIALS,
-        Parameter("gcs_bucket", "Files are loaded from this bucket.", default="sent directly"),
-        Parameter(
-            "load_interval",
-            "Seconds between two rounds.",
-            ParameterKind.NUMBER,
-            default=str(INTERVAL),
-        ),
-        Parameter("api_endpoint", "Another server, such as an emulator.", ParameterKind.URL),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = BigQuerySettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        """Read the URI.
-
-        Raises:
-            ChangefeedError: it is malformed, or the credentials are no key of a service account.
-        """
-        url = SinkURL(uri, self.parameters)
-        project, dataset = url.host, url.path.strip("/")
-        if not project or not dataset or "/" in dataset:
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a BigQuery sink is a project and a dataset",
-                hint="write it as bigquery://project/dataset",
-            )
-        interval = take_interval(url, INTERVAL)
-        # Google's libraries take a second to import: not before somebody wants this sink.
+        settings = BigQuerySettings.read(uri)
+        # Google's libraries take a second to import: only a sink of this kind needs them.
         from sinks.warehouse.bigquery.client import BigQueryWarehouse
 
         warehouse = BigQueryWarehouse(
-            project,
-            dataset,
-            location=url.take_str("location"),
-            credentials=service_account_key(url.take_str("credentials")),
-            endpoint=url.take_str("api_endpoint"),
-            bucket=url.take_str("gcs_bucket", "") or "",
+            settings.uri.host,
+            settings.uri.database,
+            location=settings.location,
+            credentials=settings.credentials,
+            endpoint=settings.api_endpoint,
+            bucket=settings.gcs_bucket,
         )
-        url.finish()
-        super().__init__(warehouse, options, interval)
-
-
-def service_account_key(given: str | None) -> str | None:
-    """The JSON text of a service account's key: given as a path or in base 64.
-
-    Raises:
-        ChangefeedError: CF1207, it is neither; nothing of it is said.
-    """
-    if not given:
-        return None
-    try:
-        text = (
-            Path(given).read_text()
-            if given.startswith(("/", "~"))
-            else base64.b64decode(given.replace("-", "+").replace("_", "/"), validate=True).decode()
-        )
-        if not isinstance(json.loads(text), dict):
-            raise ValueError("not an object")
-    except (OSError, ValueError, binascii.Error):
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER,
-            "param credentials must be a service account's key",
-            hint="give the path of its JSON file, or the file's content in base 64; leave it out "
-            "to use the machine's own login.",
-        ) from None
-    return text
+        super().__init__(warehouse, options, float(settings.load_interval))

@@ -5,12 +5,12 @@ How rows are kept is :mod:`.keeping`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.parameters import Parameter, ParameterKind
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import FileTls, Parameter, Settings, group, invalid
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse.keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
@@ -69,42 +69,35 @@ class ClickHouseTables(SQLTables):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClickHouseSettings(Settings):
+    """``clickhouse://user:password@host:8123/database``."""
+
+    tls: FileTls = group(FileTls)
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if not self.uri.host or not self.uri.database or "/" in self.uri.database:
+            yield invalid(
+                "a ClickHouse sink is a server and a database",
+                "write clickhouse://user:password@host:8123/database",
+                Code.INVALID_URI,
+            )
+
+
 class ClickHouseSink(WarehouseSink):
-    """``clickhouse://user:password@host:8123/database?tls_enabled=&ca_cert_file=``."""
+    """Tables of a ClickHouse database."""
 
     tables: ClassVar[type[SQLTables]] = ClickHouseTables
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter(
-            "ca_cert_file",
-            "The authority that signed the server's certificate.",
-            ParameterKind.PATH,
-        ),
-        Parameter(
-            "tls_enabled", "Connects by TLS.", ParameterKind.FLAG, default="true with ca_cert_file"
-        ),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = ClickHouseSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
-        """Read the URI.
-
-        Raises:
-            ChangefeedError: it is malformed.
-        """
-        url = SinkURL(uri, self.parameters)
-        database = url.path.strip("/")
-        authority = url.take_str("ca_cert_file")
-        tls = url.take_bool("tls_enabled", authority is not None)
-        url.finish("clickhouse")
-        if not url.host or not database or "/" in database:
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a ClickHouse sink is a server and a database",
-                hint="write clickhouse://user:password@host:8123/database",
-            )
-        # The client library takes a moment to import: not before somebody wants this sink.
+        settings = ClickHouseSettings.read(uri)
+        # The client library takes a moment to import: only a sink of this kind needs it.
         from sinks.warehouse.clickhouse.client import Address, ClickHouse
 
-        port = url.port or (_TLS if tls else _PLAIN)
-        login = url.user or "default", url.password or ""
-        self.server = ClickHouse(Address(url.host, port, *login, tls, authority), database)
+        place, tls = settings.uri, settings.tls
+        port = place.port or (_TLS if tls.wanted else _PLAIN)
+        login = place.user or "default", place.password or ""
+        address = Address(place.host, port, *login, tls.wanted, tls.ca_cert_file)
+        self.server = ClickHouse(address, place.database)
         super().__init__(self.server, options, ClickHouseStrategy())

@@ -6,8 +6,8 @@ How rows are kept is :mod:`.keeping`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -15,9 +15,8 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.parameters import Parameter, ParameterKind
 from changefeed.core.schema import INTEGERS, Column, TableSchema
-from changefeed.core.uri import SinkURL
+from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
 from changefeed.options import Feature, History
 from sinks.base import (
     Capabilities,
@@ -32,7 +31,7 @@ from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import ScanEnd, TablePolicy
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse import evolution
-from sinks.warehouse.bigquery.sink import CREDENTIALS, service_account_key
+from sinks.warehouse.bigquery.sink import credentials
 from sinks.warehouse.database_sink import PACE, DatabaseSink
 from sinks.warehouse.feed_tables import KnownTable
 from sinks.warehouse.pending import PendingRows
@@ -49,8 +48,30 @@ if TYPE_CHECKING:
     from sinks.warehouse.spanner.client import Spanner, SpannerTransaction
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpannerSettings(Settings):
+    """``spanner://project/instance/database``."""
+
+    credentials: str | None = credentials()
+    endpoint: str = setting("", "An emulator on this machine, host:port.", ParameterKind.URL)
+
+    def check(self) -> Iterator[ChangefeedError]:
+        path = self.uri.database.split("/")
+        if not self.uri.host or len(path) != 2 or not all(path):
+            yield invalid(
+                "a Spanner sink is a project, an instance and a database",
+                "write it as spanner://project/instance/database",
+                Code.INVALID_URI,
+            )
+        if self.endpoint and (self.credentials or not _is_local(self.endpoint)):
+            yield invalid(
+                "param endpoint is for an emulator on this machine: host:port, without credentials",
+                "write endpoint=127.0.0.1:9010, or leave it out for Google's service.",
+            )
+
+
 class SpannerSink(DatabaseSink):
-    """``spanner://project/instance/database?credentials=&endpoint=``."""
+    """Tables of a Spanner database."""
 
     #: Changes of a round are in memory until it is committed: nothing is staged.
     capabilities: ClassVar[Capabilities] = replace(
@@ -59,10 +80,7 @@ class SpannerSink(DatabaseSink):
         features=DatabaseSink.capabilities.features | {Feature.COMPARISON},
         repairs=True,
     )
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        CREDENTIALS,
-        Parameter("endpoint", "An emulator on this machine, host:port.", ParameterKind.URL),
-    )
+    parameters: ClassVar[tuple[Parameter, ...]] = SpannerSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Read the URI.
@@ -70,27 +88,16 @@ class SpannerSink(DatabaseSink):
         Raises:
             ChangefeedError: it is malformed, or the options ask for what Spanner is not kept with.
         """
-        url = SinkURL(uri, self.parameters)
-        path = url.path.strip("/").split("/")
-        if not url.host or len(path) != 2 or not all(path):
-            raise ChangefeedError(
-                Code.INVALID_URI,
-                "a Spanner sink is a project, an instance and a database",
-                hint="write it as spanner://project/instance/database",
-            )
-        endpoint = url.take_str("endpoint", "") or ""
-        credentials = service_account_key(url.take_str("credentials"))
-        url.finish("spanner")
-        if endpoint and (credentials or not _is_local(endpoint)):
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER,
-                "param endpoint is for an emulator on this machine: host:port, without credentials",
-                hint="write endpoint=127.0.0.1:9010, or leave it out for Google's service.",
-            )
+        settings = SpannerSettings.read(uri)
         # Google's libraries take a second to import: not before somebody wants this sink.
         from sinks.warehouse.spanner.client import Spanner
 
-        server = Spanner(url.host, *path, endpoint=endpoint, credentials=credentials)
+        server = Spanner(
+            settings.uri.host,
+            *settings.uri.database.split("/"),
+            endpoint=settings.endpoint,
+            credentials=settings.credentials,
+        )
         policy = TablePolicy.read(options or {})
         self._tables: SpannerTables = SpannerTables(server, SpannerStrategy(), policy)
         super().__init__(policy, self._tables)
