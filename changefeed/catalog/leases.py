@@ -71,25 +71,6 @@ class Leases(CatalogPart):
             )
         return Lease(lease.job_id, lease.node, lease.token, expires)
 
-    def renew_leases(self, leases: Sequence[Lease], ttl: float) -> set[int]:
-        """:meth:`renew_lease` for all leases of a node in one statement.
-
-        Returns:
-            The jobs whose lease is another's by now.
-        """
-        if not leases:
-            return set()
-        ours = [(lease.job_id, lease.token, lease.node) for lease in leases]
-        with self._database.write(notify=False, urgent=True) as transaction:
-            renewed = transaction.execute(
-                update(_lease)
-                .where(tuple_(_lease.c.job_id, _lease.c.token, _lease.c.node).in_(ours))
-                .values(expires=self._shared_now(transaction) + int(ttl * 1e9))
-                .returning(_lease.c.job_id)
-            )
-            kept = set(renewed.scalars())
-        return {lease.job_id for lease in leases} - kept
-
     def release_lease(self, lease: Lease) -> None:
         """Let others take the job at once. Releasing a lost lease does nothing."""
         with self._database.write() as transaction:
@@ -122,11 +103,27 @@ class Leases(CatalogPart):
             )
         return node
 
-    def heartbeat(self, node_id: str) -> None:
-        """Say that the node lives; at least every :data:`NODE_TTL` / 3 seconds."""
+    def heartbeat(self, node_id: str, leases: Sequence[Lease] = (), ttl: float = 0.0) -> set[int]:
+        """Say that the node lives, at least every :data:`NODE_TTL` / 3 seconds, and renew its
+        leases as :meth:`renew_lease` does, all in one transaction.
+
+        Returns:
+            The jobs whose lease is another's by now.
+        """
+        ours = [(lease.job_id, lease.token, lease.node) for lease in leases]
+        kept: set[int] = set()
         with self._database.write(notify=False, urgent=True) as transaction:
-            seen = self._shared_now(transaction)
-            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=seen))
+            now = self._shared_now(transaction)
+            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=now))
+            if ours:
+                renewed = transaction.execute(
+                    update(_lease)
+                    .where(tuple_(_lease.c.job_id, _lease.c.token, _lease.c.node).in_(ours))
+                    .values(expires=now + int(ttl * 1e9))
+                    .returning(_lease.c.job_id)
+                )
+                kept = set(renewed.scalars())
+        return {lease.job_id for lease in leases} - kept
 
     def unregister_node(self, node_id: str) -> None:
         """Forget a node that ends in good order."""

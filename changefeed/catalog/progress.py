@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,7 +11,15 @@ from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, or_,
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, list_of, list_text, named, stamp_of, stamp_text
+from changefeed.catalog.database import (
+    CatalogPart,
+    Database,
+    list_of,
+    list_text,
+    named,
+    stamp_of,
+    stamp_text,
+)
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -22,13 +31,14 @@ from changefeed.catalog.model import (
     TableState,
 )
 from changefeed.catalog.rows import Lease, RateWindow
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName
 
 _table = tables.job_table
 _job = tables.job
+_lease = tables.lease
 _seen = tables.table_name
 
 #: One row of progress; parameters are those of :func:`_found_by` and :func:`_moving`.
@@ -41,9 +51,55 @@ _UPDATE = update(_table).where(
     _table.c.rescan == bindparam("of_rescan"),
 )
 
+_HIGH_WATER = (
+    update(_job).where(_job.c.id == bindparam("of_job")).values(high_water=bindparam("reached"))
+)
+
+
+class OfferedHighWaters:
+    """High-waters that wait for the next :meth:`Progress.save_offered`, one a job; thread-safe.
+
+    Attributes:
+        hurried: set when somebody waits for one of them.
+        saved: the last one of each job that was written in this way, until the job's progress is
+            saved by itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offered: dict[int, tuple[Lease, Timestamp]] = {}
+        self.hurried = threading.Event()
+        self.saved: dict[int, Timestamp] = {}
+
+    def offer(self, lease: Lease, high_water: Timestamp, *, soon: bool = False) -> None:
+        """Let the next write have the high-water of a job of which nothing else has changed."""
+        with self._lock:
+            self._offered[lease.job_id] = lease, high_water
+        if soon:
+            self.hurried.set()
+
+    def withdraw(self, job_id: int) -> None:
+        """Forget what was offered for a job."""
+        with self._lock:
+            self._offered.pop(job_id, None)
+            self.saved.pop(job_id, None)
+
+    def take(self) -> dict[int, tuple[Lease, Timestamp]]:
+        """Everything offered, which is then no longer offered."""
+        with self._lock:
+            taken, self._offered = self._offered, {}
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
 
 class Progress(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
+
+    def __init__(self, database: Database, clock: Clock | None = None) -> None:
+        super().__init__(database, clock)
+        self.offered = OfferedHighWaters()
 
     def tables(self, job_id: int) -> list[TableProgress]:
         """The tables of a job by name.
@@ -127,6 +183,9 @@ class Progress(CatalogPart):
             LeaseLost: another node holds the job by now; nothing was written.
         """
         now = self._now()
+        # An older high-water must not be written after this, and lift tables that stand lower now.
+        # One that is being written already is written before.
+        self.offered.withdraw(job_id)
         with self._database.write(notify=False) as transaction:
             check_lease(transaction, lease)
             row = transaction.execute(
@@ -163,6 +222,31 @@ class Progress(CatalogPart):
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())
+
+    def save_offered(self) -> None:
+        """Write the high-waters of :attr:`offered` in one transaction; those of a job that another
+        node holds by now are left out."""
+        self.offered.hurried.clear()
+        if not self.offered:
+            return
+        with self._database.write(notify=False) as transaction:
+            # Here, not before: whoever withdraws one then comes before this transaction or after.
+            offered = self.offered.take()
+            rows = transaction.execute(
+                select(_lease.c.job_id, _lease.c.node, _lease.c.token).where(
+                    _lease.c.job_id.in_(offered)
+                )
+            )
+            holders = {row.job_id: (row.node, row.token) for row in rows}
+            written = {
+                job_id: high_water
+                for job_id, (lease, high_water) in offered.items()
+                if holders.get(job_id) == (lease.node, lease.token)
+            }
+            if written:
+                marks = [{"of_job": job, "reached": str(at)} for job, at in written.items()]
+                transaction.execute(_HIGH_WATER, marks)
+        self.offered.saved.update(written)
 
     def living(self) -> frozenset[tuple[int, str]]:
         """The tables of the jobs that were not dropped and have not succeeded: number of the job,

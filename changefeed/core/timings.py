@@ -36,7 +36,9 @@ class Timings:
         rest_longest: the longest pause of a feed between two rounds, whatever its sink asks for.
         scan_status: how often the progress of a scan is saved.
         save: progress of a feed that delivers is saved about this often.
-        save_idle: progress of a feed that only watches time pass is saved this often.
+        save_idle: the same of a feed that only watches time pass and is saved by itself: because
+            consumers want resolved timestamps more often, or no node writes for all feeds.
+        save_gather: progress that is wanted at once waits so long for that of other feeds.
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
         unanswered: a call of a sink that takes longer shows as what the feed waits for.
@@ -66,6 +68,7 @@ class Timings:
     scan_status: float = 1.0
     save: float = 1.0
     save_idle: float = 2.0
+    save_gather: float = 0.05
     retry_first: float = 0.5
     retry_longest: float = 30.0
     unanswered: float = 10.0

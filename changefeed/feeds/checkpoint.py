@@ -1,7 +1,8 @@
 """When a feed's progress is saved, and when consumers get resolved timestamps.
 
 A resolved timestamp is emitted only after the progress that it states was saved, so a crash never
-invalidates it.
+invalidates it. A feed that only watches time pass has its progress saved together with that of the
+others, so that hundreds of them write once a second and not hundreds of times.
 """
 
 from __future__ import annotations
@@ -26,17 +27,26 @@ class Checkpoint:
         joining: Callable[[], bool],
         clock: Clock,
         timings: Timings,
+        *,
+        with_others: bool = False,
     ) -> None:
-        """``joining``: whether a statement has added a table that the feed does not know yet."""
+        """
+        Args:
+            joining: whether a statement has added a table that the feed does not know yet.
+            with_others: this process calls :meth:`changefeed.catalog.Catalog.save_offered`.
+        """
         self._sink_session = sink_session
         self._joining = joining
         self._clock = clock
         self._timings = timings
+        self._with_others = with_others
         self._wanted = threading.Event()
         self._awaited: Timestamp | None = None
         self._saved_at = 0.0
         self._resolved_at = 0.0
         self._resolved: Timestamp | None = None
+        #: What is to be resolved for consumers when it has been saved with the others.
+        self._promised: Timestamp | None = None
 
     @property
     def resolved(self) -> Timestamp | None:
@@ -51,23 +61,46 @@ class Checkpoint:
             self._awaited = upto
         self._wanted.set()
 
-    def turn(self, feed: Feed, *, moved: bool) -> None:
+    def turn(self, feed: Feed) -> None:
         """Save progress and emit a resolved timestamp, if they are due."""
         now = self._clock.monotonic()
+        waits = not feed.changed and self._may_wait(feed)
+        if not waits:
+            self._promised = None
+        elif self._promised is not None:
+            self._keep_promise(feed, self._promised)
         often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
-        every = often if moved or feed.changed else self._timings.save_idle
-        resolve = self._resolve_due(feed, now)
+        every = often if feed.changed or waits else self._timings.save_idle
+        resolve = self._promised is None and self._resolve_due(feed, now)
         reached = self._reaches_awaited(feed)
-        if not (resolve or reached or self._wanted.is_set() or now - self._saved_at >= every):
+        asked = reached or self._wanted.is_set()
+        if not (resolve or asked or now - self._saved_at >= every):
             return
         if reached:
             self._awaited = None
         self._wanted.clear()
-        feed.save()
         self._saved_at = now
+        if waits:
+            offered = feed.offer_high_water(soon=asked)
+            if offered is not None:
+                self._promised = offered if resolve else self._promised
+                return
+        feed.save()
         fault_point(Point.RUNNER_AFTER_SAVE)
         if resolve:
             self._resolve(feed)
+
+    def _may_wait(self, feed: Feed) -> bool:
+        """Whether a write for all feeds, up to a second later, is soon enough."""
+        every = feed.options[RESOLVED]
+        return self._with_others and (every is None or every >= self._timings.save_idle)
+
+    def _keep_promise(self, feed: Feed, promised: Timestamp) -> None:
+        saved = feed.saved_with_others
+        if saved is not None and saved >= promised:
+            self._promised = None
+            fault_point(Point.RUNNER_AFTER_SAVE)
+            self._resolve(feed, saved)
 
     def last(self, feed: Feed) -> None:
         """Save progress and emit a last resolved timestamp, because the feed ends."""
@@ -87,8 +120,11 @@ class Checkpoint:
         high = self._reached(feed)
         return high is not None and high != self._resolved and self._sink_session.resolves
 
-    def _resolve(self, feed: Feed) -> None:
+    def _resolve(self, feed: Feed, saved: Timestamp | None = None) -> None:
+        """``saved``: what was saved, if the feed may be further by now."""
         high = self._reached(feed)
+        if high is not None and saved is not None:
+            high = min(high, saved)
         if high is None or (self._resolved is not None and high <= self._resolved):
             return
         # Asked after the timestamp is known: commits to an added table, after its statement has

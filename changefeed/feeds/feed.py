@@ -413,12 +413,7 @@ class Feed:
         raises it), so a feed of a thousand quiet tables writes one row.
         """
         high_water = self.high_water()
-        ahead = {
-            name
-            for name, t in self.tables.items()
-            if t.done_upto is not None and high_water is not None and t.done_upto > high_water
-        }
-        names = self._changed | ahead
+        names = self._changed | self._ahead(high_water)
         self.superseded = self._catalog.save_progress(
             self.job.id,
             {name: self.tables[name] for name in names},
@@ -427,6 +422,30 @@ class Feed:
         )
         self._changed.clear()
         return high_water
+
+    def _ahead(self, high_water: Timestamp | None) -> set[TableName]:
+        return {
+            name
+            for name, t in self.tables.items()
+            if t.done_upto is not None and high_water is not None and t.done_upto > high_water
+        }
+
+    def offer_high_water(self, *, soon: bool) -> Timestamp | None:
+        """Let the next write for all feeds make progress durable; returns the high-water mark that
+        it will write, None if there is more to write than that.
+
+        ``soon``: somebody waits for it.
+        """
+        high_water = self.high_water()
+        if self._changed or high_water is None or self._ahead(high_water):
+            return None
+        self._catalog.offered.offer(self.lease, high_water, soon=soon)
+        return high_water
+
+    @property
+    def saved_with_others(self) -> Timestamp | None:
+        """The last high-water mark of :meth:`offer_high_water` that is durable."""
+        return self._catalog.offered.saved.get(self.job.id)
 
 
 def _complete(table: TableProgress) -> Timestamp | None:

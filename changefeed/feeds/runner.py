@@ -61,6 +61,7 @@ class FeedServices:
         node_id: the node, for sinks that must know who writes.
         ended: called by a feed's thread when it ends.
         sizes: how much is done at once.
+        saves_together: the node writes the progress of feeds at rest, all of them at once.
     """
 
     catalog: Catalog
@@ -72,6 +73,7 @@ class FeedServices:
     clock: Clock = field(default_factory=SystemClock)
     timings: Timings = field(default_factory=Timings)
     sizes: Sizes = field(default_factory=Sizes)
+    saves_together: bool = False
 
 
 class FeedRunner:
@@ -125,7 +127,10 @@ class FeedRunner:
             lambda text: self.catalog.record_event(self.job_id, "engine", text),
         )
         self._checkpoint = Checkpoint(
-            self.sink_session, lambda: self._rounds.joining(self._feed), *time
+            self.sink_session,
+            lambda: self._rounds.joining(self._feed),
+            *time,
+            with_others=services.saves_together and not job.sinkless,
         )
         renames = TableRenames(
             self.source_runtime, lambda: self.sink_session.pulled, self._took_rename
@@ -153,7 +158,7 @@ class FeedRunner:
             ),
             renames,
             *time,
-            committed=lambda: self._checkpoint.turn(self._feed, moved=True),
+            committed=lambda: self._checkpoint.turn(self._feed),
             interrupted=self._interrupted,
         )
         self._status = FeedStatus(self.catalog, self.source_runtime, self._scanning, *time)
@@ -310,7 +315,7 @@ class FeedRunner:
                 # status.
                 self._status.works(self._feed)
             self._scanning.follow(self._feed, self._scanned)
-            self._checkpoint.turn(self._feed, moved=moved)
+            self._checkpoint.turn(self._feed)
             if moved or self._scanning.advanced or not self._scanning.active(self._feed):
                 self._retry.reset()
                 self._status.works(self._feed)

@@ -103,6 +103,7 @@ class Node:
             self.clock,
             self.timings,
             sizes or Sizes(),
+            saves_together=True,
         )
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -154,6 +155,7 @@ class Node:
             ("node", self._loop),
             ("node-pulse", self._pulse),
             ("node-status", self._show),
+            ("node-progress", self._save),
         ):
             thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)
@@ -172,6 +174,7 @@ class Node:
         """Stop all runners and captures, leave the jobs unchanged, release the lock."""
         self._stopping.set()
         self._wake.set()
+        self.catalog.offered.hurried.set()
         for thread in self._threads:
             thread.join(15)
         self.sources.request_stop()
@@ -242,12 +245,7 @@ class Node:
         """Renew heartbeat and leases, and nothing else: all other work of the node may take long,
         and without a pulse all leases end, while the feeds go on.
         """
-
-        def renew() -> None:
-            self.catalog.heartbeat(self.id)
-            self.feeds.renew_leases()
-
-        self._every_pulse("pulse", renew)
+        self._every_pulse("pulse", self.feeds.beat)
 
     def _show(self) -> None:
         """Save what SHOW and SYNC read: how far the logs reach, and what the feeds wait for."""
@@ -258,8 +256,25 @@ class Node:
 
         self._every_pulse("status", save)
 
-    def _every_pulse(self, name: str, work: Callable[[], None]) -> None:
-        while not self.clock.wait(self._stopping, self.timings.pulse):
+    def _save(self) -> None:
+        """Save the progress of the feeds that only watch time pass, earlier if a statement waits
+        for it: then a moment later, when the other feeds have offered theirs, too.
+        """
+
+        def save() -> None:
+            if self.catalog.offered.hurried.is_set() and len(self.feeds) > 1:
+                self.clock.wait(self._stopping, self.timings.save_gather)
+            self.catalog.save_offered()
+
+        self._every_pulse("progress", save, self.catalog.offered.hurried)
+
+    def _every_pulse(
+        self, name: str, work: Callable[[], None], early: threading.Event | None = None
+    ) -> None:
+        while not self._stopping.is_set():
+            self.clock.wait(early or self._stopping, self.timings.pulse)
+            if self._stopping.is_set():
+                return
             try:
                 work()
             except ChangefeedError as error:

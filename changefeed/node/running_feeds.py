@@ -163,11 +163,12 @@ class RunningFeeds:
 
     # -- while they run -----------------------------------------------------------------------
 
-    def renew_leases(self) -> None:
-        """Renew the leases; a runner that has lost its lease stops."""
+    def beat(self) -> None:
+        """Say that the node lives, and renew the leases; a runner that has lost its lease stops."""
         runners = {runner.job_id: runner for runner in list(self._runners.values())}
         leases = [runner.lease for runner in runners.values()]
-        for job_id in self._catalog.renew_leases(leases, self._services.timings.lease):
+        node, ttl = self._services.node_id, self._services.timings.lease
+        for job_id in self._catalog.heartbeat(node, leases, ttl):
             log.warning("feed %s: the lease was lost, stopping", runners[job_id].name)
             runners[job_id].request_stop()
 

@@ -344,10 +344,10 @@ def test_leases_are_renewed_together(catalog: Catalog) -> None:
     held = [lease for lease in leases if lease]
     catalog.release_lease(held[1])
     catalog.acquire_lease(jobs[1].id, "n2", 10)
-    assert catalog.renew_leases(held, 50) == {jobs[1].id}
+    assert catalog.heartbeat("a", held, 50) == {jobs[1].id}
     assert catalog.lease_holder(jobs[1].id) == "n2"
     assert catalog.acquire_lease(jobs[0].id, "n2", 10) is None
-    assert catalog.renew_leases([], 10) == set()
+    assert catalog.heartbeat("a", [], 10) == set()
 
 
 def test_what_the_log_must_keep(catalog: Catalog) -> None:
@@ -811,6 +811,26 @@ def test_a_clock_that_jumps_by_a_day_keeps_no_job_from_running(
         catalog.renew_lease(lease, 15)
 
 
+def test_high_waters_of_feeds_at_rest_are_written_together(catalog: Catalog) -> None:
+    jobs = [catalog.create_job(spec(name)) for name in "abc"]
+    leases = [catalog.acquire_lease(job.id, "n1", 10) for job in jobs]
+    for at, lease in enumerate(leases):
+        assert lease is not None
+        catalog.offered.offer(lease, Timestamp(10 + at), soon=at == 2)
+    assert catalog.offered.hurried.is_set()
+    lost = leases[1]
+    assert lost is not None and leases[0] is not None
+    catalog.release_lease(lost)
+    catalog.acquire_lease(jobs[1].id, "n2", 10)
+    catalog.save_progress(jobs[0].id, {}, lease=leases[0], high_water=Timestamp(4))
+    catalog.save_offered()
+    # The first has saved other progress since, the second belongs to another node.
+    marks = [catalog.job(job.id).high_water for job in jobs]
+    assert marks == [Timestamp(4), None, Timestamp(12)]
+    assert catalog.offered.saved == {jobs[2].id: Timestamp(12)}
+    assert not catalog.offered and not catalog.offered.hurried.is_set()
+
+
 @pytest.mark.parametrize("jump", [-86_400, 86_400])
 def test_a_node_outlives_a_clock_that_jumps_by_a_day(
     catalog: Catalog, state: State, jump: float
@@ -820,8 +840,7 @@ def test_a_node_outlives_a_clock_that_jumps_by_a_day(
     lease = catalog.acquire_lease(job.id, "n1", 15)
     assert lease
     state.clock.advance(jump)
-    catalog.heartbeat("n1")
-    assert catalog.renew_leases([lease], 15) == set()
+    assert catalog.heartbeat("n1", [lease], 15) == set()
     assert [node.id for node in catalog.live_nodes()] == ["n1"]
     assert catalog.lease_holder(job.id) == "n1"
     assert catalog.acquire_lease(job.id, "n2", 15) is None
@@ -844,7 +863,7 @@ def test_clocks_of_machines_that_differ_move_no_job(
         other.register_node("n2", 1, "other.host")
         assert other.acquire_lease(job.id, "n2", 15) is None
         assert other.lease_holder(job.id) == "n1"
-        assert one.renew_leases([lease], 15) == set()
+        assert one.heartbeat("n1", [lease], 15) == set()
         for catalog in (one, other):
             assert [node.id for node in catalog.live_nodes()] == ["n1", "n2"]
         one.release_lease(lease)

@@ -921,10 +921,10 @@ def test_nothing_is_resolved_while_a_table_joins(bench: Bench) -> None:
     with_resolved = bench.catalog.alter_job(bench.feed.job.id, options={"resolved": ""})
     feed = Feed(bench.catalog, with_resolved, bench.feed.lease)
     feed.tables = bench.feed.tables
-    checkpoint.turn(feed, moved=True)
+    checkpoint.turn(feed)
     assert (told, checkpoint.resolved) == ([], None)
     joining[0] = False
-    checkpoint.turn(feed, moved=True)
+    checkpoint.turn(feed)
     assert told == [at(1)]
     assert checkpoint.resolved == at(1)
 

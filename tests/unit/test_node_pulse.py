@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog
+from changefeed.core.clock import Timestamp
 from changefeed.core.timings import Timings
 from changefeed.node.node import Node
+from tests.conformance.test_catalog import spec
 from tests.helpers.waiting import until
 
 
@@ -35,4 +37,25 @@ def test_nothing_that_the_node_saves_holds_up_its_heartbeat(
             until(lambda: catalog.live_nodes()[0].seen > seen, "a heartbeat")
         finally:
             go_on.set()
+            node.stop()
+
+
+def test_a_node_writes_what_feeds_at_rest_offer_and_at_once_if_a_statement_waits(
+    tmp_path: Path,
+) -> None:
+    with closing(Catalog.open(str(tmp_path / "state"))) as catalog:
+        job = catalog.create_job(spec())
+        lease = catalog.acquire_lease(job.id, "n", 60)
+        assert lease is not None
+        node = Node(catalog, str(tmp_path / "state"), timings=Timings(pulse=0.2))
+        assert node.start()
+        try:
+            catalog.offered.offer(lease, Timestamp(3))
+            until(lambda: catalog.job(job.id).high_water == Timestamp(3), "a write by the pulse")
+            node.timings = Timings(pulse=3600.0)
+            catalog.offered.offer(lease, Timestamp(4), soon=True)
+            until(lambda: catalog.job(job.id).high_water == Timestamp(4), "a hurried write")
+            catalog.offered.offer(lease, Timestamp(5), soon=True)
+            until(lambda: catalog.job(job.id).high_water == Timestamp(5), "another one")
+        finally:
             node.stop()
