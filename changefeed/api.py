@@ -19,7 +19,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
@@ -36,7 +35,7 @@ from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import schemes as source_schemes
-from changefeed.statements import (
+from changefeed.statements import (  # noqa: F401 - each registers what it handles
     alter,
     cdc_views,
     connections,
@@ -51,6 +50,7 @@ from changefeed.statements import (
 )
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.context import (
+    HANDLERS,
     Context,
     FeedHost,
     LogLookup,
@@ -105,42 +105,8 @@ __all__ = [
     "source_schemes",
 ]
 
-S = TypeVar("S", bound=nodes.Statement)
-StatementHandler = Callable[[Any, Context], Result]
-
 #: Columns of SHOW CHANGEFEEDS, for its WHERE and ORDER BY.
 LISTING_COLUMNS = listing.COLUMNS
-
-#: Syntax node -> what it does.
-HANDLERS: dict[type[nodes.Statement], StatementHandler] = {
-    nodes.CreateConnection: connections.create_connection,
-    nodes.AlterConnection: connections.alter_connection,
-    nodes.DropConnection: connections.drop_connection,
-    nodes.ShowConnections: connections.show_connections,
-    nodes.Use: connections.use,
-    nodes.ShowTables: connections.show_tables,
-    nodes.CreateChangefeed: create.create,
-    nodes.CreateFunction: functions.create_function,
-    nodes.DropFunction: functions.drop_function,
-    nodes.ShowFunctions: functions.show_functions,
-    nodes.CreateDataset: create.create_dataset,
-    nodes.CreateCdc: create.create_cdc,
-    nodes.DropCdc: control.drop_cdc,
-    nodes.ShowCdc: cdc_views.show_cdc,
-    nodes.Explain: explain.explain,
-    nodes.Validate: explain.validate,
-    nodes.AlterChangefeed: alter.alter,
-    nodes.RenameChangefeed: alter.rename,
-    nodes.PauseChangefeed: control.pause,
-    nodes.ResumeChangefeed: control.resume,
-    nodes.DropChangefeed: control.drop,
-    nodes.ShowChangefeeds: listing.show_changefeeds,
-    nodes.ShowChangefeed: show.show_changefeed,
-    nodes.ShowCreateChangefeed: show.show_create,
-    nodes.ShowJobs: show.show_jobs,
-    nodes.Sync: sync.sync,
-    nodes.Verify: verify.verify,
-}
 
 #: How many expected words a syntax error names.
 SHOWN_EXPECTED = 8
@@ -411,11 +377,11 @@ class Interpreter:
         return rows, max(rows, sum(max(t.scan_rows, t.scan_total) for t in tables))
 
 
-def _sink_scheme(uri: str, connections: Mapping[str, str]) -> str:
+def _sink_scheme(uri: str, schemes: Mapping[str, str]) -> str:
     scheme, _, rest = uri.partition(":")
     if scheme.lower() != "external":
         return scheme.lower()
-    return connections.get(rest.lstrip("/").partition("?")[0], "")
+    return schemes.get(rest.lstrip("/").partition("?")[0], "")
 
 
 def parsed_statement(text: str) -> nodes.Statement:

@@ -1,11 +1,14 @@
-"""Lark tree -> syntax nodes: one method a rule, named as the rule.
+"""Lark tree -> syntax nodes.
 
-Absent optional parts arrive as None, keywords not at all.
+A rule makes the node of its name, with the rule's parts as its fields; what a rule needs beyond
+that is in a method of its name. Absent optional parts arrive as None, keywords not at all.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from lark import Token, Transformer, Tree, v_args
@@ -62,11 +65,29 @@ def _literal(token: Token, kind: str) -> Literal:
 
 _LITERAL_KINDS = {"OPTION_STRING": "string", "OPTION_NUMBER": "number"}
 
+#: The nodes by the names of their rules: ``show_jobs`` makes a ShowJobs.
+_NODES: dict[str, type[nodes.SyntaxNode]] = {
+    re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): node
+    for name, node in vars(nodes).items()
+    if isinstance(node, type) and issubclass(node, nodes.SyntaxNode)
+}
+
 
 @v_args(meta=True, inline=True)
 class _Builder(Transformer[Token, Any]):
-    def start(self, _meta: Meta, statement: Statement) -> Statement:
-        return statement
+    def __default__(self, rule: str, parts: Sequence[Any], meta: Meta) -> Any:
+        """The node of a rule without a method; where there is no such node, the parts."""
+        node = _NODES.get(rule)
+        if node is None:
+            return tuple(parts)
+        given: dict[str, Any] = {"span": _span(meta)} if hasattr(node, "span") else {}
+        for field, part in zip(fields(node), parts, strict=False):  # type: ignore[arg-type]
+            if isinstance(part, Token):
+                given[f"{field.name}_span"] = _at(part)
+                part = identifier(part)
+            if part is not None:
+                given[field.name] = part
+        return node(**given)
 
     # ------------------------------------------------------------ connections
 
@@ -102,17 +123,6 @@ class _Builder(Transformer[Token, Any]):
         return nodes.DropConnection(
             identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
         )
-
-    def show_connections(self, meta: Meta) -> Statement:
-        return nodes.ShowConnections(span=_span(meta))
-
-    def use(self, meta: Meta, name: Token) -> Statement:
-        return nodes.Use(identifier(name), span=_span(meta), name_span=_at(name))
-
-    def show_tables(self, meta: Meta, source: Token | None) -> Statement:
-        if source is None:
-            return nodes.ShowTables(span=_span(meta))
-        return nodes.ShowTables(identifier(source), span=_span(meta), source_span=_at(source))
 
     # ------------------------------------------------------------ making feeds
 
@@ -190,9 +200,6 @@ class _Builder(Transformer[Token, Any]):
             identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
         )
 
-    def show_functions(self, meta: Meta) -> Statement:
-        return nodes.ShowFunctions(span=_span(meta))
-
     def experimental_changefeed(
         self,
         meta: Meta,
@@ -201,17 +208,6 @@ class _Builder(Transformer[Token, Any]):
         options: tuple[Option, ...] | None,
     ) -> Statement:
         return _changefeed(meta, False, None, targets, source, None, options)
-
-    def explain(self, meta: Meta, statement: nodes.CreateChangefeed) -> Statement:
-        return nodes.Explain(statement, span=_span(meta))
-
-    def validate(
-        self, meta: Meta, checked: nodes.CreateChangefeed | nodes.AlterChangefeed | FeedRef
-    ) -> Statement:
-        return nodes.Validate(checked, span=_span(meta))
-
-    def validate_feed(self, _meta: Meta, feed: FeedRef) -> FeedRef:
-        return feed
 
     def if_exists(self, _meta: Meta) -> bool:
         return True
@@ -224,9 +220,6 @@ class _Builder(Transformer[Token, Any]):
 
     def into(self, _meta: Meta, uri: Token) -> Literal:
         return _literal(uri, "string")
-
-    def targets(self, _meta: Meta, *targets: nodes.FeedTarget) -> tuple[nodes.FeedTarget, ...]:
-        return targets
 
     def table_target(
         self,
@@ -266,14 +259,6 @@ class _Builder(Transformer[Token, Any]):
     def columns(self, _meta: Meta, *names: Token) -> tuple[str, ...]:
         return tuple(map(identifier, names))
 
-    def key_range(
-        self, _meta: Meta, lower: tuple[Literal, ...], upper: tuple[Literal, ...]
-    ) -> tuple[tuple[Literal, ...], tuple[Literal, ...]]:
-        return lower, upper
-
-    def bounds(self, _meta: Meta, *values: Literal) -> tuple[Literal, ...]:
-        return values
-
     def partition(self, _meta: Meta, name: Token) -> str:
         return identifier(name)
 
@@ -291,11 +276,6 @@ class _Builder(Transformer[Token, Any]):
         return string(text) if text.type == "PATTERN_STRING" else pattern(text)
 
     # ------------------------------------------------------------ options and literals
-
-    def with_options(self, _meta: Meta, *options: Option) -> tuple[Option, ...]:
-        return options
-
-    cdc_options = dataset_options = connection_options = with_options
 
     def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
         return Option(identifier(name), value, span=_at(name))
@@ -323,29 +303,14 @@ class _Builder(Transformer[Token, Any]):
 
     job = feed
 
-    def feeds(self, _meta: Meta, *feeds: FeedRef) -> tuple[FeedRef, ...]:
-        return feeds
-
     def alter_changefeed(
-        self, meta: Meta, feed: FeedRef, *actions: tuple[nodes.AlterAction, ...]
+        self, meta: Meta, feed: FeedRef, *actions: nodes.AlterAction | tuple[nodes.AlterAction, ...]
     ) -> Statement:
-        return nodes.AlterChangefeed(feed, sum(actions, ()), span=_span(meta))
+        flat = (each for a in actions for each in (a if isinstance(a, tuple) else (a,)))
+        return nodes.AlterChangefeed(feed, tuple(flat), span=_span(meta))
 
     def rename_changefeed(self, meta: Meta, feed: FeedRef, name: Token) -> Statement:
         return nodes.RenameChangefeed(feed, identifier(name), span=_span(meta), name_span=_at(name))
-
-    def alter_add(
-        self,
-        _meta: Meta,
-        targets: tuple[nodes.FeedTarget, ...],
-        options: tuple[Option, ...] | None,
-    ) -> tuple[nodes.AlterAction, ...]:
-        return (nodes.AlterAdd(targets, options or ()),)
-
-    def alter_drop(
-        self, _meta: Meta, targets: tuple[nodes.FeedTarget, ...]
-    ) -> tuple[nodes.AlterAction, ...]:
-        return (nodes.AlterDrop(targets),)
 
     def alter_set(self, _meta: Meta, *options: Option) -> tuple[nodes.AlterAction, ...]:
         """``SET sink = 'uri'`` is CockroachDB's spelling of ``INTO 'uri'``."""
@@ -357,28 +322,14 @@ class _Builder(Transformer[Token, Any]):
         others = tuple(option for option in options if option.name != "sink" or not option.value)
         return (*((nodes.AlterSet(others),) if others else ()), *sinks)
 
-    def alter_unset(self, _meta: Meta, *names: Name) -> tuple[nodes.AlterAction, ...]:
-        return (nodes.AlterUnset(names),)
+    def alter_unset(self, _meta: Meta, *names: Name) -> nodes.AlterAction:
+        return nodes.AlterUnset(names)
 
-    def alter_into(self, _meta: Meta, uri: Token) -> tuple[nodes.AlterAction, ...]:
-        return (nodes.AlterInto(_literal(uri, "string")),)
-
-    def alter_rescan(
-        self, _meta: Meta, tables: tuple[QualifiedName, ...] | None
-    ) -> tuple[nodes.AlterAction, ...]:
-        return (nodes.AlterRescan(tables or ()),)
-
-    def rescan_tables(self, _meta: Meta, *tables: QualifiedName) -> tuple[QualifiedName, ...]:
-        return tables
+    def alter_into(self, _meta: Meta, uri: Token) -> nodes.AlterAction:
+        return nodes.AlterInto(_literal(uri, "string"))
 
     def option_name(self, _meta: Meta, token: Token) -> Name:
         return Name(identifier(token), span=_at(token))
-
-    def pause_changefeed(self, meta: Meta, feeds: Any = ()) -> Statement:
-        return nodes.PauseChangefeed(_feeds(feeds), span=_span(meta))
-
-    def resume_changefeed(self, meta: Meta, feeds: Any = ()) -> Statement:
-        return nodes.ResumeChangefeed(_feeds(feeds), span=_span(meta))
 
     def drop_changefeed(
         self, meta: Meta, exists: bool | None, feeds: tuple[FeedRef, ...]
@@ -391,33 +342,12 @@ class _Builder(Transformer[Token, Any]):
     def cancel_job(self, meta: Meta, feed: FeedRef) -> Statement:
         return nodes.DropChangefeed((feed,), span=_span(meta))
 
-    def sync_changefeed(self, meta: Meta, feed: FeedRef, timeout: Literal | None) -> Statement:
-        return nodes.Sync(feed, timeout, span=_span(meta))
-
     def verify_changefeed(
         self, meta: Meta, feed: FeedRef, table: QualifiedName | None, repair: Token | None
     ) -> Statement:
         return nodes.Verify(feed, table, repair is not None, span=_span(meta))
 
-    def verify_table(self, _meta: Meta, table: QualifiedName) -> QualifiedName:
-        return table
-
-    def timeout(self, _meta: Meta, value: Literal) -> Literal:
-        return value
-
     # ------------------------------------------------------------ looking at feeds
-
-    def show_changefeeds(
-        self,
-        meta: Meta,
-        where: tuple[nodes.Condition, ...] | None,
-        order_by: tuple[nodes.Ordering, ...] | None,
-        limit: int | None,
-    ) -> Statement:
-        return nodes.ShowChangefeeds(where or (), order_by or (), limit, span=_span(meta))
-
-    def where(self, _meta: Meta, *conditions: nodes.Condition) -> tuple[nodes.Condition, ...]:
-        return conditions
 
     def comparison(
         self, meta: Meta, column: Token, operator: Token, value: Literal
@@ -435,9 +365,6 @@ class _Builder(Transformer[Token, Any]):
     def negation(self, _meta: Meta) -> bool:
         return True
 
-    def order_by(self, _meta: Meta, *orderings: nodes.Ordering) -> tuple[nodes.Ordering, ...]:
-        return orderings
-
     def ordering(self, _meta: Meta, column: Token, direction: Token | None) -> nodes.Ordering:
         descending = direction is not None and direction.type == "DESC"
         return nodes.Ordering(identifier(column), descending, span=_at(column))
@@ -454,12 +381,6 @@ class _Builder(Transformer[Token, Any]):
         word, limit = aspect if isinstance(aspect, tuple) else (aspect and aspect.lower(), None)
         return nodes.ShowChangefeed(feed, word, limit, span=_span(meta))
 
-    def show_create_changefeed(self, meta: Meta, feed: FeedRef) -> Statement:
-        return nodes.ShowCreateChangefeed(feed, span=_span(meta))
-
-    def show_jobs(self, meta: Meta) -> Statement:
-        return nodes.ShowJobs(span=_span(meta))
-
     # ------------------------------------------------------------ YugabyteDB's dialect
 
     def cdc_streams(self, meta: Meta) -> str:
@@ -467,9 +388,6 @@ class _Builder(Transformer[Token, Any]):
 
     def cdc_subscribers(self, meta: Meta) -> str:
         return "subscribers"
-
-    def show_cdc(self, meta: Meta, aspect: str) -> Statement:
-        return nodes.ShowCdc(aspect, span=_span(meta))
 
     def create_cdc(
         self,
@@ -479,13 +397,6 @@ class _Builder(Transformer[Token, Any]):
         options: tuple[Option, ...] | None,
     ) -> Statement:
         return nodes.CreateCdc(table, kind.lower(), options or (), span=_span(meta))
-
-    def drop_cdc(self, meta: Meta, table: QualifiedName) -> Statement:
-        return nodes.DropCdc(table, span=_span(meta))
-
-
-def _feeds(feeds: tuple[FeedRef, ...] | FeedRef) -> tuple[FeedRef, ...]:
-    return (feeds,) if isinstance(feeds, FeedRef) else feeds
 
 
 def _changefeed(

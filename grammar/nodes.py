@@ -185,7 +185,18 @@ FeedTarget = TableTarget | SchemaTarget | DatabaseTarget | MessagesTarget
 
 
 class Statement(SyntaxNode):
-    """Base of all statements."""
+    """Base of all statements.
+
+    A rule of the grammar that has no method in :mod:`grammar.build` makes the statement of its
+    name, with the parts of the rule as its fields; a statement that :mod:`grammar.printer` does not
+    mention is printed as the words of its name and its fields.
+    """
+
+    __slots__ = ()
+
+
+class Look(Statement):
+    """Base of the statements that change nothing, and for which nothing waits for a node."""
 
     __slots__ = ()
 
@@ -218,7 +229,7 @@ class DropConnection(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Use(Statement):
+class Use(Look):
     name: str
     span: Span | None = _span()
     name_span: Span | None = _span()
@@ -289,7 +300,7 @@ class DropFunction(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowFunctions(Statement):
+class ShowFunctions(Look):
     span: Span | None = _span()
 
 
@@ -405,12 +416,12 @@ class DropChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowConnections(Statement):
+class ShowConnections(Look):
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowTables(Statement):
+class ShowTables(Look):
     source: str | None = None
     span: Span | None = _span()
     source_span: Span | None = _span()
@@ -438,7 +449,7 @@ class Condition(SyntaxNode):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowChangefeeds(Statement):
+class ShowChangefeeds(Look):
     """``SHOW CHANGEFEEDS`` and ``SHOW CHANGEFEED JOBS``; conditions are joined by AND."""
 
     where: tuple[Condition, ...] = ()
@@ -448,7 +459,7 @@ class ShowChangefeeds(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowChangefeed(Statement):
+class ShowChangefeed(Look):
     """``aspect`` is None, ``tables``, ``errors`` or ``events``, of which ``limit`` are wanted."""
 
     feed: FeedRef
@@ -458,13 +469,13 @@ class ShowChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowCreateChangefeed(Statement):
+class ShowCreateChangefeed(Look):
     feed: FeedRef
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowCdc(Statement):
+class ShowCdc(Look):
     """YugabyteDB's tables of its streams; ``aspect`` is ``streams`` or ``subscribers``."""
 
     aspect: str
@@ -472,12 +483,12 @@ class ShowCdc(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowJobs(Statement):
+class ShowJobs(Look):
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Explain(Statement):
+class Explain(Look):
     """``EXPLAIN CREATE CHANGEFEED ..``; creates nothing."""
 
     statement: CreateChangefeed | CreateDataset | CreateCdc
@@ -485,7 +496,7 @@ class Explain(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Validate(Statement):
+class Validate(Look):
     """``VALIDATE`` of a statement, or of a feed that is there (``VALIDATE CHANGEFEED f``); changes
     nothing."""
 

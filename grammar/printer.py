@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 from grammar import nodes
 from grammar.nodes import FeedRef, FeedTarget, Literal, Option, QualifiedName, Statement
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 _PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
+
+_CAPITALS = re.compile(r"(?<!^)(?=[A-Z])")
 
 #: Words that a name could be mistaken for where names stand; as names they are quoted.
 # fmt: off
@@ -132,12 +134,8 @@ class _Printer:
                 return _words("DROP EXTERNAL CONNECTION", exists, name(node.name))
             case nodes.ShowConnections():
                 return "SHOW EXTERNAL CONNECTIONS"
-            case nodes.Use():
-                return f"USE {name(node.name)}"
             case nodes.ShowTables():
                 return _words("SHOW TABLES", self.source(node.source))
-            case nodes.Explain():
-                return f"EXPLAIN {self.print(node.statement)}"
             case nodes.Validate():
                 if isinstance(node.statement, nodes.FeedRef):
                     return f"VALIDATE CHANGEFEED {_feed(node.statement)}"
@@ -174,8 +172,6 @@ class _Printer:
                 return _words(head, made, path)
             case nodes.DropFunction():
                 return _words("DROP FUNCTION", "IF EXISTS" if node.if_exists else None, node.name)
-            case nodes.ShowFunctions():
-                return "SHOW FUNCTIONS"
             case nodes.CreateDataset():
                 return self.dataset(node)
             case nodes.CreateCdc():
@@ -201,14 +197,22 @@ class _Printer:
                 aspect = (node.aspect or "").upper()
                 limit = "" if node.limit is None else f"LIMIT {node.limit}"
                 return _words("SHOW CHANGEFEED", _feed(node.feed), aspect, limit)
-            case nodes.ShowCreateChangefeed():
-                return f"SHOW CREATE CHANGEFEED {_feed(node.feed)}"
             case nodes.ShowCdc():
                 return f"SHOW CDC {node.aspect.upper()}"
-            case nodes.ShowJobs():
-                return "SHOW JOBS"
             case _:
-                raise TypeError(f"not a statement: {type(node).__name__}")
+                return self.plain(node)
+
+    def plain(self, node: Statement) -> str:
+        """The words of the statement's name, then its fields."""
+        if not is_dataclass(node):
+            raise TypeError(f"not a statement: {type(node).__name__}")
+        given = (getattr(node, f.name) for f in fields(node) if f.compare)
+        return _words(_CAPITALS.sub(" ", type(node).__name__).upper(), *map(self.part, given))
+
+    def part(self, part: Statement | FeedRef | str) -> str:
+        if isinstance(part, FeedRef):
+            return _feed(part)
+        return name(part) if isinstance(part, str) else self.print(part)
 
     def create(self, node: nodes.CreateChangefeed) -> str:
         head = _words(

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from changefeed.api import Interpreter, Session
     from changefeed.app import Application
 
-#: These only look; everything else may wait for the node that is being started.
-LOOKS = (
-    nodes.ShowConnections,
-    nodes.ShowTables,
-    nodes.ShowChangefeeds,
-    nodes.ShowChangefeed,
-    nodes.ShowCreateChangefeed,
-    nodes.ShowJobs,
-    nodes.ShowCdc,
-    nodes.ShowFunctions,
-    nodes.Explain,
-    nodes.Validate,
-    nodes.Use,
-)
-
 
 class Backend:
     """One state and this process's session on it.
@@ -160,7 +145,7 @@ class Backend:
         """
         application = self.application
         if self._node is not None:
-            if not isinstance(statement, LOOKS):
+            if not isinstance(statement, nodes.Look):
                 self._node.result()
         elif isinstance(statement, nodes.Sync | nodes.Verify) and self._alone(application):
             application.start_node()

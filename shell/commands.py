@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from changefeed.core.errors import ChangefeedError, Code
+from grammar import nodes
 from grammar.spelling import did_you_mean
 from shell import helps
-from shell.backend import LOOKS
 from shell.exits import ShellExit
 from shell.script import lines_of
 from shell.settings import TABLE, Vertical, change, seconds
@@ -195,7 +195,7 @@ def _only_looks(statement: str) -> None:
 
     if not statement:
         raise ChangefeedError(Code.NAME_UNKNOWN, "\\watch needs a statement")
-    if not isinstance(parsed_statement(statement), LOOKS):
+    if not isinstance(parsed_statement(statement), nodes.Look):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             "\\watch repeats statements that only look",

@@ -7,12 +7,13 @@ from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.uri import sink_location
 from changefeed.options import Options, to_span
 from changefeed.plan.alter import AlterPlan, plan_alter
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
 from changefeed.statements.notices import no_node, not_taken_yet, source_warnings, topic_notices
 from grammar import nodes
 
 
+@handles(nodes.AlterChangefeed)
 def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
     job = context.job(statement.feed)
@@ -123,6 +124,7 @@ def _go_on(job: Job, context: Context) -> list[str]:
     return no_node(context)
 
 
+@handles(nodes.RenameChangefeed)
 def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED f RENAME TO g."""
     job = context.job(statement.feed)

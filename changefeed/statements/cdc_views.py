@@ -10,11 +10,12 @@ import json
 
 from changefeed.catalog import Job
 from changefeed.plan.cdc import is_cdc
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.values import Cell
 from grammar import nodes
 
 
+@handles(nodes.ShowCdc)
 def show_cdc(statement: nodes.ShowCdc, context: Context) -> Result:
     """The rows of ``cdc_streams`` or of ``cdc_subscribers``."""
     jobs = sorted((job for job in context.catalog.jobs() if is_cdc(job.name)), key=lambda j: j.id)

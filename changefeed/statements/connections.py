@@ -18,7 +18,7 @@ from changefeed.sources.base import TableInfo
 from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import brief
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.release import forget_source
 from changefeed.statements.times import date
 from changefeed.statements.values import Estimate, Names, Size
@@ -31,6 +31,7 @@ from sinks.registry import scheme_of as sink_scheme
 from sinks.registry import schemes as sink_schemes
 
 
+@handles(nodes.CreateConnection)
 def create_connection(statement: nodes.CreateConnection, context: Context) -> Result:
     """CREATE EXTERNAL CONNECTION: the URI is read, and the server tried, before it is stored."""
     tried = wants_check(statement.options, text=context.text)
@@ -55,6 +56,7 @@ def create_connection(statement: nodes.CreateConnection, context: Context) -> Re
     return Result("done", notices=notices, tag="CREATE EXTERNAL CONNECTION")
 
 
+@handles(nodes.AlterConnection)
 def alter_connection(statement: nodes.AlterConnection, context: Context) -> Result:
     """ALTER EXTERNAL CONNECTION: feeds that use it reconnect."""
     tried = wants_check(statement.options, text=context.text)
@@ -77,6 +79,7 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
     return Result("done", notices=overlooked, tag="ALTER EXTERNAL CONNECTION")
 
 
+@handles(nodes.DropConnection)
 def drop_connection(statement: nodes.DropConnection, context: Context) -> Result:
     """DROP EXTERNAL CONNECTION."""
     if not statement.if_exists:
@@ -103,6 +106,7 @@ def _leave_source(name: str, context: Context) -> list[str]:
     return [f"source {name} still keeps its log for {state.holds}: remove it there"]
 
 
+@handles(nodes.ShowConnections)
 def show_connections(statement: nodes.ShowConnections, context: Context) -> Result:
     """SHOW EXTERNAL CONNECTIONS: URIs without secrets."""
     used: dict[str, list[str]] = {}
@@ -116,12 +120,14 @@ def show_connections(statement: nodes.ShowConnections, context: Context) -> Resu
     return Result(columns=("name", "uri", "used_by", "created"), rows=list(rows))
 
 
+@handles(nodes.Use)
 def use(statement: nodes.Use, context: Context) -> Result:
     """USE: what unqualified names belong to, for the rest of the session."""
     context.session.source = find_source(context.catalog, statement.name, statement.name_span).name
     return Result("done", tag="USE")
 
 
+@handles(nodes.ShowTables)
 def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
     """SHOW TABLES: what can be watched at a source, asked now."""
     name = _source_name(statement, context)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
@@ -359,6 +359,23 @@ class Context:
     def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
         """See :func:`wait_until`; CF1304 too if nobody waits for the answer."""
         return wait_until(self.catalog, self.clock, reached, seconds, self.require_client)
+
+
+S = TypeVar("S", bound=nodes.Statement)
+Handler = Callable[[S, Context], Result]
+
+#: Statement -> what carries it out; :func:`handles` fills it.
+HANDLERS: dict[type[nodes.Statement], Handler[Any]] = {}
+
+
+def handles(statement: type[S]) -> Callable[[Handler[S]], Handler[S]]:
+    """Make the function under it carry out a kind of statement."""
+
+    def register(handler: Handler[S]) -> Handler[S]:
+        HANDLERS[statement] = handler
+        return handler
+
+    return register
 
 
 def wait_until(

@@ -14,7 +14,7 @@ from changefeed.catalog import DesiredStatus, Job, Status
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.plan import cdc
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.notices import no_node, not_taken_yet
 from changefeed.statements.release import leave_source
 from changefeed.statements.values import Cell
@@ -23,6 +23,7 @@ from grammar import nodes
 STATUS_COLUMNS = ("job_id", "name", "status")
 
 
+@handles(nodes.PauseChangefeed)
 def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
     """PAUSE: stop delivery, keep the place. ALL means those that are under way."""
     jobs = context.jobs(statement.feeds)
@@ -48,6 +49,7 @@ def _pause_here(job: Job, context: Context) -> None:
         context.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
 
 
+@handles(nodes.ResumeChangefeed)
 def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
     """RESUME: go on from where it stopped; failed tables of a running feed try again."""
     jobs = context.jobs(statement.feeds)
@@ -122,6 +124,7 @@ def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> 
     )
 
 
+@handles(nodes.DropChangefeed)
 def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
     """DROP: end feeds for good; with its last feed, what we hold at a source goes too."""
     refs = statement.feeds
@@ -150,6 +153,7 @@ def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
     return _statuses(jobs, notices, context, "DROP")
 
 
+@handles(nodes.DropCdc)
 def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
     """YugabyteDB's DROP CDC."""
     ref = nodes.FeedRef(name=cdc.feed_name(statement.table), span=statement.table.span)

@@ -17,7 +17,7 @@ from changefeed.plan import cdc
 from changefeed.plan.build import plan_create
 from changefeed.plan.stages import FeedPlan
 from changefeed.statements import datasets
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.control import undo
 from changefeed.statements.notices import no_node, source_warnings, topic_notices
 from changefeed.statements.release import forget_source, leave_source
@@ -26,6 +26,7 @@ from grammar import nodes
 FEED_COLUMNS = ("job_id", "name")
 
 
+@handles(nodes.CreateChangefeed)
 def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
     """CREATE CHANGEFEED: plan, store, and wait until the source sends the tables."""
     existing = context.catalog.find_job(statement.name) if statement.name else None
@@ -186,6 +187,7 @@ def _decoded(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="backslashreplace")
 
 
+@handles(nodes.CreateDataset)
 def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
     """CREATE CHANGEFEED FOR DATASET."""
     known = context.catalog.find_job(statement.name) if statement.name else None
@@ -207,6 +209,7 @@ def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
         raise
 
 
+@handles(nodes.CreateCdc)
 def create_cdc(statement: nodes.CreateCdc, context: Context) -> Result:
     """YugabyteDB's CREATE CDC."""
     return create(cdc.translate(statement, context.text), context)

@@ -19,7 +19,7 @@ from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
 from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
 from changefeed.statements import brief, datasets
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.notices import source_warnings
 from changefeed.statements.show import create_sql
 from changefeed.statements.values import Cell
@@ -40,6 +40,7 @@ def _plain(
     return statement, None
 
 
+@handles(nodes.Explain)
 def explain(statement: nodes.Explain, context: Context) -> Result:
     """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
     plain, dataset = _plain(statement.statement, context)
@@ -51,6 +52,7 @@ def explain(statement: nodes.Explain, context: Context) -> Result:
     return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
 
 
+@handles(nodes.Validate)
 def validate(statement: nodes.Validate, context: Context) -> Result:
     """VALIDATE: every problem of a statement, or of a feed that is there, as a row; nothing is made
     or changed."""

@@ -11,7 +11,7 @@ from changefeed.dataset.config import column_type
 from changefeed.options import to_span
 from changefeed.plan.targets import parse_targets
 from changefeed.query.functions import called, is_vectorized
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.times import date
 from changefeed.statements.values import Names
 from grammar import nodes
@@ -27,6 +27,7 @@ _OURS = frozenset(
 )  # fmt: skip
 
 
+@handles(nodes.CreateFunction)
 def create_function(statement: nodes.CreateFunction, context: Context) -> Result:
     """CREATE FUNCTION."""
     function = _function(statement, context)
@@ -40,6 +41,7 @@ def create_function(statement: nodes.CreateFunction, context: Context) -> Result
     return Result("done", notices=notices, tag="CREATE FUNCTION")
 
 
+@handles(nodes.DropFunction)
 def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
     """DROP FUNCTION: refused while a feed calls it."""
     name, span = statement.name, to_span(statement.name_span)
@@ -86,6 +88,7 @@ def _users(name: str, context: Context) -> list[str]:
     return [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
 
 
+@handles(nodes.ShowFunctions)
 def show_functions(statement: nodes.ShowFunctions, context: Context) -> Result:
     """SHOW FUNCTIONS."""
     users: dict[str, list[str]] = {}

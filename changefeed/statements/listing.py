@@ -14,7 +14,7 @@ from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.options import to_span
 from changefeed.statements import brief
 from changefeed.statements.brief import FeedSnapshot
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
@@ -45,6 +45,7 @@ COLUMNS = (
 Row = tuple[Cell, ...]
 
 
+@handles(nodes.ShowChangefeeds)
 def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
     """SHOW CHANGEFEEDS [WHERE ..] [ORDER BY ..] [LIMIT n]."""
     now = context.clock.now().wall

@@ -14,7 +14,7 @@ from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
 from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
 from changefeed.statements.listing import error_text, feed_row, looks_at
 from changefeed.statements.times import clock_text, date, instant, moment, readable
@@ -25,6 +25,7 @@ from grammar import nodes
 SHOWN_EVENTS = 100
 
 
+@handles(nodes.ShowChangefeed)
 def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result:
     """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS [LIMIT n]]."""
     job = context.job(statement.feed)
@@ -252,6 +253,7 @@ _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
 }
 
 
+@handles(nodes.ShowCreateChangefeed)
 def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Result:
     """SHOW CREATE CHANGEFEED: runs again as it is, once redacted secrets are put back."""
     job = context.job(statement.feed)
@@ -273,6 +275,7 @@ def create_sql(job: Job) -> str:
     return feed_sql(job.name, job.targets, job.source, job.sink_uri, options)
 
 
+@handles(nodes.ShowJobs)
 def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
     """SHOW JOBS: every job, dropped ones too."""
     jobs = [*context.catalog.jobs(), *context.catalog.dropped_jobs()]

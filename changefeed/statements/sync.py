@@ -15,7 +15,7 @@ from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
-from changefeed.statements.context import Context, DeliveryWait, Result
+from changefeed.statements.context import Context, DeliveryWait, Result, handles
 from changefeed.statements.values import Seconds
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
@@ -26,6 +26,7 @@ LOOK_SECONDS = 0.25
 _STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
 
 
+@handles(nodes.Sync)
 def sync(statement: nodes.Sync, context: Context) -> Result:
     """SYNC CHANGEFEED f [TIMEOUT '5m'].
 

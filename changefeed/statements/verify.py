@@ -10,7 +10,7 @@ from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.statements.brief import written_name
-from changefeed.statements.context import Context, Result
+from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
 from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.sync import sync
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = ("table", "key", "difference", "source", "target")
 
 
+@handles(nodes.Verify)
 def verify(statement: nodes.Verify, context: Context) -> Result:
     """VERIFY CHANGEFEED f [TABLE t] [REPAIR].
 
