@@ -111,12 +111,20 @@ _STATEMENTS = tuple(
         ),
         (r"CANCEL JOBS\b", "write DROP CHANGEFEED name or DROP ALL CHANGEFEEDS"),
         (r"PAUSE JOBS\b", "write PAUSE CHANGEFEED name or PAUSE ALL CHANGEFEEDS"),
+        (
+            r"PAUSE (JOB|CHANGEFEED) \S+ WITH\b",
+            "a reason is not supported: write PAUSE CHANGEFEED name or PAUSE JOB id",
+        ),
         (r"RESUME JOBS\b", "write RESUME CHANGEFEED name or RESUME ALL CHANGEFEEDS"),
         (r"STOP\b", "write PAUSE CHANGEFEED name"),
         (r"START\b", "write RESUME CHANGEFEED name"),
         (r"DESC(RIBE)?\b", "\\d table shows the columns of a table"),
         (r"SHOW STATUS\b", "write SHOW CHANGEFEEDS"),
         (r"SHOW COLUMNS\b", "\\d table shows the columns of a table"),
+        (
+            r"SHOW JOBS (WHERE|ORDER|LIMIT)\b",
+            "SHOW CHANGEFEEDS has them: SHOW CHANGEFEEDS WHERE status = 'failed' ORDER BY name",
+        ),
         (r"SHOW JOB\b", "write SHOW CHANGEFEED id; SYNC CHANGEFEED id waits for it"),
         (
             r"SHOW CREATE (ALL|EXTERNAL)\b",
@@ -142,6 +150,9 @@ def scheme(name: str) -> str | None:
     return _SCHEMES.get(name.casefold())
 
 
-def statement(text: str) -> str | None:
-    """What to write here in place of a statement of another product; None for any other one."""
-    return next((hint for known, hint in _STATEMENTS if known.match(text.lstrip())), None)
+def statement(text: str, at: int) -> str | None:
+    """What to write here in place of a statement of another product, of which the word at ``at``
+    is the first that is not ours; None for any other statement."""
+    begin = len(text) - len(text.lstrip())
+    matches = ((known.match(text, begin), hint) for known, hint in _STATEMENTS)
+    return next((hint for match, hint in matches if match and match.end() > at), None)

@@ -275,8 +275,8 @@ _UNIT = re.compile(
 
 
 def _foreign_statement(failure: ParseFailure) -> str | None:
-    """Another product's statement, which is refused at one of its first words."""
-    return foreign.statement(failure.source) if len(failure.before) <= 2 else None
+    """Another product's statement."""
+    return foreign.statement(failure.source, failure.start)
 
 
 def _foreign_option(failure: ParseFailure) -> str | None:

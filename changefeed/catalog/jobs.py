@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Row, delete, func, insert, or_, select, text, tuple_, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart, list_of, list_text, stamp_of, stamp_text
@@ -104,6 +104,16 @@ class Jobs(CatalogPart):
             insert_tables(transaction, job_id, spec.tables, now)
             record(transaction, now, job_id, "status", "created")
             return self._job(get_job(transaction, job_id))
+
+    def next_id(self) -> int:
+        """The id that :meth:`create_job` gives, unless another job is created first."""
+        with self._database.read() as transaction:
+            if transaction.dialect.name == "postgresql":
+                sequence = f"{tables.POSTGRES_SCHEMA}.{_job.name}_id_seq"
+                last = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence}"
+            else:
+                last = f"SELECT seq FROM sqlite_sequence WHERE name = '{_job.name}'"
+            return 1 + int(transaction.execute(text(last)).scalar() or 0)
 
     def job(self, ref: str | int) -> Job:
         """The job with this name or id. A dropped one is found by id only.

@@ -332,7 +332,7 @@ class Planner:
         )
         messages = None
         if tables and not self.problems:
-            members = source_members(connection.name, 0, sink.scheme)
+            members = source_members(connection.name, self.catalog.next_id(), sink.scheme)
             first = tables[0]
             schema = first.schema if first.query is None else first.query.schema
             shape = None if first.query is None else first.query.shape

@@ -811,6 +811,15 @@ def test_a_clock_that_jumps_by_a_day_keeps_no_job_from_running(
         catalog.renew_lease(lease, 15)
 
 
+def test_the_next_id_is_known(catalog: Catalog) -> None:
+    for name in (None, "a", None):
+        known = catalog.next_id()
+        assert catalog.create_job(spec(name)).id == known
+    catalog.request(known, DesiredStatus.DROPPED)
+    catalog.delete_job(known)
+    assert catalog.next_id() == known + 1
+
+
 def test_high_waters_of_feeds_at_rest_are_written_together(catalog: Catalog) -> None:
     jobs = [catalog.create_job(spec(name)) for name in "abc"]
     leases = [catalog.acquire_lease(job.id, "n1", 10) for job in jobs]
