@@ -195,7 +195,7 @@ class Statement(SyntaxNode):
     __slots__ = ()
 
 
-class Look(Statement):
+class Inquiry(Statement):
     """Base of the statements that change nothing, and for which nothing waits for a node."""
 
     __slots__ = ()
@@ -229,7 +229,7 @@ class DropConnection(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Use(Look):
+class Use(Inquiry):
     name: str
     span: Span | None = _span()
     name_span: Span | None = _span()
@@ -300,7 +300,7 @@ class DropFunction(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowFunctions(Look):
+class ShowFunctions(Inquiry):
     span: Span | None = _span()
 
 
@@ -416,12 +416,12 @@ class DropChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowConnections(Look):
+class ShowConnections(Inquiry):
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowTables(Look):
+class ShowTables(Inquiry):
     source: str | None = None
     span: Span | None = _span()
     source_span: Span | None = _span()
@@ -449,7 +449,7 @@ class Condition(SyntaxNode):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowChangefeeds(Look):
+class ShowChangefeeds(Inquiry):
     """``SHOW CHANGEFEEDS`` and ``SHOW CHANGEFEED JOBS``; conditions are joined by AND."""
 
     where: tuple[Condition, ...] = ()
@@ -459,7 +459,7 @@ class ShowChangefeeds(Look):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowChangefeed(Look):
+class ShowChangefeed(Inquiry):
     """``aspect`` is None, ``tables``, ``errors`` or ``events``, of which ``limit`` are wanted."""
 
     feed: FeedRef
@@ -469,13 +469,13 @@ class ShowChangefeed(Look):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowCreateChangefeed(Look):
+class ShowCreateChangefeed(Inquiry):
     feed: FeedRef
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowCdc(Look):
+class ShowCdc(Inquiry):
     """YugabyteDB's tables of its streams; ``aspect`` is ``streams`` or ``subscribers``."""
 
     aspect: str
@@ -483,12 +483,12 @@ class ShowCdc(Look):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowJobs(Look):
+class ShowJobs(Inquiry):
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Explain(Look):
+class Explain(Inquiry):
     """``EXPLAIN CREATE CHANGEFEED ..``; creates nothing."""
 
     statement: CreateChangefeed | CreateDataset | CreateCdc
@@ -496,7 +496,7 @@ class Explain(Look):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Validate(Look):
+class Validate(Inquiry):
     """``VALIDATE`` of a statement, or of a feed that is there (``VALIDATE CHANGEFEED f``); changes
     nothing."""
 

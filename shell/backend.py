@@ -145,7 +145,7 @@ class Backend:
         """
         application = self.application
         if self._node is not None:
-            if not isinstance(statement, nodes.Look):
+            if not isinstance(statement, nodes.Inquiry):
                 self._node.result()
         elif isinstance(statement, nodes.Sync | nodes.Verify) and self._alone(application):
             application.start_node()

@@ -195,7 +195,7 @@ def _only_looks(statement: str) -> None:
 
     if not statement:
         raise ChangefeedError(Code.NAME_UNKNOWN, "\\watch needs a statement")
-    if not isinstance(parsed_statement(statement), nodes.Look):
+    if not isinstance(parsed_statement(statement), nodes.Inquiry):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             "\\watch repeats statements that only look",
