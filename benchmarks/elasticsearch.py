@@ -28,7 +28,8 @@ from elasticsearch import helpers
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 
@@ -42,11 +43,11 @@ TIMEOUT = 60
 SCHEMA = TableSchema(
     TableName("shop", "public", "orders"),
     (
-        Column("id", "bigint", "int64", Form.NATIVE, "int64", nullable=False, column_id=1),
-        Column("customer", "text", "string", Form.TEXT, "text", column_id=2),
-        Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", column_id=3),
-        Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", column_id=4),
-        Column("note", "bytea", "string", Form.TEXT, "bytes", column_id=5),
+        Column("id", "bigint", LogicalType.parse("int64"), nullable=False, column_id=1),
+        Column("customer", "text", LogicalType.parse("text"), column_id=2),
+        Column("total", "numeric(12,2)", LogicalType.parse("decimal(12,2)"), column_id=3),
+        Column("at", "timestamptz", LogicalType.parse("timestamptz"), column_id=4),
+        Column("note", "bytea", LogicalType.parse("bytes"), column_id=5),
     ),
     (0,),
     version=1,

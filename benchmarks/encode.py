@@ -31,7 +31,8 @@ from benchmarks.encoding import (
     stamps_of,
     table_of,
 )
-from changefeed.core.schema import Form, TableSchema
+from changefeed.core.schema import TableSchema
+from changefeed.core.types import Form, Kind
 from changefeed.encoding.encode import encode_messages, text_inputs
 from changefeed.encoding.plan import MessagePlan
 
@@ -53,7 +54,7 @@ def python_rows(table: pa.Table, schema: TableSchema) -> list[Row]:
     """What a program in Python makes messages of."""
     columns = [table[f"a{i}"].to_pylist() for i in range(len(schema.columns))]
     for i, column in enumerate(schema.columns):
-        if column.logical == "json":
+        if column.kind is Kind.JSON:
             columns[i] = [None if text is None else json.loads(text) for text in columns[i]]
     names = [column.name for column in schema.columns]
     return [

@@ -43,7 +43,7 @@ class Peer:
         self._value = fastavro.parse_schema(value)
         self._heads = header(plan.registered.key), header(plan.registered.value)
         self._schema = plan.schema
-        self._casts = [_CASTS.get(c.logical.partition("(")[0], _same) for c in plan.schema.columns]
+        self._casts = [_CASTS.get(c.kind, _same) for c in plan.schema.columns]
 
     def typed(self, table: pa.Table) -> list[Row]:
         """The rows with values of their types."""

@@ -21,6 +21,7 @@ from google.protobuf.internal import api_implementation
 
 from benchmarks.encoding import Messages, Row, compare_registered, main, moment_of, stamps_of
 from changefeed.core.formats import Format
+from changefeed.core.types import Kind
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import key_proto, message_header, value_proto
 from tests.helpers.proto_reader import message_class
@@ -45,7 +46,7 @@ class Peer:
         names = [column.name for column in self._schema.columns]
         columns = [table[f"a{i}"].to_pylist() for i in range(len(names))]
         for i, column in enumerate(self._schema.columns):
-            if column.logical == "timestamptz":
+            if column.kind is Kind.TIMESTAMPTZ:
                 columns[i] = [moment_of(text) for text in columns[i]]
         return [
             {

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from benchmarks.measure import Meter
 from changefeed.core.formats import Format
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan, SchemaIds
 
@@ -28,13 +29,13 @@ Row = dict[str, Any]
 Messages = list[tuple[bytes, bytes]]
 
 _KINDS = {
-    "int8": Column("", "int8", "int64", Form.NATIVE, "int64"),
-    "int4": Column("", "int4", "int32", Form.NATIVE, "int32"),
-    "bool": Column("", "bool", "bool", Form.NATIVE, "bool"),
-    "numeric": Column("", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)"),
-    "jsonb": Column("", "jsonb", "string", Form.RAW, "json"),
-    "text": Column("", "text", "string", Form.TEXT, "text"),
-    "timestamptz": Column("", "timestamptz", "string", Form.TEXT, "timestamptz"),
+    "int8": Column("", "int8", LogicalType.parse("int64")),
+    "int4": Column("", "int4", LogicalType.parse("int32")),
+    "bool": Column("", "bool", LogicalType.parse("bool")),
+    "numeric": Column("", "numeric(12,2)", LogicalType.parse("decimal(12,2)")),
+    "jsonb": Column("", "jsonb", LogicalType.parse("json")),
+    "text": Column("", "text", LogicalType.parse("text")),
+    "timestamptz": Column("", "timestamptz", LogicalType.parse("timestamptz")),
 }
 _SHAPES = {
     "narrow": "int8 int4 text timestamptz numeric",
@@ -48,7 +49,7 @@ def table_of(shape: str) -> TableSchema:
     columns = []
     for i, kind in enumerate(_SHAPES[shape].split()):
         like = _KINDS[kind]
-        columns.append(Column(f"column_{i}", kind, like.physical, like.form, like.logical, i > 0))
+        columns.append(Column(f"column_{i}", kind, like.logical, i > 0))
     return TableSchema(TableName("bench", "public", shape), tuple(columns), (0,))
 
 
@@ -93,7 +94,7 @@ def _with_nulls(texts: pa.Array, random: np.random.Generator) -> pa.Array:
 def valid_moments(table: pa.Table, schema: TableSchema) -> pa.Table:
     """Moments with six digits behind the point, as PostgreSQL prints them."""
     for i, column in enumerate(schema.columns):
-        if column.logical == "timestamptz":
+        if column.kind is Kind.TIMESTAMPTZ:
             place = table.schema.get_field_index(f"a{i}")
             texts = pc.replace_substring_regex(table[f"a{i}"], r"\.(\d{1,6})\d*Z", r".\1Z")
             table = table.set_column(place, table.schema.field(place), texts)

@@ -33,7 +33,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.measure import Cost, Meter
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Receipt, Sink, SinkContext, Target
 from sinks.registry import open_sink
@@ -41,11 +42,11 @@ from sinks.registry import open_sink
 SCHEMA = TableSchema(
     TableName("shop", "public", "orders"),
     (
-        Column("id", "int8", "int64", Form.NATIVE, "int64", False, 1),
-        Column("customer", "int4", "int32", Form.NATIVE, "int32", True, 2),
-        Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", True, 3),
-        Column("placed", "timestamptz", "string", Form.TEXT, "timestamptz", True, 4),
-        Column("note", "text", "string", Form.TEXT, "text", True, 5),
+        Column("id", "int8", LogicalType.parse("int64"), False, 1),
+        Column("customer", "int4", LogicalType.parse("int32"), True, 2),
+        Column("total", "numeric(12,2)", LogicalType.parse("decimal(12,2)"), True, 3),
+        Column("placed", "timestamptz", LogicalType.parse("timestamptz"), True, 4),
+        Column("note", "text", LogicalType.parse("text"), True, 5),
     ),
     (0,),
 )

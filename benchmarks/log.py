@@ -29,21 +29,22 @@ import pyarrow.parquet as pq
 from changefeed.core.clock import Timestamp
 from changefeed.core.elapsed import read_clocks
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.log import LogReader, LogSettings, LogWriter
 
 _BASE = 1_800_000_000_000_000_000
 
 
 def _column(name: str, number: int) -> Column:
-    physical, form, logical = {
-        "int": ("int64", Form.NATIVE, "int64"),
-        "num": ("string", Form.RAW, "decimal"),
-        "doc": ("string", Form.RAW, "json"),
-        "text": ("string", Form.TEXT, "text"),
-        "flag": ("bool", Form.NATIVE, "bool"),
+    logical = {
+        "int": "int64",
+        "num": "decimal",
+        "doc": "json",
+        "text": "text",
+        "flag": "bool",
     }[name]
-    return Column(f"{name}{number}", name, physical, form, logical, number != 1, number)
+    return Column(f"{name}{number}", name, LogicalType.parse(logical), number != 1, number)
 
 
 def _schema(name: str, kinds: list[str], before_image: BeforeImage) -> TableSchema:

@@ -23,7 +23,8 @@ from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.encoding.compile import table_messages
 from changefeed.encoding.encode import encode_messages
 from changefeed.feed_rows import RowLines
@@ -63,9 +64,9 @@ _LISTING = "SHOW CHANGEFEEDS;"
 _ORDERS = TableSchema(
     TableName("shop", "public", "orders"),
     (
-        Column("id", "bigint", "int64", Form.NATIVE, "int64", nullable=False),
-        Column("status", "text", "string", Form.TEXT, "text", nullable=True),
-        Column("total", "numeric(12,2)", "string", Form.RAW, "decimal(12,2)", nullable=True),
+        Column("id", "bigint", LogicalType.parse("int64"), nullable=False),
+        Column("status", "text", LogicalType.parse("text"), nullable=True),
+        Column("total", "numeric(12,2)", LogicalType.parse("decimal(12,2)"), nullable=True),
     ),
     (0,),
     BeforeImage.FULL,

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Flush, Frontier
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.images.complete import complete
 from changefeed.images.runs import KeyBatch
 from changefeed.images.states import StoreState
@@ -32,13 +33,12 @@ from changefeed.images.store import ImageStore, pack_keys
 from changefeed.log import LogSettings, LogWriter
 
 _BASE = 1_800_000_000_000_000_000
-_KINDS = ["int64", "int64", "int32", "string", "string", "string", "bool", "string"]
+_KINDS = ["int64", "int64", "int32", "text", "text", "text", "bool", "text"]
 
 
 def _schema(before: BeforeImage) -> TableSchema:
-    forms = {"string": (Form.TEXT, "text")}
     columns = tuple(
-        Column(f"c{i}", kind, kind, *forms.get(kind, (Form.NATIVE, kind)), i > 0, i + 1)
+        Column(f"c{i}", kind, LogicalType.parse(kind), i > 0, i + 1)
         for i, kind in enumerate(_KINDS)
     )
     return TableSchema(TableName("bench", "public", "t"), columns, (0,), before, version=1)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import INTEGERS
 from sinks.base import Difference
 
 #: Values of one row as texts, in the order of the table's columns; None for NULL.
@@ -22,7 +23,7 @@ class DifferenceText:
     def __init__(self, schema: TableSchema) -> None:
         self._names = [column.name for column in schema.columns]
         self._key = () if schema.keyless else tuple(schema.key)
-        self._bare = {i for i in self._key if schema.columns[i].logical.startswith("int")}
+        self._bare = {i for i in self._key if schema.columns[i].kind in INTEGERS}
 
     def missing(self, source: Texts) -> Difference:
         """The target lacks the row."""

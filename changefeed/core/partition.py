@@ -9,28 +9,13 @@ A feed of logical messages selects its messages in the same way (:class:`Prefixe
 
 Columns are named by their ids (:attr:`~changefeed.core.schema.Column.column_id`), so a rename of
 one changes nothing. Values are in the form of the log
-(:class:`~changefeed.core.schema.Form`), as texts.
+(:class:`~changefeed.core.types.Form`), as texts.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-
-from changefeed.core.schema import DATES, INTEGERS, Column
-
-#: Logical types whose values of the log are compared as they are.
-AS_THEY_ARE = frozenset({"bool", "text", "uuid", "time"})
-
-
-def is_decimal(column: Column) -> bool:
-    """Whether the column has numbers that the log stores as text."""
-    return column.logical.startswith("decimal")
-
-
-def has_order(column: Column) -> bool:
-    """Whether values of the column can be compared in log form: texts by code point."""
-    return column.logical in INTEGERS | AS_THEY_ARE | DATES or is_decimal(column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,9 @@
 
 A value is kept *without loss*: what has a fixed width and one spelling
 (booleans, integers) as that Arrow type, everything else as text in the neutral log form
-(:mod:`changefeed.core.log_form`). :class:`Form` says how that text becomes JSON:
-
-============  ==================================  =========================
-form          log value                           JSON
-============  ==================================  =========================
-``native``    ``true`` / ``42`` (bool, intN)      ``true`` / ``42``
-``raw``       ``1.50``, ``"NaN"``, ``{"a": 1}``   the same characters
-``text``      ``2024-03-31T01:02:03.5Z``          ``"2024-03-31T01:02:03.5Z"``
-============  ==================================  =========================
-
-A ``raw`` value *is* one JSON token (numbers, json, arrays; NaN and infinity are
-quoted already), so nothing is parsed or printed again on the way out. Typed
-sinks cast by :attr:`Column.logical`.
+(:mod:`changefeed.core.types`). A ``raw`` value *is* one JSON token (numbers, json, arrays; NaN and
+infinity are quoted already), so nothing is parsed or printed again on the way out. Typed sinks cast
+by :attr:`Column.logical`.
 """
 
 from __future__ import annotations
@@ -26,16 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from changefeed.core.types import Form, Kind, LogicalType
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class Form(StrEnum):
-    """How a value in the change log becomes JSON."""
-
-    NATIVE = "native"
-    RAW = "raw"
-    TEXT = "text"
 
 
 class BeforeImage(StrEnum):
@@ -63,10 +47,6 @@ class TableName:
     def __str__(self) -> str:
         return f"{self.source}.{self.schema}.{self.name}"
 
-
-#: Logical types of whole numbers, and of dates and instants.
-INTEGERS = frozenset({"int16", "int32", "int64"})
-DATES = frozenset({"date", "timestamp", "timestamptz"})
 
 #: The key of a row: a value for each key column, as the change log has it.
 RowKey = tuple[str | int | bool, ...]
@@ -116,11 +96,7 @@ class Column:
     Attributes:
         name: as the source spells it.
         type_name: the source's own type text, e.g. ``numeric(12,2)``.
-        physical: Arrow type in the log: ``bool``, ``int16``, ``int32``, ``int64`` or ``string``.
-        form: how it becomes JSON.
-        logical: neutral type for typed sinks: ``bool int16 int32 int64 float32 float64
-            decimal decimal(p,s) text bytes date time timetz timestamp timestamptz interval
-            json uuid array<...> other``.
+        logical: its neutral type.
         nullable: may be NULL.
         column_id: the source's number of the column, which survives a rename and is never given
             to another column of the table; 0 where the source has none.
@@ -128,11 +104,24 @@ class Column:
 
     name: str
     type_name: str
-    physical: str
-    form: Form
-    logical: str
+    logical: LogicalType
     nullable: bool = True
     column_id: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """What its values are."""
+        return self.logical.kind
+
+    @property
+    def form(self) -> Form:
+        """How its values become JSON."""
+        return self.logical.kind.form
+
+    @property
+    def physical(self) -> str:
+        """See :attr:`changefeed.core.types.LogicalType.physical`."""
+        return self.logical.physical
 
     @property
     def ref(self) -> int | str:
@@ -198,12 +187,14 @@ class TableSchema:
 
         States and fingerprints contain it, so the names in it must never change.
         """
-        fields = asdict(self)
-        fields.pop("version")
-        fields["oid"] = fields.pop("table_id")
-        fields["identity"] = _STORED_IMAGE[fields.pop("before_image")]
-        for column in fields["columns"]:
-            column["number"] = column.pop("column_id")
+        fields = {
+            "table": asdict(self.table),
+            "columns": [_stored(column) for column in self.columns],
+            "key": self.key,
+            "identity": _STORED_IMAGE[self.before_image],
+            "keyless": self.keyless,
+            "oid": self.table_id,
+        }
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
@@ -240,6 +231,23 @@ class TableSchema:
 _STORED_IMAGE = {BeforeImage.KEY: "default", BeforeImage.FULL: "full"}
 
 
+def _stored(column: Column) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "type_name": column.type_name,
+        "physical": column.physical,
+        "form": column.form,
+        "logical": str(column.logical),
+        "nullable": column.nullable,
+        "number": column.column_id,
+    }
+
+
 def _column(fields: dict[str, Any]) -> Column:
-    known = {name: value for name, value in fields.items() if name not in ("form", "number")}
-    return Column(**known, form=Form(fields["form"]), column_id=fields["number"])
+    return Column(
+        fields["name"],
+        fields["type_name"],
+        LogicalType.parse(fields["logical"]),
+        fields["nullable"],
+        fields["number"],
+    )

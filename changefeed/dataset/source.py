@@ -24,6 +24,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, Position, SchemaChange
 from changefeed.core.partition import Partition
 from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.core.types import Kind
 from changefeed.dataset.config import read_config
 from changefeed.dataset.definition import definition_of
 from changefeed.dataset.model import IN_CURRENT, OPERATION, SCHEMA, Dataset, Operation
@@ -126,7 +127,7 @@ class DatasetSource(Source):
             output_column(column.name, _plain_type(column.type)) for column in dataset.open_columns
         )
         for column in columns:
-            if column.logical == "bytes":
+            if column.kind is Kind.BYTES:
                 raise ChangefeedError(
                     Code.TARGET_NOT_WATCHABLE,
                     f"column {column.name} of dataset {name} is binary",

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from changefeed.core.formats import TRAITS
 from changefeed.core.logical_messages import BYTES, CONTENT
-from changefeed.core.schema import Form
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import Form
 from changefeed.encoding.debezium.messages import with_tombstones
 from changefeed.encoding.formats import FORMATS, message_schema
 from changefeed.encoding.images import TokenRows
@@ -110,7 +110,7 @@ def _contents(batch: pa.RecordBatch, plan: MessagePlan) -> pa.Array:
         return text
     place = plan.ordinal(BYTES)
     values = batch.column(f"a{place}")
-    return pc.coalesce(text, typed_values(typed(plan.schema.columns[place]), values, BYTES))
+    return pc.coalesce(text, typed_values(typed(plan.schema.columns[place].logical), values, BYTES))
 
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:

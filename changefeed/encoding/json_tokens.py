@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
+from changefeed.core.types import TEXT_NUMBERS, Form, Kind
 
 #: A constant, or one text for each row.
 Part: TypeAlias = str | Any
@@ -92,7 +93,7 @@ def json_token(
     if column.form is Form.NATIVE:
         return [_or(values.cast(pa.string()), "null")]
     if column.form is Form.RAW:
-        if null_as_object and column.logical == "json":
+        if null_as_object and column.kind is Kind.JSON:
             is_null = pc.equal(pc.utf8_trim(values, " "), "null")
             values = pc.if_else(is_null, _JSON_NULL, values)
         return [_or(values, "null")]
@@ -109,7 +110,7 @@ def csv_token(column: Column, values: pa.Array) -> pa.Array:
     """
     if column.form is Form.NATIVE:
         return _or(values.cast(pa.string()), "")
-    if column.form is Form.RAW and column.logical.startswith(("decimal", "float")):
+    if column.kind in TEXT_NUMBERS:
         return _or(pc.utf8_trim(values, '"'), "")  # "NaN" is quoted for JSON only
     must = pc.match_substring_regex(values, _MUST_QUOTE)
     if pc.any(must).as_py():

@@ -96,7 +96,7 @@ def _columns(plan: MessagePlan, columns: Sequence[int]) -> list[tuple[str, Leaf]
     for i in columns:
         column = plan.schema.columns[i]
         note = f"{column.name} {column.type_name}" + ("" if column.nullable else " NOT NULL")
-        members.append((column.name, Leaf(typed(column), LeafOrigin.COLUMN, i, note=note)))
+        members.append((column.name, Leaf(typed(column.logical), LeafOrigin.COLUMN, i, note=note)))
     return members
 
 

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.partition import AS_THEY_ARE, Members, PartitionCondition, Prefixes, is_decimal
-from changefeed.core.schema import DATES, INTEGERS, Column
+from changefeed.core.partition import Members, PartitionCondition, Prefixes
+from changefeed.core.schema import Column
 from changefeed.core.shapes import Deletes
+from changefeed.core.types import COMPARED_AS_THEY_ARE, DATES, INTEGERS, Kind
 from changefeed.encoding.plan import MessagePlan
 
 
@@ -147,7 +148,7 @@ def _one_of(
 ) -> pa.ChunkedArray:
     texts = [text for text in wanted if text is not None]
     literals = [_literal(column, text) for text in texts]
-    if is_decimal(column):  # 1 and 1.0 are the same
+    if column.kind is Kind.DECIMAL:  # 1 and 1.0 are the same
         values = _numbers(column, values)
         literals = [_numbers(column, literal) for literal in literals]
     known = pa.concat_arrays([x.cast(values.type) for x in literals]) if literals else None
@@ -158,9 +159,9 @@ def _one_of(
 
 
 def _literal(column: Column, text: str) -> pa.Array:
-    if column.logical == "bool":
+    if column.kind is Kind.BOOL:
         return pa.array([text in ("true", "t")])
-    return pa.array([int(text)] if column.logical in INTEGERS else [text])
+    return pa.array([int(text)] if column.kind in INTEGERS else [text])
 
 
 #: Digits before and behind the point a numeric key may have to be compared.
@@ -173,13 +174,13 @@ _BEYOND['"NaN"'] = _BEYOND['"Infinity"'] + ".5"
 
 def _ordered(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """The values in a form that sorts as their type does; texts sort by code point."""
-    if column.logical in INTEGERS:
+    if column.kind in INTEGERS:
         return values.cast(pa.int64())
-    if column.logical in AS_THEY_ARE:
+    if column.kind in COMPARED_AS_THEY_ARE:
         return values
-    if column.logical in DATES:
+    if column.kind in DATES:
         return _dates(column, values)
-    if is_decimal(column):
+    if column.kind is Kind.DECIMAL:
         return _numbers(column, values)
     raise ChangefeedError(
         Code.TARGET_NOT_WATCHABLE,
@@ -194,7 +195,7 @@ def _dates(column: Column, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArra
     Those in UTC only without the final Z: ``3.5Z`` would sort before ``3Z``. Years of more than
     four digits get a colon, which sorts after all digits. Years before Christ have no order.
     """
-    if column.logical == "timestamptz":
+    if column.kind is Kind.TIMESTAMPTZ:
         values = pc.utf8_rtrim(values, "Z")
     usual = pc.match_substring_regex(values, r"^(\d{4}-[^B]*|-?infinity)\z")
     if _all(pc.fill_null(usual, True)):

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.json_tokens import Part
 
 #: The columns that :meth:`TransactionOrders.with_orders` adds to rows of the log.
@@ -181,13 +182,13 @@ def boundary_messages(
 
 def boundary_shape(source: str) -> TableSchema:
     """The messages' members as columns of a table, for a sink that needs shapes."""
-    text, count = Form.TEXT, Form.NATIVE
+    text, count = LogicalType(Kind.TEXT), LogicalType(Kind.INT64)
     columns = (
-        Column("id", "text", "string", text, "text", nullable=False),
-        Column("status", "text", "string", text, "text", nullable=False),
-        Column("event_count", "bigint", "int64", count, "int64"),
-        Column("data_collections", "json", "string", Form.RAW, "json"),
-        Column("ts_ms", "bigint", "int64", count, "int64", nullable=False),
+        Column("id", "text", text, nullable=False),
+        Column("status", "text", text, nullable=False),
+        Column("event_count", "bigint", count),
+        Column("data_collections", "json", LogicalType(Kind.JSON)),
+        Column("ts_ms", "bigint", count, nullable=False),
     )
     return TableSchema(boundary_table(source), columns, (0, 1), version=1)
 

@@ -1,6 +1,6 @@
 """Values of the log as values of their types, a column at a time.
 
-The log holds text in the neutral log form (:mod:`changefeed.core.log_form`). What the type cannot
+The log holds text in the neutral log form (:mod:`changefeed.core.types`). What the type cannot
 hold exactly is an error that names the column (CF4001), never another value; ``infinity`` has
 numbers of its own (:mod:`changefeed.encoding.types`). Only what Arrow cannot read, years beyond
 9999 and before Christ, is read one by one.

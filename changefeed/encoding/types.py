@@ -20,11 +20,10 @@ logical type of the log      kind
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 
 #: Digits that Spark's, Parquet's and Arrow's 128-bit decimals can have.
 MOST_DIGITS = 38
@@ -36,8 +35,6 @@ INFINITE_MICROS = 9_223_372_036_825_200_000
 MINUS_INFINITE_MICROS = -9_223_372_036_832_400_000
 INFINITE_DAYS = 2**31 - 1
 MINUS_INFINITE_DAYS = -(2**31)
-
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 
 class ValueKind(StrEnum):
@@ -79,46 +76,30 @@ STRING = ParametricKind(ValueKind.STRING)
 LONG = ParametricKind(ValueKind.INT, bits=64)
 
 _PLAIN = {
-    "bool": ParametricKind(ValueKind.BOOL),
-    "int16": ParametricKind(ValueKind.INT, bits=16),
-    "int32": ParametricKind(ValueKind.INT, bits=32),
-    "int64": LONG,
-    "float32": ParametricKind(ValueKind.DOUBLE, bits=32, number=True),
-    "float64": ParametricKind(ValueKind.DOUBLE, number=True),
-    "decimal": ParametricKind(ValueKind.STRING, number=True),
-    "bytes": ParametricKind(ValueKind.BYTES),
-    "date": ParametricKind(ValueKind.DATE),
-    "time": ParametricKind(ValueKind.TIME),
-    "timestamp": ParametricKind(ValueKind.TIMESTAMP),
-    "timestamptz": ParametricKind(ValueKind.TIMESTAMPTZ),
+    Kind.BOOL: ParametricKind(ValueKind.BOOL),
+    Kind.INT16: ParametricKind(ValueKind.INT, bits=16),
+    Kind.INT32: ParametricKind(ValueKind.INT, bits=32),
+    Kind.INT64: LONG,
+    Kind.FLOAT32: ParametricKind(ValueKind.DOUBLE, bits=32, number=True),
+    Kind.FLOAT64: ParametricKind(ValueKind.DOUBLE, number=True),
+    Kind.DECIMAL: ParametricKind(ValueKind.STRING, number=True),
+    Kind.BYTES: ParametricKind(ValueKind.BYTES),
+    Kind.DATE: ParametricKind(ValueKind.DATE),
+    Kind.TIME: ParametricKind(ValueKind.TIME),
+    Kind.TIMESTAMP: ParametricKind(ValueKind.TIMESTAMP),
+    Kind.TIMESTAMPTZ: ParametricKind(ValueKind.TIMESTAMPTZ),
 }
 
 
-def typed(column: Column) -> ParametricKind:
-    """The type of a column of the log."""
-    return typed_logical(column.logical)
+def typed(logical: LogicalType) -> ParametricKind:
+    """The type that a logical type has in typed formats.
 
-
-def typed_logical(logical: str) -> ParametricKind:
-    """The type of a logical type; see :attr:`changefeed.core.schema.Column.logical`.
-
-    >>> typed_logical("decimal(12,2)").scale
+    >>> typed(LogicalType(Kind.DECIMAL, 12, 2)).scale
     2
     """
-    if logical.startswith("array<") and logical.endswith(">"):
-        element = logical[len("array<") : -1]
-        # An element that is json and one that is a nested array read the same.
-        nested = element.startswith("array<") or element == "json"
-        return STRING if nested else ParametricKind(ValueKind.ARRAY, element=typed_logical(element))
-    match = _DECIMAL.match(logical)
-    if match:
-        return _decimal(int(match[1]), int(match[2]))
-    return _PLAIN.get(logical, STRING)
-
-
-def _decimal(precision: int, scale: int) -> ParametricKind:
-    """PostgreSQL has scales below zero and above the precision; formats have neither."""
-    precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
-    if precision > MOST_DIGITS:
-        return ParametricKind(ValueKind.STRING, number=True)
-    return ParametricKind(ValueKind.DECIMAL, precision=precision, scale=scale, number=True)
+    if logical.items is not None:
+        return ParametricKind(ValueKind.ARRAY, element=typed(logical.items))
+    if logical.digits is not None and logical.digits[0] <= MOST_DIGITS:
+        precision, scale = logical.digits
+        return ParametricKind(ValueKind.DECIMAL, precision=precision, scale=scale, number=True)
+    return _PLAIN.get(logical.kind, STRING)

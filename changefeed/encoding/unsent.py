@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS
-from changefeed.core.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.core.shapes import Envelope, Unsent
+from changefeed.core.types import Form, Kind
 from changefeed.encoding.debezium.fields import UUID_NAME, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.types import ParametricKind, ValueKind, typed
@@ -129,19 +130,19 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
     elif TRAITS[plan.format].text:
         found = _of_text(column, UNSENT)
     else:
-        found = _of_typed(column, typed(column), decimals=TRAITS[plan.format].schemas)
+        found = _of_typed(column, typed(column.logical), decimals=TRAITS[plan.format].schemas)
     if found is None or column.physical != "string":
         raise not_sent(plan.schema, column, "its type has no room to say so")
     return found
 
 
 def _of_text(column: Column, text: str) -> str:
-    if column.logical == "bytes":
+    if column.kind is Kind.BYTES:
         return _hex(text)
     if column.form is Form.TEXT:
         return text
     token = json.dumps(text)
-    return f"[{token}]" if column.logical.startswith("array<") else token
+    return f"[{token}]" if column.kind is Kind.ARRAY else token
 
 
 def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
-from changefeed.core.schema import BeforeImage, Form, TableSchema
+from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.table_errors import TableError
+from changefeed.core.types import INTEGERS, Kind, LogicalType
 from changefeed.options import (
     KEY_COLUMN,
     ON_PARTITION_CHANGE,
@@ -149,13 +150,10 @@ def _columns(schema: TableSchema) -> list[tuple[int | str, str, str]]:
     return [(column.ref, column.name, column.type_name) for column in schema.columns]
 
 
-#: Types whose values are the same text.
-_SAME_TEXT = {"int16": "int64", "int32": "int64"}
-
-
-def _key(schema: TableSchema) -> list[tuple[Form, str]]:
+def _key(schema: TableSchema) -> list[LogicalType]:
     """What decides how the values of the key's columns are written."""
-    return [(c.form, _SAME_TEXT.get(c.logical, c.logical)) for c in schema.key_columns]
+    whole = LogicalType(Kind.INT64)  # of any width, the same text
+    return [whole if c.kind in INTEGERS else c.logical for c in schema.key_columns]
 
 
 def _takes_names(event: SchemaChange) -> bool:

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.arrow import METADATA
-from changefeed.core.schema import Form, TableSchema
+from changefeed.core.schema import TableSchema
+from changefeed.core.types import Form
 from changefeed.log.journal import damaged, padded
 
 #: A commit timestamp as (wall, logical): tuples compare fast.

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.formats import TRAITS
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
 from changefeed.core.shapes import Deletes, Envelope
+from changefeed.core.types import Form, Kind
 from changefeed.encoding.plan import MessagePlan
 
 if TYPE_CHECKING:
@@ -18,27 +19,10 @@ if TYPE_CHECKING:
 
     from changefeed.encoding.registry import RegistrySchema
 
-#: Made-up values by logical type, as the log has them.
-_VALUES = {
-    "float32": "1.5",
-    "float64": "1.5",
-    "decimal": "1.5",
-    "bytes": "\\x01",
-    "date": "2024-03-31",
-    "time": "01:02:03",
-    "timetz": "01:02:03+00",
-    "timestamp": "2024-03-31T01:02:03.5",
-    "timestamptz": "2024-03-31T01:02:03.5Z",
-    "interval": "1 day",
-    "json": "{}",
-    "uuid": "6a2f4c1e-0d5b-4f0e-9a57-0c1f5f1f0c11",
-}
-
 #: When the example's change was committed and encoded, in nanoseconds.
 NOW = 1536242855577149065
 _XID = 571
 
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 _BITS = re.compile(r"bit(?: varying)?\((\d+)\)\Z")
 _CHOICE = re.compile(r"(?:enum|set)\('((?:[^']|'')*)'", re.IGNORECASE)
 
@@ -120,23 +104,21 @@ def made_up(plan: MessagePlan) -> pa.Table:
 
 def _value(column: Column) -> Any:
     """A value that the column could have."""
-    kind = column.logical.partition("<")[0]
     if column.form is Form.NATIVE:
         return True if column.physical == "bool" else 1
-    if kind == "array":
-        return "[]"
-    if digits := _DECIMAL.match(kind):
-        precision, scale = int(digits[1]), int(digits[2])
+    kind = column.kind
+    if precision := column.logical.precision:
+        scale = column.logical.scale
         whole = "1" if precision > scale else "0"
         return whole + ("." + "5".ljust(scale, "0") if scale > 0 else "0" * -scale)
     written = column.type_name.strip()
-    if kind == "interval" and written.lower().startswith("time"):  # MySQL's
+    if kind is Kind.INTERVAL and written.lower().startswith("time"):  # MySQL's
         return "01:02:03"
-    if kind == "other" and (bits := _BITS.match(written.lower())):
+    if kind is Kind.OTHER and (bits := _BITS.match(written.lower())):
         return "1" * int(bits[1])
-    if kind == "text" and (choice := _CHOICE.match(written)):
+    if kind is Kind.TEXT and (choice := _CHOICE.match(written)):
         return choice[1].replace("''", "'")
-    return _VALUES.get(kind) or ("1" if column.form is Form.RAW else "x")
+    return kind.sample
 
 
 def _read(plan: MessagePlan, key: bytes | None, value: Any) -> tuple[str, str]:

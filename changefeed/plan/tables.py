@@ -11,6 +11,7 @@ from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import BeforeImage, KeyRange, TableName, TableSchema
+from changefeed.core.types import Kind
 from changefeed.options import HEADERS_JSON_COLUMN_NAME, KEY_COLUMN, InitialScan, Options, to_span
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
@@ -161,7 +162,7 @@ def check_table(
         named += filter(None, (options[KEY_COLUMN], options[HEADERS_JSON_COLUMN_NAME]))
     problems += [_no_column(name, schema, span) for name in named if name not in known]
     headers = known.get((options[HEADERS_JSON_COLUMN_NAME] if options else None) or "")
-    if headers is not None and headers.logical != "json":
+    if headers is not None and headers.kind is not Kind.JSON:
         problems.append(
             ChangefeedError(
                 Code.TARGET_NOT_WATCHABLE,

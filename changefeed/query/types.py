@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
+from changefeed.core.types import FLOATS, Form, Kind, LogicalType
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.typed_values import printed, single_floats, typed_values
 from changefeed.encoding.types import (
@@ -35,7 +36,7 @@ from changefeed.encoding.types import (
     MINUS_INFINITE_MICROS,
     ParametricKind,
     ValueKind,
-    typed_logical,
+    typed,
 )
 
 _UNBOUNDED = ParametricKind(ValueKind.DECIMAL, precision=38, scale=18, number=True)
@@ -46,9 +47,8 @@ _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 def input_kind(column: Column) -> ParametricKind:
     """The type that a column of the table has in a query."""
-    if column.logical == "decimal":
-        return _UNBOUNDED
-    return _readable(typed_logical(column.logical))
+    unbounded = column.kind is Kind.DECIMAL and not column.logical.precision
+    return _UNBOUNDED if unbounded else _readable(typed(column.logical))
 
 
 def _readable(kind: ParametricKind) -> ParametricKind:
@@ -90,17 +90,17 @@ def input_values(column: Column, values: pa.Array) -> pa.Array:
 # ------------------------------------------------------------------------------- out of Spark
 
 _PLAIN = {
-    "boolean": ("bool", Form.NATIVE, "bool"),
-    "tinyint": ("int16", Form.NATIVE, "int16"),
-    "smallint": ("int16", Form.NATIVE, "int16"),
-    "int": ("int32", Form.NATIVE, "int32"),
-    "bigint": ("int64", Form.NATIVE, "int64"),
-    "float": ("string", Form.RAW, "float32"),
-    "double": ("string", Form.RAW, "float64"),
-    "binary": ("string", Form.TEXT, "bytes"),
-    "date": ("string", Form.TEXT, "date"),
-    "timestamp": ("string", Form.TEXT, "timestamptz"),
-    "timestamp_ntz": ("string", Form.TEXT, "timestamp"),
+    "boolean": Kind.BOOL,
+    "tinyint": Kind.INT16,
+    "smallint": Kind.INT16,
+    "int": Kind.INT32,
+    "bigint": Kind.INT64,
+    "float": Kind.FLOAT32,
+    "double": Kind.FLOAT64,
+    "binary": Kind.BYTES,
+    "date": Kind.DATE,
+    "timestamp": Kind.TIMESTAMPTZ,
+    "timestamp_ntz": Kind.TIMESTAMP,
 }
 #: Elements of arrays that typed sinks read from JSON as well.
 _ELEMENTS = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
@@ -115,23 +115,20 @@ _JSON_OPTIONS = (
 
 def output_column(name: str, spark_type: str) -> Column:
     """The column of the log for an expression of this type; it is identified by its name."""
-    physical, form, logical = _log_form(spark_type)
-    return Column(name, spark_type, physical, form, logical)
+    return Column(name, spark_type, _logical(spark_type))
 
 
-def _log_form(spark_type: str) -> tuple[str, Form, str]:
+def _logical(spark_type: str) -> LogicalType:
     if spark_type in _PLAIN:
-        return _PLAIN[spark_type]
-    match = _DECIMAL.match(spark_type)
-    if match:
-        return "string", Form.RAW, spark_type
+        return LogicalType(_PLAIN[spark_type])
+    if _DECIMAL.match(spark_type):
+        return LogicalType.parse(spark_type)
     if spark_type.startswith(_NESTED):
         element = spark_type.removeprefix("array<").removesuffix(">")
         if spark_type.startswith("array<") and (element in _ELEMENTS or _DECIMAL.match(element)):
-            inner = "text" if element == "string" else _log_form(element)[2]
-            return "string", Form.RAW, f"array<{inner}>"
-        return "string", Form.RAW, "json"
-    return "string", Form.TEXT, "text"
+            return LogicalType(Kind.ARRAY, element=_logical(element))
+        return LogicalType(Kind.JSON)
+    return LogicalType(Kind.TEXT)
 
 
 def output_sql(name: str, spark_type: str) -> str:
@@ -148,13 +145,13 @@ def output_sql(name: str, spark_type: str) -> str:
 
 def log_text(column: Column, values: pa.Array) -> pa.Array:
     """Values out of Spark as values of the log."""
-    logical = column.logical
+    kind = column.kind
     if column.form is Form.NATIVE:
         return values.cast(column.arrow)
-    if logical in ("float32", "float64"):
+    if kind in FLOATS:
         return _numbers(values)
-    if logical in ("timestamp", "timestamptz"):
-        return _moments(values, "Z" if logical == "timestamptz" else "")
+    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        return _moments(values, "Z" if kind is Kind.TIMESTAMPTZ else "")
     return values.cast(pa.string())
 
 

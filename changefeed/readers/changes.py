@@ -80,7 +80,7 @@ def change_schema(schema: TableSchema) -> pa.Schema:
 
 
 def _kind(column: Column) -> ParametricKind:
-    return _plain(typed(column))
+    return _plain(typed(column.logical))
 
 
 def _plain(kind: ParametricKind) -> ParametricKind:

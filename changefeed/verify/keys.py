@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from changefeed.catalog.model import RowRepair
 from changefeed.core.schema import Column, RowKey
+from changefeed.core.types import Kind
 from sinks.base import Difference
 
-_BITS = {"int16": 16, "int32": 32, "int64": 64}
+_BITS = {Kind.INT16: 16, Kind.INT32: 32, Kind.INT64: 64}
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _BOOLEANS = {"true": True, "false": False}
 
@@ -48,20 +48,20 @@ def row_key(key: Sequence[Column], values: Sequence[str | int | bool]) -> RowKey
 
 def _log_value(column: Column, value: str | int | bool) -> str | int | bool | None:
     """The value as the log has it; None if the column cannot have it, or it is in doubt."""
-    kind, text = column.logical, str(value)
+    kind, text = column.kind, str(value)
     if kind in _BITS:
         number = int(text) if _INTEGER.fullmatch(text) and len(text) <= 20 else None
         bound = 1 << (_BITS[kind] - 1)
         return number if number is not None and -bound <= number < bound else None
-    if kind == "bool":
+    if kind is Kind.BOOL:
         return value if isinstance(value, bool) else _BOOLEANS.get(text)
     if not isinstance(value, str):
         return None
-    if kind == "text":
+    if kind is Kind.TEXT:
         return None if "\0" in text or not _is_unicode(text) else text
-    if kind == "uuid":
-        return text if _UUID.fullmatch(text) else None
-    return text if kind == "date" and _is_date(text) else None
+    if kind is Kind.UUID:
+        return text if re.fullmatch(kind.pattern, text) else None
+    return text if kind is Kind.DATE and _is_date(text) else None
 
 
 def _is_unicode(text: str) -> bool:

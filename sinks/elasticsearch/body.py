@@ -17,12 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import TEXT_NUMBERS, Form
 
 MAX_ID_BYTES = 512
 """Elasticsearch's limit of ``_id``, in bytes of UTF-8."""
-
-_PLAIN_RAW = ("decimal", "float32", "float64")
 
 
 def operations(index: str, schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
@@ -68,7 +67,7 @@ def plain_key(schema: TableSchema) -> bool:
 
 
 def _is_plain(column: Column) -> bool:
-    return column.form is not Form.RAW or column.logical.startswith(_PLAIN_RAW)
+    return column.form is not Form.RAW or column.kind in TEXT_NUMBERS
 
 
 def id_tokens(keys: pa.Array, plain: bool) -> pa.Array:

@@ -8,12 +8,12 @@ does not stop the document: the field is listed under ``_ignored``.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import DATES, INTEGERS, TEXT_NUMBERS, Kind, LogicalType
 
 FieldMapping = dict[str, Any]
 
@@ -48,34 +48,31 @@ _JSON: dict[str, FieldMapping] = {
     "object": {"type": "object", "dynamic": True},
     "stored": _STORED,
 }
-_FIELDS: dict[str, FieldMapping] = {
-    "bool": {"type": "boolean"},
-    "int16": _LONG,
-    "int32": _LONG,
-    "int64": _LONG,
-    "float32": _DOUBLE,
-    "float64": _DOUBLE,
-    "text": _TEXT,
+_FIELDS: dict[Kind, FieldMapping] = {
+    Kind.BOOL: {"type": "boolean"},
+    Kind.INT16: _LONG,
+    Kind.INT32: _LONG,
+    Kind.INT64: _LONG,
+    Kind.FLOAT32: _DOUBLE,
+    Kind.FLOAT64: _DOUBLE,
+    Kind.TEXT: _TEXT,
     # Hexadecimal digits: nobody searches them, and they may be long.
-    "bytes": {"type": "keyword", "index": False, "doc_values": False},
-    "date": _DATE,
-    "timestamp": _TIMESTAMP,
-    "timestamptz": _TIMESTAMP,
+    Kind.BYTES: {"type": "keyword", "index": False, "doc_values": False},
+    Kind.DATE: _DATE,
+    Kind.TIMESTAMP: _TIMESTAMP,
+    Kind.TIMESTAMPTZ: _TIMESTAMP,
 }
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _EXACT_DOUBLE_DIGITS, _EXACT_LONG_DIGITS = 15, 18
 
 #: Field types that index the values of a logical type; other types (keyword, text, and what a
 #: person chose: ip, geo_point ...) are left to Elasticsearch, document by document.
-_NUMBERS = frozenset({"int16", "int32", "int64", "float32", "float64", "decimal"})
-_WHOLE = frozenset({"int16", "int32", "int64"})
-_TAKEN_BY: dict[str, frozenset[str]] = {
-    **dict.fromkeys(("long", "integer", "short", "byte", "unsigned_long"), _WHOLE),
-    **dict.fromkeys(("double", "float", "half_float", "scaled_float"), _NUMBERS),
-    "boolean": frozenset({"bool"}),
-    "date": frozenset({"date", "timestamp", "timestamptz"}),
-    "date_nanos": frozenset({"date", "timestamp", "timestamptz"}),
-    "flattened": frozenset({"json"}),
+_TAKEN_BY: dict[str, frozenset[Kind]] = {
+    **dict.fromkeys(("long", "integer", "short", "byte", "unsigned_long"), INTEGERS),
+    **dict.fromkeys(("double", "float", "half_float", "scaled_float"), INTEGERS | TEXT_NUMBERS),
+    "boolean": frozenset({Kind.BOOL}),
+    "date": DATES,
+    "date_nanos": DATES,
+    "flattened": frozenset({Kind.JSON}),
 }
 
 #: Members of a document that are Elasticsearch's own: a field cannot be called so.
@@ -89,26 +86,20 @@ RESERVED = frozenset(
 
 
 def field_of(column: Column, json_mapping: str) -> FieldMapping:
-    return _field(column.logical, json_mapping)
-
-
-def _field(logical: str, json_mapping: str) -> FieldMapping:
-    if logical.startswith("array<"):
-        # Elasticsearch has no arrays: a field holds one value or several of a type.
-        return _field(logical[len("array<") : -1], json_mapping)
-    if logical == "json":
+    # Elasticsearch has no arrays: a field holds one value or several of a type.
+    logical = column.logical.innermost
+    if logical.kind is Kind.JSON:
         return _JSON[json_mapping]
-    if logical.startswith("decimal"):
-        return _decimal(logical)
-    return _FIELDS.get(logical, _KEYWORD)
+    return (
+        _decimal(logical) if logical.kind is Kind.DECIMAL else _FIELDS.get(logical.kind, _KEYWORD)
+    )
 
 
-def _decimal(logical: str) -> FieldMapping:
-    match = _DECIMAL.match(logical)
-    digits, scale = (int(match[1]), int(match[2])) if match else (0, 0)
-    if match and scale <= 0 and digits - scale <= _EXACT_LONG_DIGITS:
+def _decimal(logical: LogicalType) -> FieldMapping:
+    digits, scale = logical.precision, logical.scale
+    if digits and scale <= 0 and digits - scale <= _EXACT_LONG_DIGITS:
         return _LONG
-    if match and digits <= _EXACT_DOUBLE_DIGITS:
+    if 0 < digits <= _EXACT_DOUBLE_DIGITS:
         return _DOUBLE
     # Ranges and sums by the nearest double, equality by the digits.
     return {**_DOUBLE, "fields": {"exact": {"type": "keyword", "ignore_above": 8191}}}
@@ -209,19 +200,14 @@ def clashes(schema: TableSchema, columns: Collection[str], there: Mapping[str, A
     for column in schema.columns:
         field = lookup(there, column.name) if column.name in columns else None
         kind = str(field.get("type") or "") if field else ""
-        if kind in _TAKEN_BY and not _takes(kind, column.logical):
+        if kind in _TAKEN_BY and not _takes(kind, column.logical.innermost):
             found.append(Clash(column.name, column.type_name, kind))
     return found
 
 
-def _takes(kind: str, logical: str) -> bool:
-    while logical.startswith("array<"):
-        logical = logical[len("array<") : -1]
-    if logical.startswith("decimal"):
-        match = _DECIMAL.match(logical)
-        whole = match is not None and int(match[2]) <= 0
-        logical = "int64" if whole and kind not in _TAKEN_BY["double"] else "decimal"
-    return logical in _TAKEN_BY[kind]
+def _takes(field: str, logical: LogicalType) -> bool:
+    whole = logical.precision and logical.scale <= 0
+    return logical.kind in _TAKEN_BY[field] or bool(whole and Kind.INT64 in _TAKEN_BY[field])
 
 
 def settings(fields: Mapping[str, FieldMapping]) -> dict[str, Any]:

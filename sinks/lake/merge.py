@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.spark_sql import quoted
+from changefeed.core.types import FLOATS, LogicalType
 from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
@@ -32,7 +33,7 @@ def literal(text: str) -> str:
 
 def own_columns(policy: TablePolicy, *, keyless: bool) -> tuple[tuple[str, str], ...]:
     """Name and type of every column that is ours."""
-    found = [(name, spark_type(kind)) for name, kind in policy.own_columns().items()]
+    found = [(name, spark_type(LogicalType(kind))) for name, kind in policy.own_columns().items()]
     if keyless and policy.history is History.OFF:
         found.insert(1, (NUMBER, "bigint"))
     return tuple(found)
@@ -102,7 +103,7 @@ def folded_source(schema: TableSchema, view: str) -> str:
 
 def _compared(column: Column, text: str) -> str:
     """SQL for the logged ``text`` of a key that is the same for values that are equal."""
-    if "float" not in column.logical:
+    if column.logical.innermost.kind not in FLOATS:
         return text
     return f"regexp_replace({text}, {literal(NEGATIVE_ZERO)}, '0$1')"
 

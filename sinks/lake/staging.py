@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import Kind
 from changefeed.options import History
 from sinks.base import Batch, Target
 from sinks.lake.types import spark_type
@@ -142,8 +143,8 @@ def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
 
 
 def _last_rows(keys: pa.Table, schema: TableSchema) -> Numbers:
-    logical = (column.logical for column in schema.key_columns)
-    kinds = ["text" if spark_type(kind) == "string" else kind for kind in logical]
+    kept = [column.logical for column in schema.key_columns]
+    kinds = [Kind.TEXT if spark_type(k) == "string" else k.innermost.kind for k in kept]
     return last_of_each(groups_of(keys.columns, kinds))
 
 

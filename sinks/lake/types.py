@@ -25,9 +25,9 @@ from __future__ import annotations
 import re
 
 from changefeed.core.schema import Column
+from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
-_ARRAY = re.compile(r"array<(.+)>\Z")
 
 #: The most digits a decimal of Spark has.
 DIGITS = 38
@@ -35,16 +35,16 @@ DIGITS = 38
 _CALENDAR = ("date", "timestamp", "timestamp_ntz")
 
 _TYPES = {
-    "bool": "boolean",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    "float32": "float",
-    "float64": "double",
-    "date": "date",
-    "timestamp": "timestamp_ntz",
-    "timestamptz": "timestamp",
-    "bytes": "binary",
+    Kind.BOOL: "boolean",
+    Kind.INT16: "smallint",
+    Kind.INT32: "int",
+    Kind.INT64: "bigint",
+    Kind.FLOAT32: "float",
+    Kind.FLOAT64: "double",
+    Kind.DATE: "date",
+    Kind.TIMESTAMP: "timestamp_ntz",
+    Kind.TIMESTAMPTZ: "timestamp",
+    Kind.BYTES: "binary",
 }
 
 #: Wider types a column may become without its files being written again, by format.
@@ -64,16 +64,13 @@ WIDER: dict[str, frozenset[tuple[str, str]]] = {
 }
 
 
-def spark_type(logical: str, *, small: bool = True) -> str:
+def spark_type(logical: LogicalType, *, small: bool = True) -> str:
     """The type of a column, as Spark's DDL writes it; ``small``: the format has smallint."""
-    array = _ARRAY.match(logical)
-    if array:
-        return f"array<{spark_type(array[1], small=small)}>"
-    number = _DECIMAL.match(logical)
-    if number:
-        digits, scale = int(number[1]), int(number[2])
-        return f"decimal({digits},{scale})" if 0 <= scale <= digits <= DIGITS else "string"
-    found = _TYPES.get(logical, "string")
+    if logical.element is not None:
+        return f"array<{spark_type(logical.element, small=small)}>"
+    if 0 <= logical.scale <= logical.precision <= DIGITS and logical.precision:
+        return str(logical)
+    found = _TYPES.get(logical.kind, "string")
     return "int" if found == "smallint" and not small else found
 
 
@@ -81,19 +78,18 @@ def typed(column: Column, text: str) -> str:
     """SQL that makes the logged value ``text`` (an SQL expression) one of the column's type."""
     if column.physical != "string":
         return text
-    array = _ARRAY.match(column.logical)
-    if array:
-        element = _from_text(array[1], "e")
+    if column.logical.element is not None:
+        element = _from_text(column.logical.element, "e")
         items = f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
         return items if element == "e" else f"transform({items}, e -> {element})"
-    if column.logical in ("decimal", "float32", "float64") or _DECIMAL.match(column.logical):
+    if column.kind in TEXT_NUMBERS:
         # NaN and the infinities are in quotes, as JSON has no other way to say them.
         text = f"trim(BOTH '\"' FROM {text})"
     return _from_text(column.logical, text)
 
 
-def _from_text(logical: str, text: str) -> str:
-    if logical == "bytes":
+def _from_text(logical: LogicalType, text: str) -> str:
+    if logical.kind is Kind.BYTES:
         return f"unhex(substring({text}, 3))"
     target = spark_type(logical)
     if target in _CALENDAR:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.types import FLOATS, Kind
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import plain_decimals
 
@@ -92,19 +93,19 @@ def last_of_each(keys: Numbers) -> Numbers:
     return _last(keys, np.arange(len(keys)))
 
 
-def groups_of(columns: Sequence[pa.ChunkedArray], kinds: Sequence[str]) -> Numbers:
+def groups_of(columns: Sequence[pa.ChunkedArray], kinds: Sequence[Kind]) -> Numbers:
     """A number for each row; those that are equal in all columns have the same.
 
     Args:
         columns: values in log form.
-        kinds: the logical type that the target keeps each column in; of a text ``text``, whatever
-            it is at the source. Numbers that are equal are one, whatever their digits.
+        kinds: what the target keeps each column as, of arrays their elements; of a text ``TEXT``,
+            whatever it is at the source. Numbers that are equal are one, whatever their digits.
     """
     found: Numbers = np.zeros(len(columns[0]), np.int64)
-    for place, (column, logical) in enumerate(zip(columns, kinds, strict=True)):
-        if logical.startswith("decimal"):
+    for place, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
+        if kind is Kind.DECIMAL:
             column = plain_decimals(column)
-        elif "float" in logical:
+        elif kind in FLOATS:
             column = pc.replace_substring_regex(column, NEGATIVE_ZERO, r"0\1")
         codes = _codes(column)
         found = _joined(found, codes) if place else codes

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import Kind
 from changefeed.options import (
     DELETES,
     HISTORY,
@@ -182,15 +183,19 @@ class TablePolicy:
                 "name.",
             )
 
-    def own_columns(self) -> dict[str, str]:
-        """Columns that are added to the source's, and their logical types."""
+    def own_columns(self) -> dict[str, Kind]:
+        """Columns that are added to the source's, and the kinds of their values."""
         version = self.sequence or ("" if self.history is History.OFF else SEQUENCE)
-        found = {version: "int64"} if version else {}
+        found = {version: Kind.INT64} if version else {}
         if self.history is History.APPEND:
-            return found | {OPERATION: "text", ORDER: "int64", COMMITTED_AT: "timestamptz"}
+            return found | {OPERATION: Kind.TEXT, ORDER: Kind.INT64, COMMITTED_AT: Kind.TIMESTAMPTZ}
         if self.history is History.SCD2:
-            found |= {VALID_FROM: "timestamptz", VALID_TO: "timestamptz", IS_CURRENT: "bool"}
-        return found | ({self.deleted: "bool"} if self.soft else {})
+            found |= {
+                VALID_FROM: Kind.TIMESTAMPTZ,
+                VALID_TO: Kind.TIMESTAMPTZ,
+                IS_CURRENT: Kind.BOOL,
+            }
+        return found | ({self.deleted: Kind.BOOL} if self.soft else {})
 
     def require_comparable(self, schema: TableSchema) -> None:
         """Check that the target has the present rows of the table.

@@ -31,7 +31,6 @@ so a refused value is reported by table and column, never by a database's messag
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 
 #: The pattern of a :class:`TypeRule` that accepts every text.
 ANY = ""
@@ -95,8 +95,8 @@ class Dialect:
 
     Attributes:
         name: for messages and documentation.
-        types: logical type (``changefeed.core.schema.Column.logical``) -> rule. ``decimal(p,s)``
-            and ``array<..>`` go to :meth:`decimal` and :meth:`array`. Must have ``other``.
+        types: rules by kind; a kind without one is kept as ``other`` is. ``decimal(p,s)`` and
+            arrays go to :meth:`decimal` and :meth:`array`.
         staging_types: physical type in the log -> type of a staging column.
         key_text: a text type that can be a key.
         key_rules: type of a column -> how it is kept where the column is in the key: types that
@@ -115,7 +115,7 @@ class Dialect:
     """
 
     name: ClassVar[str] = ""
-    types: ClassVar[Mapping[str, TypeRule]] = {}
+    types: ClassVar[Mapping[Kind, TypeRule]] = {}
     staging_types: ClassVar[Mapping[str, str]] = {
         "bool": "BOOLEAN",
         "int16": "SMALLINT",
@@ -170,16 +170,12 @@ class Dialect:
         found = self._rule(column.logical)
         return self.key_rules.get(found.sql, found) if key else found
 
-    def _rule(self, logical: str) -> TypeRule:
-        found = re.fullmatch(r"decimal\((-?\d+),(-?\d+)\)", logical)
-        if found:
-            precision, scale = int(found[1]), int(found[2])
-            if scale < 0:
-                precision, scale = precision - scale, 0
-            return self.decimal(max(precision, scale), scale)
-        if logical.startswith("array<"):
-            return self.array(logical[len("array<") : -1])
-        return self.types.get(logical) or self.types["other"]
+    def _rule(self, logical: LogicalType) -> TypeRule:
+        if logical.digits is not None:
+            return self.decimal(*logical.digits)
+        if logical.element is not None:
+            return self.array(logical.element)
+        return self.types.get(logical.kind) or self.types[Kind.OTHER]
 
     def unfit_key(self, key: Sequence[Column]) -> str:
         """Why no table here can have these columns as its primary key; empty: one can."""
@@ -190,14 +186,14 @@ class Dialect:
     def decimal(self, precision: int, scale: int) -> TypeRule:
         """A number with declared digits; text where the target has not so many."""
         if precision > self.max_precision:
-            return self.types["other"]
+            return self.types[Kind.OTHER]
         sql = f"DECIMAL({precision},{scale})"
         accepts = decimal_pattern(precision - scale, scale)
         return TypeRule(sql, f"CAST({{x}} AS {sql})", accepts)
 
-    def array(self, element: str) -> TypeRule:
+    def array(self, element: LogicalType) -> TypeRule:
         """A JSON array; targets without lists keep it as json."""
-        return self.types["json"]
+        return self.types[Kind.JSON]
 
     # ------------------------------------------------------------------ expressions
 

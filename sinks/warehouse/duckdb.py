@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, Settings, invalid, setting
+from changefeed.core.types import Kind, LogicalType
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -38,17 +39,17 @@ _INFINITY = "|-?infinity"
 _WHOLE, _SCALE = 20, 18
 _FREE = f"DECIMAL({_WHOLE + _SCALE},{_SCALE})"
 
-_LISTS: Mapping[str, str] = {
-    "bool": "BOOLEAN",
-    "int16": "SMALLINT",
-    "int32": "INTEGER",
-    "int64": "BIGINT",
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "text": "VARCHAR",
-    "uuid": "UUID",
-    "date": "DATE",
-    "timestamp": "TIMESTAMP",
+_LISTS: Mapping[Kind, str] = {
+    Kind.BOOL: "BOOLEAN",
+    Kind.INT16: "SMALLINT",
+    Kind.INT32: "INTEGER",
+    Kind.INT64: "BIGINT",
+    Kind.FLOAT32: "FLOAT",
+    Kind.FLOAT64: "DOUBLE",
+    Kind.TEXT: "VARCHAR",
+    Kind.UUID: "UUID",
+    Kind.DATE: "DATE",
+    Kind.TIMESTAMP: "TIMESTAMP",
 }
 
 
@@ -64,33 +65,35 @@ class DuckDBDialect(Dialect):
         **Dialect.staging_types,
         "string": "VARCHAR",
     }
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOLEAN"),
-        "int16": TypeRule("SMALLINT"),
-        "int32": TypeRule("INTEGER"),
-        "int64": TypeRule("BIGINT"),
-        "float32": TypeRule("FLOAT", "CAST({x} AS FLOAT)"),
-        "float64": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)"),
-        "decimal": TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_WHOLE, _SCALE)),
-        "text": TypeRule("VARCHAR"),
-        "bytes": TypeRule("BLOB", "unhex(substr({x}, 3))"),
-        "date": TypeRule("DATE", "CAST({x} AS DATE)", ANNO_DOMINI + _INFINITY),
-        "time": TypeRule("TIME", "CAST({x} AS TIME)"),
-        "timetz": TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
-        "timestamp": TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", ANNO_DOMINI + _INFINITY),
-        "timestamptz": TypeRule("TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", ANNO_DOMINI + _INFINITY),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOLEAN"),
+        Kind.INT16: TypeRule("SMALLINT"),
+        Kind.INT32: TypeRule("INTEGER"),
+        Kind.INT64: TypeRule("BIGINT"),
+        Kind.FLOAT32: TypeRule("FLOAT", "CAST({x} AS FLOAT)"),
+        Kind.FLOAT64: TypeRule("DOUBLE", "CAST({x} AS DOUBLE)"),
+        Kind.DECIMAL: TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_WHOLE, _SCALE)),
+        Kind.TEXT: TypeRule("VARCHAR"),
+        Kind.BYTES: TypeRule("BLOB", "unhex(substr({x}, 3))"),
+        Kind.DATE: TypeRule("DATE", "CAST({x} AS DATE)", ANNO_DOMINI + _INFINITY),
+        Kind.TIME: TypeRule("TIME", "CAST({x} AS TIME)"),
+        Kind.TIMETZ: TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
+        Kind.TIMESTAMP: TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", ANNO_DOMINI + _INFINITY),
+        Kind.TIMESTAMPTZ: TypeRule(
+            "TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", ANNO_DOMINI + _INFINITY
+        ),
         # PostgreSQL prints `-1 days +02:03:00`.
-        "interval": TypeRule("INTERVAL", "CAST(replace({x}, '+', '') AS INTERVAL)"),
-        "json": TypeRule("JSON", "CAST({x} AS JSON)"),
-        "uuid": TypeRule("UUID", "CAST({x} AS UUID)"),
-        "other": TypeRule("VARCHAR"),
+        Kind.INTERVAL: TypeRule("INTERVAL", "CAST(replace({x}, '+', '') AS INTERVAL)"),
+        Kind.JSON: TypeRule("JSON", "CAST({x} AS JSON)"),
+        Kind.UUID: TypeRule("UUID", "CAST({x} AS UUID)"),
+        Kind.OTHER: TypeRule("VARCHAR"),
     }
 
-    def array(self, element: str) -> TypeRule:
+    def array(self, element: LogicalType) -> TypeRule:
         """A list where the element has a plain type, else JSON."""
-        if element not in _LISTS:
-            return self.types["json"]
-        sql = f"{_LISTS[element]}[]"
+        if element.kind not in _LISTS:
+            return self.types[Kind.JSON]
+        sql = f"{_LISTS[element.kind]}[]"
         return TypeRule(sql, f"CAST(CAST({{x}} AS JSON) AS {sql})", FLAT_ARRAY)
 
     def copies(self, count: str) -> str:

@@ -20,28 +20,27 @@ A column that was dropped and stands in the way of a new one is moved aside: it 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import SchemaChange
-from changefeed.core.schema import INTEGERS, Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import INTEGERS, Kind, LogicalType
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.tables import TargetTable
 
 _DROPPED = "_dropped_"
 
-#: Logical type -> types that hold all its values.
-WIDER: Mapping[str, frozenset[str]] = {
-    "int16": frozenset({"int32", "int64", "decimal"}),
-    "int32": frozenset({"int64", "float64", "decimal"}),
-    "int64": frozenset({"decimal"}),
-    "float32": frozenset({"float64"}),
-    "date": frozenset({"timestamp"}),
+#: Kinds that hold all values of a kind, a decimal without declared digits.
+WIDER: Mapping[Kind, frozenset[Kind]] = {
+    Kind.INT16: frozenset({Kind.INT32, Kind.INT64, Kind.DECIMAL}),
+    Kind.INT32: frozenset({Kind.INT64, Kind.FLOAT64, Kind.DECIMAL}),
+    Kind.INT64: frozenset({Kind.DECIMAL}),
+    Kind.FLOAT32: frozenset({Kind.FLOAT64}),
+    Kind.DATE: frozenset({Kind.TIMESTAMP}),
 }
-_DECIMAL = re.compile(r"decimal\((-?\d+),(-?\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +172,17 @@ def _retype(table: TargetTable, was: Column, column: Column, key: bool) -> list[
 
 def _as_text(d: Dialect, was: Column, column: Column) -> bool:
     """A number without a point becomes a text, and the target writes it as the source does."""
-    return d.widens_to_text and was.logical in INTEGERS and column.logical == "text"
+    return d.widens_to_text and was.kind in INTEGERS and column.kind is Kind.TEXT
 
 
-def widens(old: str, new: str) -> bool:
+def widens(old: LogicalType, new: LogicalType) -> bool:
     """Every value of the one logical type is one of the other."""
-    if new in WIDER.get(old, ()):
-        return True
-    a, b = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
-    if a is None:
+    if new.kind in WIDER.get(old.kind, ()):
+        return not new.precision
+    if not old.precision or new.kind is not Kind.DECIMAL:
         return False
-    if b is None:
-        return new == "decimal"
-    whole = int(a[1]) - int(a[2]), int(b[1]) - int(b[2])
-    return whole[0] <= whole[1] and int(a[2]) <= int(b[2])
+    whole = old.precision - old.scale <= new.precision - new.scale
+    return not new.precision or (whole and old.scale <= new.scale)
 
 
 def refused(table: TargetTable, schema: TableSchema | None, why: str) -> ChangefeedError:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import Kind
 from sinks.base import SinkContext, Target
 from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
 from sinks.merged.policy import TablePolicy
@@ -101,7 +102,7 @@ class FeedTables(ABC):
         """
         declared = table.declared_key(schema)
         # No two texts of a UUID are alike.
-        texts = [c.name for c in schema.key_columns if declared and c.logical != "uuid"]
+        texts = [c.name for c in schema.key_columns if declared and c.kind is not Kind.UUID]
         key = {name.casefold(): name for name in texts}
         found = self.warehouse.folding(self.warehouse.dialect.fit(self.strategy.place(table.topic)))
         for name, why in found.items():

@@ -18,6 +18,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.core.settings import FileTls, Parameter, Settings, group, invalid, setting
+from changefeed.core.types import Kind
 from changefeed.core.uri import Parts
 from sinks.warehouse.dialect import (
     COMMON_ERA,
@@ -71,29 +72,29 @@ class MySQLDialect(Dialect):
         "int64": "BIGINT",
         "string": "LONGTEXT",
     }
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOLEAN"),
-        "int16": TypeRule("SMALLINT"),
-        "int32": TypeRule("INTEGER"),
-        "int64": TypeRule("BIGINT"),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOLEAN"),
+        Kind.INT16: TypeRule("SMALLINT"),
+        Kind.INT32: TypeRule("INTEGER"),
+        Kind.INT64: TypeRule("BIGINT"),
         # FLOAT would not be equal to the same number as a double: rows without a key are compared.
-        "float32": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
-        "float64": TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
-        "decimal": TypeRule(
+        Kind.FLOAT32: TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
+        Kind.FLOAT64: TypeRule("DOUBLE", "CAST({x} AS DOUBLE)", _FINITE),
+        Kind.DECIMAL: TypeRule(
             _FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_DIGITS - _SCALE, _SCALE)
         ),
-        "text": TypeRule("LONGTEXT"),
-        "bytes": TypeRule("LONGBLOB", _UNHEX),
-        "date": TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
-        "time": TypeRule("TIME(6)", "CAST({x} AS TIME(6))"),
-        "timetz": TypeRule("VARCHAR(32)"),
-        "timestamp": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
-        "timestamptz": TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
-        "interval": TypeRule("VARCHAR(128)"),
+        Kind.TEXT: TypeRule("LONGTEXT"),
+        Kind.BYTES: TypeRule("LONGBLOB", _UNHEX),
+        Kind.DATE: TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
+        Kind.TIME: TypeRule("TIME(6)", "CAST({x} AS TIME(6))"),
+        Kind.TIMETZ: TypeRule("VARCHAR(32)"),
+        Kind.TIMESTAMP: TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
+        Kind.TIMESTAMPTZ: TypeRule("DATETIME(6)", _MOMENT, COMMON_ERA),
+        Kind.INTERVAL: TypeRule("VARCHAR(128)"),
         # Text: JSON of MySQL reorders members, and no longer equals what the source sends.
-        "json": TypeRule("LONGTEXT"),
-        "uuid": TypeRule("CHAR(36)"),
-        "other": TypeRule("LONGTEXT"),
+        Kind.JSON: TypeRule("LONGTEXT"),
+        Kind.UUID: TypeRule("CHAR(36)"),
+        Kind.OTHER: TypeRule("LONGTEXT"),
     }
 
     def __init__(self, collation: str = "utf8mb4_0900_bin") -> None:
@@ -111,10 +112,10 @@ class MySQLDialect(Dialect):
         )
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
-        return self.types["other"] if scale > _SCALE else super().decimal(precision, scale)
+        return self.types[Kind.OTHER] if scale > _SCALE else super().decimal(precision, scale)
 
     def ordered(self, expression: str, column: Column) -> str:
-        if column.logical not in ("text", "uuid"):
+        if column.kind not in (Kind.TEXT, Kind.UUID):
             return expression
         return f"CAST(CONVERT({expression} USING utf8mb4) AS BINARY)"
 

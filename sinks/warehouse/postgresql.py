@@ -17,6 +17,7 @@ from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.schema import Column
 from changefeed.core.settings import LIBPQ, Parameter, Settings, invalid, setting, several
+from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import ESCAPES, without
 from sinks.warehouse.dialect import (
     Dialect,
@@ -33,25 +34,25 @@ from sinks.warehouse.sink import WarehouseSink
 if TYPE_CHECKING:
     import psycopg
 
-_ELEMENTS: Mapping[str, str] = {
-    "bool": "boolean",
-    "int16": "smallint",
-    "int32": "integer",
-    "int64": "bigint",
-    "float32": "real",
-    "float64": "double precision",
-    "decimal": "numeric",
-    "text": "text",
-    "bytes": "bytea",
-    "date": "date",
-    "time": "time",
-    "timetz": "timetz",
-    "timestamp": "timestamp",
-    "timestamptz": "timestamptz",
-    "interval": "interval",
-    "json": "jsonb",
-    "uuid": "uuid",
-    "other": "text",
+_ELEMENTS: Mapping[Kind, str] = {
+    Kind.BOOL: "boolean",
+    Kind.INT16: "smallint",
+    Kind.INT32: "integer",
+    Kind.INT64: "bigint",
+    Kind.FLOAT32: "real",
+    Kind.FLOAT64: "double precision",
+    Kind.DECIMAL: "numeric",
+    Kind.TEXT: "text",
+    Kind.BYTES: "bytea",
+    Kind.DATE: "date",
+    Kind.TIME: "time",
+    Kind.TIMETZ: "timetz",
+    Kind.TIMESTAMP: "timestamp",
+    Kind.TIMESTAMPTZ: "timestamptz",
+    Kind.INTERVAL: "interval",
+    Kind.JSON: "jsonb",
+    Kind.UUID: "uuid",
+    Kind.OTHER: "text",
 }
 
 
@@ -70,8 +71,8 @@ class PostgreSQLDialect(Dialect):
         "int64": "bigint",
         "string": "text",
     }
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        logical: TypeRule(sql, f"{{x}}::{sql}") for logical, sql in _ELEMENTS.items()
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        kind: TypeRule(sql, f"{{x}}::{sql}") for kind, sql in _ELEMENTS.items()
     }
 
     def __init__(self) -> None:
@@ -81,17 +82,14 @@ class PostgreSQLDialect(Dialect):
         sql = f"numeric({precision},{scale})"
         return TypeRule(sql, f"{{x}}::{sql}")
 
-    def array(self, element: str) -> TypeRule:
+    def array(self, element: LogicalType) -> TypeRule:
         """An array of any number of dimensions."""
-        sql = f"{_ELEMENTS.get(element) or self._of_text(element)}[]"
+        sql = f"{_ELEMENTS.get(element.kind, 'text')}[]"
         made = "json_to_record(json_build_object('v', {x}::json))"
         return TypeRule(sql, f"(SELECT v FROM {made} AS _r(v {sql}))")
 
-    def _of_text(self, element: str) -> str:
-        return "numeric" if element.startswith("decimal") else "text"
-
     def ordered(self, expression: str, column: Column) -> str:
-        return f'{expression} COLLATE "C"' if column.logical == "text" else expression
+        return f'{expression} COLLATE "C"' if column.kind is Kind.TEXT else expression
 
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         # IS NOT DISTINCT FROM cannot be hashed: a join by it would compare all with all.

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import without
 from sinks.warehouse.dialect import (
     COMMON_ERA,
@@ -63,32 +64,32 @@ class RedshiftDialect(PostgreSQLDialect):
         "int64": "BIGINT",
         "string": _TEXT,
     }
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOLEAN"),
-        "int16": TypeRule("SMALLINT"),
-        "int32": TypeRule("INTEGER"),
-        "int64": TypeRule("BIGINT"),
-        "float32": TypeRule("REAL", "CAST({x} AS REAL)"),
-        "float64": TypeRule("DOUBLE PRECISION", "CAST({x} AS DOUBLE PRECISION)"),
-        "decimal": TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(20, 18)),
-        "text": TypeRule(_TEXT, longest=_LONGEST),
-        "bytes": TypeRule("VARBYTE(65535)", "from_hex(substring({x}, 3))", longest=_LONGEST),
-        "date": TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
-        "time": TypeRule("TIME", "CAST({x} AS TIME)"),
-        "timetz": TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
-        "timestamp": TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", COMMON_ERA),
-        "timestamptz": TypeRule("TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", COMMON_ERA),
-        "interval": TypeRule("VARCHAR(128)"),
-        "json": TypeRule("SUPER", "json_parse({x})", longest=_LONGEST),
-        "uuid": TypeRule("VARCHAR(36)"),
-        "other": TypeRule(_TEXT, longest=_LONGEST),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOLEAN"),
+        Kind.INT16: TypeRule("SMALLINT"),
+        Kind.INT32: TypeRule("INTEGER"),
+        Kind.INT64: TypeRule("BIGINT"),
+        Kind.FLOAT32: TypeRule("REAL", "CAST({x} AS REAL)"),
+        Kind.FLOAT64: TypeRule("DOUBLE PRECISION", "CAST({x} AS DOUBLE PRECISION)"),
+        Kind.DECIMAL: TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(20, 18)),
+        Kind.TEXT: TypeRule(_TEXT, longest=_LONGEST),
+        Kind.BYTES: TypeRule("VARBYTE(65535)", "from_hex(substring({x}, 3))", longest=_LONGEST),
+        Kind.DATE: TypeRule("DATE", "CAST({x} AS DATE)", COMMON_ERA),
+        Kind.TIME: TypeRule("TIME", "CAST({x} AS TIME)"),
+        Kind.TIMETZ: TypeRule("TIMETZ", "CAST({x} AS TIMETZ)"),
+        Kind.TIMESTAMP: TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", COMMON_ERA),
+        Kind.TIMESTAMPTZ: TypeRule("TIMESTAMPTZ", "CAST({x} AS TIMESTAMPTZ)", COMMON_ERA),
+        Kind.INTERVAL: TypeRule("VARCHAR(128)"),
+        Kind.JSON: TypeRule("SUPER", "json_parse({x})", longest=_LONGEST),
+        Kind.UUID: TypeRule("VARCHAR(36)"),
+        Kind.OTHER: TypeRule(_TEXT, longest=_LONGEST),
     }
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
-        return self.types["other"] if scale > 37 else Dialect.decimal(self, precision, scale)
+        return self.types[Kind.OTHER] if scale > 37 else Dialect.decimal(self, precision, scale)
 
-    def array(self, element: str) -> TypeRule:
-        return self.types["json"]
+    def array(self, element: LogicalType) -> TypeRule:
+        return self.types[Kind.JSON]
 
     def instant(self, version: str) -> str:
         return f"timestamptz 'epoch' + ({version} / 1000) * interval '1 microsecond'"

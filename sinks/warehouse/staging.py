@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
 from sinks.merged import policy
 from sinks.merged.fold import UNKNOWN, FoldedRows, RoundChanges, fold, gather, groups_of
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
@@ -44,8 +45,8 @@ BEFORE = "_before_"
 #: Bytes of the longest name of a column that every target takes.
 _LONGEST = 63
 
-#: Types with values of several texts (24:00:00 and 1 day; 1 and 1.0 in JSON and in arrays).
-_MANY_TEXTS = re.compile(r"interval|json|array<(?:decimal|float)")
+#: Kinds with values of several texts (24:00:00 and 1 day; 1 and 1.0 in JSON and in arrays).
+_MANY_TEXTS = (Kind.INTERVAL, Kind.JSON)
 _OPERATIONS = pa.array(list(OPERATIONS.values()))
 _CODES = pa.array(list(OPERATIONS))
 
@@ -178,8 +179,10 @@ class TargetShape:
     def folded(self, staged: pa.Table, mode: MergeMode, d: Dialect) -> FoldedRows:
         """What a table kept in ``mode`` needs of changes in the order of the log. Texts that the
         target alone knows to be one key (:meth:`many_texts`) stay apart."""
-        kept = [(c.logical, d.rule(c, key=True).sql) for c in self.schema.key_columns]
-        kinds = ["text" if _kind(sql) == "string" else logical for logical, sql in kept]
+        kept = [
+            (c.logical.innermost.kind, d.rule(c, key=True).sql) for c in self.schema.key_columns
+        ]
+        kinds = [Kind.TEXT if _kind(sql) == "string" else kind for kind, sql in kept]
         operation = staged[OPERATION]
         changes = RoundChanges(
             groups_of([staged[name] for name in self.key], kinds),
@@ -202,7 +205,7 @@ class TargetShape:
     def many_texts(self, d: Dialect) -> bool:
         """A key may have several texts that :meth:`folded` does not know to be one."""
         return any(
-            _MANY_TEXTS.search(c.logical) and _kind(d.rule(c, key=True).sql) != "string"
+            _has_many_texts(c.logical) and _kind(d.rule(c, key=True).sql) != "string"
             for c in (() if self.keyless else self.schema.key_columns)
         )
 
@@ -230,9 +233,14 @@ class TargetShape:
         return frozenset(int(i) for text in texts for i in text.split(",") if i)
 
 
+def _has_many_texts(logical: LogicalType) -> bool:
+    inner = logical.innermost.kind
+    return inner in _MANY_TEXTS or (logical.element is not None and inner in TEXT_NUMBERS)
+
+
 def _plain(column: Column, value: pa.ChunkedArray) -> pa.ChunkedArray:
     """``"NaN"`` without the quotes that it has as JSON; anything else as it is."""
-    if column.logical.startswith(("decimal", "float")) and column.physical == "string":
+    if column.kind in TEXT_NUMBERS:
         return pc.utf8_trim(value, '"')
     return value
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import Kind
 from changefeed.options import History
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import Removal, TablePolicy
@@ -68,10 +69,10 @@ class TargetTable:
         """Columns that we add to the source's."""
         d = self.d
         types = {
-            "int64": d.staging_types["int64"],
-            "text": d.staging_types["string"],
-            "bool": d.staging_types["bool"],
-            "timestamptz": d.types["timestamptz"].sql,
+            Kind.INT64: d.staging_types["int64"],
+            Kind.TEXT: d.staging_types["string"],
+            Kind.BOOL: d.staging_types["bool"],
+            Kind.TIMESTAMPTZ: d.types[Kind.TIMESTAMPTZ].sql,
         }
         return {name: types[kind] for name, kind in self.policy.own_columns().items()}
 

@@ -26,7 +26,8 @@ from changefeed.catalog.model import (
 )
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from tests.services.postgres import Database
 
 URI = "postgresql://app:s3cret@127.0.0.1:5432/shop"
@@ -82,7 +83,7 @@ def spec(name: str | None = "f", *tables: TableName, sink: str | None = "null://
 
 def shape(*columns: str, table: TableName = ORDERS) -> TableSchema:
     made = tuple(
-        Column(name, "integer", "int32", Form.NATIVE, "int32", column_id=number)
+        Column(name, "integer", LogicalType.parse("int32"), column_id=number)
         for number, name in enumerate(columns, 1)
     )
     return TableSchema(table, made, key=(0,))

@@ -12,7 +12,8 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.options import History
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Target
@@ -30,9 +31,9 @@ SCHEMA = schema_of(("text", "string"), ("decimal(12,2)", "string"))
 TWO_KEYS = TableSchema(
     TableName("s", "public", "t"),
     (
-        Column("name", "text", "string", Form.TEXT, "text", False, 1),
-        Column("id", "int4", "int32", Form.NATIVE, "int32", False, 2),
-        Column("v", "text", "string", Form.TEXT, "text", True, 3),
+        Column("name", "text", LogicalType.parse("text"), False, 1),
+        Column("id", "int4", LogicalType.parse("int32"), False, 2),
+        Column("v", "text", LogicalType.parse("text"), True, 3),
     ),
     (0, 1),
 )
@@ -145,8 +146,8 @@ def test_two_texts_of_one_number_are_one_key(bench: Bench) -> None:
     schema = TableSchema(
         TableName("s", "public", "t"),
         (
-            Column("id", "float8", "string", Form.TEXT, "float64", False, 1),
-            Column("v", "text", "string", Form.TEXT, "text", True, 2),
+            Column("id", "float8", LogicalType.parse("float64"), False, 1),
+            Column("v", "text", LogicalType.parse("text"), True, 2),
         ),
         (0,),
     )

@@ -15,7 +15,8 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.lake.iceberg import IcebergTable
@@ -73,9 +74,9 @@ REFUSED = (
 
 def schema_of(*columns: tuple[str, str]) -> TableSchema:
     """Table ``t``: key ``id`` and columns ``v0..`` of (logical, physical) types."""
-    made = [Column("id", "int4", "int32", Form.NATIVE, "int32", False, 1)]
-    for n, (logical, physical) in enumerate(columns):
-        made.append(Column(f"v{n}", logical, physical, Form.TEXT, logical, True, n + 2))
+    made = [Column("id", "int4", LogicalType.parse("int32"), False, 1)]
+    for n, (logical, _) in enumerate(columns):
+        made.append(Column(f"v{n}", logical, LogicalType.parse(logical), True, n + 2))
     return TableSchema(TableName("s", "public", "t"), tuple(made), (0,))
 
 
@@ -211,7 +212,7 @@ def test_clusters_and_the_name_of_the_version(bench: Bench) -> None:
         schema,
         columns=(
             *schema.columns,
-            Column("_version", "int4", "int32", Form.NATIVE, "int32", True, 9),
+            Column("_version", "int4", LogicalType.parse("int32"), True, 9),
         ),
     )
     with pytest.raises(ChangefeedError, match="_version") as raised:

@@ -13,8 +13,9 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.formats import Format
-from changefeed.core.schema import BeforeImage, Column, Form
+from changefeed.core.schema import BeforeImage, Column
 from changefeed.core.shapes import Deletes, Envelope, Unsent
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.avro.schema import value_schema
 from changefeed.encoding.encode import STRETCH_ROWS, encode_messages
 from changefeed.encoding.plan import MessagePlan, control_payload
@@ -120,8 +121,8 @@ def test_unsent_values_are_marked() -> None:
     """Neither NULL nor a value of another time stands for a value that is not known."""
     names = [("k", "int4"), ("v", "text"), ("j", "jsonb"), ("b", "text"), ("l", "text")]
     columns = [column(name, kind) for name, kind in names]
-    columns[3] = replace(columns[3], type_name="bytea", logical="bytes")
-    columns[4] = replace(columns[4], type_name="text[]", form=Form.RAW, logical="array<text>")
+    columns[3] = replace(columns[3], type_name="bytea", logical=LogicalType(Kind.BYTES))
+    columns[4] = replace(columns[4], type_name="text[]", logical=LogicalType.parse("array<text>"))
     schema = table(columns)
     rows = [
         change("u", [1, None, "1", "\\x00", "[]"], {"0": 1}, missing='["v"]'),
@@ -229,8 +230,9 @@ ROOM: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["avro", "protobuf", "parquet"])
 def test_unsent_values_in_formats_with_types(logical: str, place: int) -> None:
     """The placeholder in the column's own type, or an error that says what to do."""
-    form = Form.TEXT if logical in ("text", "bytes") else Form.RAW
-    schema = table([column("k", "int4"), replace(column("v", "text"), logical=logical, form=form)])
+    schema = table(
+        [column("k", "int4"), replace(column("v", "text"), logical=LogicalType.parse(logical))]
+    )
     written = (Format.AVRO, Format.PROTOBUF, Format.PARQUET)[place]
     plan = MessagePlan(schema, "t", format=written)
     rows = [change("u", [1, None], {"0": 1}, missing='["v"]')]
@@ -318,7 +320,7 @@ def test_key_range(
 
 
 def test_key_range_of_two_columns_and_of_times() -> None:
-    moment = Column("at", "timestamptz", "string", Form.TEXT, "timestamptz")
+    moment = Column("at", "timestamptz", LogicalType.parse("timestamptz"))
     schema = table([moment, column("n", "int4")], key=(0, 1))
     keys = [
         ("2024-01-01T00:00:03Z", 5),
@@ -335,7 +337,7 @@ def test_key_range_of_two_columns_and_of_times() -> None:
 
 def test_key_range_of_dates_far_away() -> None:
     """Dates are texts: years of five digits, and none, sort as the type does."""
-    schema = table([Column("d", "date", "string", Form.TEXT, "date")])
+    schema = table([Column("d", "date", LogicalType.parse("date"))])
     days = ["-infinity", "0001-01-01", "9999-12-31", "10000-01-01", "120000-01-01", "infinity"]
     rows = [change("c", [day], seq=n) for n, day in enumerate(days)]
     for n, low in enumerate(days):
@@ -351,7 +353,7 @@ def test_key_range_of_dates_far_away() -> None:
 @pytest.mark.parametrize("kind", ["interval", "float8"])
 def test_key_range_of_a_type_that_only_sounds_ordered(kind: str) -> None:
     logical = {"interval": "interval", "float8": "float64"}[kind]
-    schema = table([Column("k", kind, "string", Form.TEXT, logical)])
+    schema = table([Column("k", kind, LogicalType.parse(logical))])
     plan = MessagePlan(schema, "t", key_from=("1",))
     with pytest.raises(ChangefeedError, match=f"not supported on a key of type {kind}"):
         encode_messages(log_table(schema, [change("c", ["1"])]), plan)

@@ -20,9 +20,10 @@ from changefeed.capture import captured_tables
 from changefeed.catalog import JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.model import Job
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
+from changefeed.core.types import LogicalType
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
 from changefeed.spark.session import NodeSpark
@@ -520,8 +521,8 @@ def test_columns_change_without_a_row(bench: Bench) -> None:
 
 def test_sync_tells_of_columns_that_the_feed_does_not_know() -> None:
     name = TableName("shop", "public", "a")
-    key = Column("id", "integer", "int32", Form.NATIVE, "int32", False, 1)
-    extra = Column("extra", "integer", "int32", Form.NATIVE, "int32", True, 2)
+    key = Column("id", "integer", LogicalType.parse("int32"), False, 1)
+    extra = Column("extra", "integer", LogicalType.parse("int32"), True, 2)
     known = TableSchema(name, (key,), (0,), version=1)
     catalog = SimpleNamespace(tables=lambda _job: [], announced_schema=lambda _table: known)
     context = cast(Context, SimpleNamespace(catalog=catalog))

@@ -24,7 +24,8 @@ from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed_testing.sinks.conformance import CASES, Case, run_case
 from changefeed_testing.sinks.messages import Message, parse_message
 from sinks.base import Batch, Epoch, Sink, SinkContext, Target
@@ -117,11 +118,11 @@ def test_elasticsearch(case: Case, parameters: str, elasticsearch: Elasticsearch
 # ------------------------------------------------------------------------------------ mappings
 
 
-def column(name: str, logical: str, form: Form = Form.TEXT) -> Column:
-    return Column(name, logical, "string", form, logical)
+def column(name: str, logical: str) -> Column:
+    return Column(name, logical, LogicalType.parse(logical))
 
 
-ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1)
+ID = Column("id", "integer", LogicalType.parse("int32"), nullable=False, column_id=1)
 
 
 class Table:
@@ -161,15 +162,15 @@ class Table:
 @on_every_major
 def test_every_type_is_found_by_what_it_is(elasticsearch: Elasticsearch) -> None:
     columns = [
-        column("n", "decimal", Form.RAW),
+        column("n", "decimal"),
         column("at", "timestamptz"),
         column("day", "date"),
         column("words", "text"),
-        column("doc", "json", Form.RAW),
-        column("tags", "array<text>", Form.RAW),
+        column("doc", "json"),
+        column("tags", "array<text>"),
         column("place", "other"),
         column("data", "bytes"),
-        column("a.b", "int32", Form.NATIVE),
+        column("a.b", "int32"),
     ]
     table = Table(elasticsearch)
     table.write(
@@ -547,7 +548,7 @@ def guarded() -> Iterator[SecureElasticsearch]:
 
 
 T = Target(TableName("shop", "public", "t"), "feed_t")
-T_SCHEMA = TableSchema(T.table, (ID, column("doc", "json", Form.RAW)), (0,))
+T_SCHEMA = TableSchema(T.table, (ID, column("doc", "json")), (0,))
 
 
 def deliver(

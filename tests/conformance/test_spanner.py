@@ -13,6 +13,7 @@ from google.api_core import exceptions as api
 
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Resolved
+from changefeed.core.types import Kind, LogicalType
 from changefeed_testing.sinks.merge_harness import MergeHarness
 from changefeed_testing.sinks.merge_steps import visible
 from changefeed_testing.sinks.merging import MERGE_CASES, MergeCase, run_merge_case
@@ -524,7 +525,7 @@ def test_what_cannot_be_altered(harness: SpannerHarness, change: str, words: str
     if change == "rename":
         source.alter("t", replace(old, columns=(replace(a, name="z"), b)))
     else:
-        wide = replace(b, logical="decimal", physical="string", type_name="numeric")
+        wide = replace(b, logical=LogicalType(Kind.DECIMAL), type_name="numeric")
         source.alter("t", replace(old, columns=(a, wide)))
     feed = RowFeed(source)
     sink = feed.open(harness.sink())

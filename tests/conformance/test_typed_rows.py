@@ -11,8 +11,9 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import BeforeImage, Column, Form, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Deletes
+from changefeed.core.types import LogicalType
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.typed_rows import RowPlan
@@ -20,27 +21,27 @@ from tests.helpers import message_model as model
 
 KEYS: dict[str, tuple[Column, list[object], list[str]]] = {
     "int": (
-        Column("k", "int8", "int64", Form.NATIVE, "int64", False, 1),
+        Column("k", "int8", LogicalType.parse("int64"), False, 1),
         [-(2**63), -1, 0, 7, 41, 2**63 - 1],
         ["-1", "7", "8"],
     ),
     "bool": (
-        Column("k", "bool", "bool", Form.NATIVE, "bool", False, 1),
+        Column("k", "bool", LogicalType.parse("bool"), False, 1),
         [True, False],
         ["false", "true"],
     ),
     "decimal": (
-        Column("k", "numeric", "string", Form.RAW, "decimal", False, 1),
+        Column("k", "numeric", LogicalType.parse("decimal"), False, 1),
         ["-10.5", "-2", "0", "1.50", "1.5", "10", "9", '"NaN"', "123456789012345678.000000001"],
         ["-2.0", "1.5", "10"],
     ),
     "text": (
-        Column("k", "text", "string", Form.TEXT, "text", False, 1),
+        Column("k", "text", LogicalType.parse("text"), False, 1),
         ["", "a", "B", "b", "ä", "z", "zz", "\U0001f600", "\uffff"],
         ["a", "b", "z", "\U0001f600"],
     ),
     "timestamptz": (
-        Column("k", "timestamptz", "string", Form.TEXT, "timestamptz", False, 1),
+        Column("k", "timestamptz", LogicalType.parse("timestamptz"), False, 1),
         ["2024-01-01T00:00:03Z", "2024-01-01T00:00:03.5Z", "2024-01-01T00:00:04Z"],
         ["2024-01-01T00:00:03Z", "2024-01-01T00:00:03.5Z", "2024-01-01T00:00:04Z"],
     ),
@@ -143,7 +144,7 @@ def test_what_a_scan_reads() -> None:
 
 
 def test_a_key_without_an_order_is_refused() -> None:
-    key = Column("k", "jsonb", "string", Form.RAW, "json", False, 1)
+    key = Column("k", "jsonb", LogicalType.parse("json"), False, 1)
     table = log_of(shape(key), ["{}"], 5, seed=3)
     with pytest.raises(ChangefeedError) as refused:
         RowPlan(MessagePlan(shape(key), "t", key_from=("{}",))).rows(table)

@@ -18,7 +18,8 @@ from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from sinks.base import Batch, Epoch, SinkContext, Target
 from sinks.elasticsearch.sink import ElasticsearchSink
 from tests.services.elasticsearch import MAJORS, MAX_CONTENT_BYTES, Elasticsearch
@@ -35,8 +36,8 @@ _NAME = TableName("shop", "public", "t")
 SCHEMA = TableSchema(
     _NAME,
     (
-        Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1),
-        Column("v", "jsonb", "string", Form.RAW, "json", column_id=2),
+        Column("id", "integer", LogicalType.parse("int32"), nullable=False, column_id=1),
+        Column("v", "jsonb", LogicalType.parse("json"), column_id=2),
     ),
     (0,),
     version=1,

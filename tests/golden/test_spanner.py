@@ -15,6 +15,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed_testing.sinks.rows import (
     RowFeed,
     SourceDouble,
@@ -222,7 +223,7 @@ def test_every_case_is_there() -> None:
 def test_a_wider_type_is_refused() -> None:
     old = table_of("t", key=("id",), id="int32", n="int32")
     source = SourceDouble(old)
-    wide = replace(old.columns[1], logical="decimal", physical="string", type_name="numeric")
+    wide = replace(old.columns[1], logical=LogicalType(Kind.DECIMAL), type_name="numeric")
     source.alter("t", replace(old, columns=(old.columns[0], wide)))
     source.log[0] = replace(source.log[0], schema=old)
     with pytest.raises(ChangefeedError) as caught:

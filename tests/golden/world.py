@@ -16,7 +16,8 @@ from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration
 from changefeed.options import mask_statement
@@ -50,13 +51,13 @@ NOW = 1_700_000_000_000_000_000
 SECRETS = ("s3cret", "hunter2")
 
 _KINDS = {
-    "bigint": ("int64", Form.NATIVE, "int64"),
-    "integer": ("int32", Form.NATIVE, "int32"),
-    "boolean": ("bool", Form.NATIVE, "bool"),
-    "numeric(12,2)": ("string", Form.RAW, "decimal(12,2)"),
-    "jsonb": ("string", Form.RAW, "json"),
-    "text": ("string", Form.TEXT, "text"),
-    "timestamp with time zone": ("string", Form.TEXT, "timestamptz"),
+    "bigint": "int64",
+    "integer": "int32",
+    "boolean": "bool",
+    "numeric(12,2)": "decimal(12,2)",
+    "jsonb": "json",
+    "text": "text",
+    "timestamp with time zone": "timestamptz",
 }
 
 
@@ -68,7 +69,7 @@ def shape(
 ) -> TableSchema:
     """A table's shape from column names and type names."""
     made = tuple(
-        Column(name, kind, *_KINDS[kind], nullable=name not in key, column_id=number)
+        Column(name, kind, LogicalType.parse(_KINDS[kind]), name not in key, number)
         for number, (name, kind) in enumerate(columns.items(), 1)
     )
     places = tuple(i for i, name in enumerate(columns) if name in key) or tuple(range(len(made)))

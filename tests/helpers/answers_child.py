@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.types import LogicalType
 from tests.helpers.cloud_answers import (
     BIGQUERY,
     SNOWFLAKE,
@@ -252,7 +253,7 @@ def compact(value: Any) -> bytes:
 
 def read_cluster(change: Callable[[str, Any], bytes]) -> None:
     """Greeting, index, a sweep, documents."""
-    from changefeed.core.schema import Column, Form, TableName, TableSchema
+    from changefeed.core.schema import Column, TableName, TableSchema
     from sinks.base import SinkContext, Target
     from sinks.elasticsearch.bulk import Bulk
     from sinks.elasticsearch.client import Cluster
@@ -266,7 +267,7 @@ def read_cluster(change: Callable[[str, Any], bytes]) -> None:
 
     table = TableName("shop", "public", "t")
     target = Target(table, "orders")
-    schema = TableSchema(table, (Column("id", "bigint", "int64", Form.NATIVE, "int64"),), (0,))
+    schema = TableSchema(table, (Column("id", "bigint", LogicalType.parse("int64")),), (0,))
     with serving(http_server(answer)) as port:
         settings = ElasticsearchSettings.read(f"elasticsearch://127.0.0.1:{port}/?timeout=2s", {})
         cluster = Cluster(settings)

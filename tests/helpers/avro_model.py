@@ -12,43 +12,44 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import LogicalType
 from changefeed.encoding.plan import MessagePlan
 from tests.helpers.message_model import Row, shown_columns
 
 #: Type name -> (physical, form, logical), as the PostgreSQL source has them.
-KINDS: dict[str, tuple[str, Form, str]] = {
-    "boolean": ("bool", Form.NATIVE, "bool"),
-    "smallint": ("int16", Form.NATIVE, "int16"),
-    "integer": ("int32", Form.NATIVE, "int32"),
-    "bigint": ("int64", Form.NATIVE, "int64"),
-    "real": ("string", Form.RAW, "float32"),
-    "double precision": ("string", Form.RAW, "float64"),
-    "numeric": ("string", Form.RAW, "decimal"),
-    "numeric(20,4)": ("string", Form.RAW, "decimal(20,4)"),
-    "numeric(50,2)": ("string", Form.RAW, "decimal(50,2)"),
-    "numeric(3,-2)": ("string", Form.RAW, "decimal(3,-2)"),
-    "numeric(2,5)": ("string", Form.RAW, "decimal(2,5)"),
-    "text": ("string", Form.TEXT, "text"),
-    "bytea": ("string", Form.TEXT, "bytes"),
-    "uuid": ("string", Form.TEXT, "uuid"),
-    "jsonb": ("string", Form.RAW, "json"),
-    "date": ("string", Form.TEXT, "date"),
-    "time without time zone": ("string", Form.TEXT, "time"),
-    "time with time zone": ("string", Form.TEXT, "timetz"),
-    "timestamp without time zone": ("string", Form.TEXT, "timestamp"),
-    "timestamp with time zone": ("string", Form.TEXT, "timestamptz"),
-    "interval": ("string", Form.TEXT, "interval"),
-    "inet": ("string", Form.TEXT, "other"),
-    "integer[]": ("string", Form.RAW, "array<int32>"),
-    "numeric[]": ("string", Form.RAW, "array<decimal>"),
-    "double precision[]": ("string", Form.RAW, "array<float64>"),
-    "boolean[]": ("string", Form.RAW, "array<bool>"),
-    "text[]": ("string", Form.RAW, "array<text>"),
-    "date[]": ("string", Form.RAW, "array<date>"),
-    "bytea[]": ("string", Form.RAW, "array<bytes>"),
-    "jsonb[]": ("string", Form.RAW, "array<json>"),
+KINDS: dict[str, str] = {
+    "boolean": "bool",
+    "smallint": "int16",
+    "integer": "int32",
+    "bigint": "int64",
+    "real": "float32",
+    "double precision": "float64",
+    "numeric": "decimal",
+    "numeric(20,4)": "decimal(20,4)",
+    "numeric(50,2)": "decimal(50,2)",
+    "numeric(3,-2)": "decimal(3,-2)",
+    "numeric(2,5)": "decimal(2,5)",
+    "text": "text",
+    "bytea": "bytes",
+    "uuid": "uuid",
+    "jsonb": "json",
+    "date": "date",
+    "time without time zone": "time",
+    "time with time zone": "timetz",
+    "timestamp without time zone": "timestamp",
+    "timestamp with time zone": "timestamptz",
+    "interval": "interval",
+    "inet": "other",
+    "integer[]": "array<int32>",
+    "numeric[]": "array<decimal>",
+    "double precision[]": "array<float64>",
+    "boolean[]": "array<bool>",
+    "text[]": "array<text>",
+    "date[]": "array<date>",
+    "bytea[]": "array<bytes>",
+    "jsonb[]": "array<json>",
 }
 
 #: What a format makes of a value of the log, by its logical type.
@@ -63,8 +64,7 @@ _INFINITE = {
 
 def column(name: str, kind: str, nullable: bool = True) -> Column:
     """A column of one of :data:`KINDS`."""
-    physical, form, logical = KINDS[kind]
-    return Column(name, kind, physical, form, logical, nullable)
+    return Column(name, kind, LogicalType.parse(KINDS[kind]), nullable)
 
 
 def typed(logical: str, value: Any) -> Any:
@@ -154,7 +154,7 @@ def _columns(
     plan: MessagePlan, row: Row, side: str, columns: list[int], read: Reading
 ) -> dict[str, Any]:
     shapes = plan.schema.columns
-    return {shapes[i].name: read(shapes[i].logical, row.get(f"{side}{i}")) for i in columns}
+    return {shapes[i].name: read(str(shapes[i].logical), row.get(f"{side}{i}")) for i in columns}
 
 
 def key_of(plan: MessagePlan, row: Row, read: Reading = typed) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
 from changefeed.sources.decoded.superseded import collapse
 
@@ -23,11 +24,11 @@ Row = tuple[object, ...]
 SCHEMA = TableSchema(
     TableName("shop", "public", "things"),
     (
-        Column("id", "integer", "int32", Form.NATIVE, "int32", False, 1),
-        Column("n", "integer", "int32", Form.NATIVE, "int32", True, 2),
-        Column("big", "text", "string", Form.TEXT, "text", True, 3),
-        Column("flag", "boolean", "bool", Form.NATIVE, "bool", True, 4),
-        Column("wide", "text", "string", Form.TEXT, "text", True, 5),
+        Column("id", "integer", LogicalType.parse("int32"), False, 1),
+        Column("n", "integer", LogicalType.parse("int32"), True, 2),
+        Column("big", "text", LogicalType.parse("text"), True, 3),
+        Column("flag", "boolean", LogicalType.parse("bool"), True, 4),
+        Column("wide", "text", LogicalType.parse("text"), True, 5),
     ),
     key=(0,),
     before_image=BeforeImage.FULL,

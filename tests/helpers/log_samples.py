@@ -12,7 +12,8 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.events import ChangeBatch, Commits, Event, Flush, Frontier
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import Form, LogicalType
 from changefeed.log import LogWriter
 
 SOURCE = "shop"
@@ -33,8 +34,8 @@ def narrow(name: str, version: int = 1) -> TableSchema:
     return TableSchema(
         table=table_name(name),
         columns=(
-            Column("id", "bigint", "int64", Form.NATIVE, "int64", False, 1),
-            Column("note", "text", "string", Form.TEXT, "text", True, 2),
+            Column("id", "bigint", LogicalType.parse("int64"), False, 1),
+            Column("note", "text", LogicalType.parse("text"), True, 2),
         ),
         key=(0,),
         version=version,
@@ -44,11 +45,11 @@ def narrow(name: str, version: int = 1) -> TableSchema:
 def wide(name: str, texts: int = 13, version: int = 1) -> TableSchema:
     """A table of a key, a JSON column and many texts, with full old rows."""
     columns = [
-        Column("id", "bigint", "int64", Form.NATIVE, "int64", False, 1),
-        Column("doc", "jsonb", "string", Form.RAW, "json", True, 2),
+        Column("id", "bigint", LogicalType.parse("int64"), False, 1),
+        Column("doc", "jsonb", LogicalType.parse("json"), True, 2),
     ]
     for i in range(texts):
-        columns.append(Column(f"t{i}", "text", "string", Form.TEXT, "text", True, 3 + i))
+        columns.append(Column(f"t{i}", "text", LogicalType.parse("text"), True, 3 + i))
     return TableSchema(
         table=table_name(name),
         columns=tuple(columns),

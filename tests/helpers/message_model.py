@@ -11,27 +11,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.shapes import Deletes, Envelope
+from changefeed.core.types import Form, Kind, LogicalType
 from changefeed.encoding.plan import MessagePlan
 
 Row = dict[str, Any]
 
-KINDS: dict[str, tuple[str, Form, str]] = {
-    "bool": ("bool", Form.NATIVE, "bool"),
-    "int2": ("int16", Form.NATIVE, "int16"),
-    "int4": ("int32", Form.NATIVE, "int32"),
-    "int8": ("int64", Form.NATIVE, "int64"),
-    "numeric": ("string", Form.RAW, "decimal"),
-    "jsonb": ("string", Form.RAW, "json"),
-    "text": ("string", Form.TEXT, "text"),
+KINDS: dict[str, str] = {
+    "bool": "bool",
+    "int2": "int16",
+    "int4": "int32",
+    "int8": "int64",
+    "numeric": "decimal",
+    "jsonb": "json",
+    "text": "text",
 }
 
 
 def column(name: str, kind: str, nullable: bool = True) -> Column:
     """A column of one of :data:`KINDS`."""
-    physical, form, logical = KINDS[kind]
-    return Column(name, kind, physical, form, logical, nullable)
+    return Column(name, kind, LogicalType.parse(KINDS[kind]), nullable)
 
 
 def table(
@@ -84,7 +84,7 @@ def json_value(plan: MessagePlan, i: int, value: Any) -> str:
         return str(value).lower()
     if shape.form is Form.TEXT:
         return json_string(value)
-    if plan.json_null_as_object and shape.logical == "json" and value.strip(" ") == "null":
+    if plan.json_null_as_object and shape.kind is Kind.JSON and value.strip(" ") == "null":
         return '{"__crdb_json_null__": true}'
     return str(value)
 

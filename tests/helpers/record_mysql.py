@@ -219,7 +219,7 @@ def _executed(session: MySQLSession) -> str:
 def _printed(session: MySQLSession, table: str, schema: TableSchema) -> list[dict[str, Any]]:
     """The rows as the server prints them: bytes and geometry in hexadecimal digits."""
     columns = [
-        f'HEX("{c.name}")' if c.logical in ("bytes", "bool") else f'CAST("{c.name}" AS CHAR)'
+        f'HEX("{c.name}")' if c.kind in ("bytes", "bool") else f'CAST("{c.name}" AS CHAR)'
         for c in schema.columns
     ]
     session.run("SET SESSION sql_mode = 'ANSI_QUOTES'")

@@ -16,7 +16,7 @@ WORDS = re.compile(
 #: Lines that may have the words, by file: what must be in the line.
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
     # The shapes that states hold.
-    "changefeed/core/schema.py": ('fields["oid"]', 'data["oid"]'),
+    "changefeed/core/schema.py": ('"oid": self.table_id', 'data["oid"]'),
     # The protocol of sources gives examples.
     "changefeed/sources/base.py": ("PostgreSQL", "``slot X, publication X``"),
     # The settings that a person has to change at a source.

@@ -265,7 +265,7 @@ def _has_nan(plan: MessagePlan, rows: list[Row]) -> bool:
     decimals = [
         i
         for i, c in enumerate(plan.schema.columns)
-        if c.logical.startswith("decimal(") and c.type_name != "numeric(50,2)"
+        if c.logical.precision and c.type_name != "numeric(50,2)"
     ]
     texts = (str(row.get(f"{side}{i}")) for row in rows for side in "ab" for i in decimals)
     return any(text.startswith('"') for text in texts)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
 from changefeed.sources.mysql.binlog import HEADER_SIZE, EventType
 from changefeed.sources.mysql.decode import (
@@ -48,7 +49,7 @@ def shape_of(count: int) -> TableShape:
 
 
 def schema_of(count: int, key: Sequence[int], images: BeforeImage) -> TableSchema:
-    columns = [Column(f"c{n}", "int", "int32", Form.NATIVE, "int32", True) for n in range(count)]
+    columns = [Column(f"c{n}", "int", LogicalType.parse("int32"), True) for n in range(count)]
     table = TableName("shop", "shop", "t")
     return TableSchema(table, tuple(columns), tuple(key), images, len(key) == count)
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.partition import KeyInterval, Members, PartitionCondition
-from changefeed.core.schema import BeforeImage, Column, Form, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.shapes import Deletes
+from changefeed.core.types import LogicalType
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
 from tests.helpers.message_model import Row, change, log_table, table
@@ -72,28 +73,28 @@ def _instants(zone: str) -> list[Value]:
 
 
 KINDS: dict[str, tuple[Column, list[Value]]] = {
-    "int16": (Column("", "smallint", "int32", Form.NATIVE, "int16", True), _integers(2**15 - 1)),
-    "int64": (Column("", "bigint", "int64", Form.NATIVE, "int64", True), _integers(2**63 - 1)),
+    "int16": (Column("", "smallint", LogicalType.parse("int16"), True), _integers(2**15 - 1)),
+    "int64": (Column("", "bigint", LogicalType.parse("int64"), True), _integers(2**63 - 1)),
     "bool": (
-        Column("", "boolean", "bool", Form.NATIVE, "bool", True),
+        Column("", "boolean", LogicalType.parse("bool"), True),
         [Value(text[0] == "t", text[0] == "t", text) for text in ("f", "false", "t", "true")],
     ),
     "text": (
-        Column("", "text", "string", Form.TEXT, "text", True),
+        Column("", "text", LogicalType.parse("text"), True),
         _texts("", " ", "10", "9", "A", "Z", "a", "é", "z", "\uffff", "😀"),
     ),
     "uuid": (
-        Column("", "uuid", "string", Form.TEXT, "uuid", True),
+        Column("", "uuid", LogicalType.parse("uuid"), True),
         _texts("00000000-0000-0000-0000-000000000009", "a0000000-0000-0000-0000-000000000000"),
     ),
-    "decimal": (Column("", "numeric", "string", Form.RAW, "decimal", True), _numbers()),
-    "date": (Column("", "date", "string", Form.TEXT, "date", True), _dates()),
+    "decimal": (Column("", "numeric", LogicalType.parse("decimal"), True), _numbers()),
+    "date": (Column("", "date", LogicalType.parse("date"), True), _dates()),
     "timestamp": (
-        Column("", "timestamp", "string", Form.TEXT, "timestamp", True),
+        Column("", "timestamp", LogicalType.parse("timestamp"), True),
         _dates("T00:00:00") + _instants(""),
     ),
     "timestamptz": (
-        Column("", "timestamptz", "string", Form.TEXT, "timestamptz", True),
+        Column("", "timestamptz", LogicalType.parse("timestamptz"), True),
         _dates("T00:00:00Z") + _instants("Z"),
     ),
 }
@@ -290,7 +291,7 @@ def test_a_numeric_range_may_have_no_row_of_a_chunk() -> None:
 
 
 def test_a_key_whose_type_has_no_order_has_no_ranges() -> None:
-    column = Column("c", "jsonb", "string", Form.RAW, "json", True)
+    column = Column("c", "jsonb", LogicalType.parse("json"), True)
     schema = table([column], (0,), BeforeImage.FULL)
     stored = log_table(schema, [change("c", ["{}"])])
     with pytest.raises(ChangefeedError, match="type jsonb") as caught:

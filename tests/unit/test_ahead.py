@@ -11,12 +11,13 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.feeds.ahead import Ahead, Workers
 from changefeed.feeds.chunks import Chunk, ControlItem, Item, Watermark
 from tests.helpers.waiting import until
 
-ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1)
+ID = Column("id", "integer", LogicalType.parse("int32"), nullable=False, column_id=1)
 TABLE = TableName("shop", "public", "orders")
 SCHEMA = TableSchema(TABLE, (ID,), (0,))
 

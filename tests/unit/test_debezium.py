@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.formats import Format
-from changefeed.core.log_form import form_of
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import LogicalType
 from changefeed.encoding.compile import origin_of
 from changefeed.encoding.debezium import avro
 from changefeed.encoding.debezium.connect_values import unscaled
@@ -32,8 +32,7 @@ from tests.helpers.message_model import Row, change, log_table
 
 
 def column(name: str, logical: str, written: str = "", nullable: bool = True) -> Column:
-    physical, form = form_of(logical)
-    return Column(name, written or logical, physical, form, logical, nullable)
+    return Column(name, written or logical, LogicalType.parse(logical), nullable)
 
 
 def values(logical: str, written: str, *texts: str | None) -> list[Any]:

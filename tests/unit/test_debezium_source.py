@@ -16,11 +16,12 @@ import pytest
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import BeforeImage, KeyRange, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, KeyRange, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.debezium.address import parse
 from changefeed.sources.debezium.assemble import Assembler
-from changefeed.sources.debezium.carriers import Carrier, carried, fits, log_values, make_column
+from changefeed.sources.debezium.carriers import Carrier, carried, fits, log_values
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import escaped
 from changefeed.sources.debezium.connectors.binlog import MariaDB, position_of
@@ -187,7 +188,7 @@ CASES = [
 @pytest.mark.parametrize(("type_", "semantic", "kind", "values", "wanted"), CASES)
 def test_values(type_: str, semantic: str, kind: str, values: list[Any], wanted: list[Any]) -> None:
     carrier = Carrier("c", type_, semantic, kind)
-    column = make_column("c", "?", carried(carrier, long_times=False), True)
+    column = Column("c", "?", carried(carrier, long_times=False))
     given = [
         value if want is not None else None for value, want in zip(values, wanted, strict=True)
     ]
@@ -197,16 +198,16 @@ def test_values(type_: str, semantic: str, kind: str, values: list[Any], wanted:
 
 def test_times_of_mysql_have_a_sign_and_many_hours() -> None:
     carrier = Carrier("c", "int64", "io.debezium.time.MicroTime", "i")
-    column = make_column("c", "time", carried(carrier, long_times=True), True)
+    column = Column("c", "time", carried(carrier, long_times=True))
     values = pa.array([-3_020_399_000_000, 3_723_500_000, None])
     assert log_values(carrier, column, values).to_pylist() == ["-838:59:59", "01:02:03.5", None]
 
 
 def test_a_carrier_fits_what_the_catalog_knows_better() -> None:
     decimal = Carrier("c", "bytes", "org.apache.kafka.connect.data.Decimal", "t")
-    assert fits(decimal, make_column("c", "?", "decimal(12,2)", True), long_times=False)
-    assert not fits(decimal, make_column("c", "?", "text", True), long_times=False)
-    assert not fits(decimal, make_column("d", "?", "decimal", True), long_times=False)
+    assert fits(decimal, Column("c", "?", LogicalType(Kind.DECIMAL, 12, 2)), long_times=False)
+    assert not fits(decimal, Column("c", "?", LogicalType(Kind.TEXT)), long_times=False)
+    assert not fits(decimal, Column("d", "?", LogicalType(Kind.DECIMAL)), long_times=False)
 
 
 # ----------------------------------------------------------------------------- frames
@@ -296,7 +297,10 @@ def _place(pos: int) -> dict[str, Any]:
 
 def described(keyless: bool = False) -> TableSchema:
     """The table t as the database describes it."""
-    columns = (make_column("id", "int", "int32", False), make_column("v", "text", "text", True))
+    columns = (
+        Column("id", "int", LogicalType(Kind.INT32), False),
+        Column("v", "text", LogicalType(Kind.TEXT)),
+    )
     key = (0, 1) if keyless else (0,)
     table = TableName("shop", "shop", "t")
     return TableSchema(table, columns, key, BeforeImage.FULL, keyless)

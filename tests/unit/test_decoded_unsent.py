@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.sources.decoded.rows import CREATED, DELETED, UPDATED, DecodedRows
 from changefeed.sources.decoded.unsent import fill_from_transaction, missing_column
 
 SCHEMA = TableSchema(
     TableName("s", "d", "t"),
-    tuple(Column(name, "int", "int32", Form.NATIVE, "int32") for name in ("id", "n", 'w"')),
+    tuple(Column(name, "int", LogicalType.parse("int32")) for name in ("id", "n", 'w"')),
     (0,),
 )
 

@@ -22,6 +22,7 @@ from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.formats import Format
 from changefeed.core.schema import BeforeImage
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import LogicalType
 from changefeed.encoding.arrow_schema import (
     AVRO_CODECS,
     SYNC_SIZE,
@@ -49,7 +50,7 @@ from changefeed.encoding.types import (
     MINUS_INFINITE_MICROS,
     ParametricKind,
     ValueKind,
-    typed_logical,
+    typed,
 )
 from changefeed.options import Options
 from changefeed.plan.example import example
@@ -84,7 +85,7 @@ AT = Timestamp(1, 2)
     ],
 )
 def test_types(logical: str, kind: ValueKind, precision: int, scale: int) -> None:
-    found = typed_logical(logical)
+    found = typed(LogicalType.parse(logical))
     assert (found.kind, found.precision, found.scale) == (kind, precision, scale)
 
 

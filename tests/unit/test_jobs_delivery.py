@@ -19,10 +19,11 @@ from changefeed.catalog.model import JobSpec, TableProgress, TableState
 from changefeed.core.clock import SYSTEM_CLOCK, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange, Truncate
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.timings import Timings
+from changefeed.core.types import LogicalType
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.chunks import SLICE_BYTES, ControlItem, items
 from changefeed.feeds.delivery import Delivery
@@ -39,7 +40,7 @@ A, B, C = (TableName("shop", "public", name) for name in "abc")
 
 
 def shape(table: TableName) -> TableSchema:
-    column = Column("k", "integer", "int32", Form.NATIVE, "int32", False, 1)
+    column = Column("k", "integer", LogicalType.parse("int32"), False, 1)
     return TableSchema(table, (column,), (0,), version=1)
 
 
@@ -435,7 +436,7 @@ def test_what_the_log_knows_of_its_texts_says_nothing_of_a_query(tmp_path: Path)
     """Its result has other columns in their places, whose texts may need escapes."""
     catalog = Catalog.open(str(tmp_path))
     bench = Bench(catalog, "kafka://127.0.0.1:1")
-    column = Column("k", "text", "string", Form.TEXT, "text", False, 1)
+    column = Column("k", "text", LogicalType.parse("text"), False, 1)
     piece = replace(
         rows_of(A, 2),
         schema=replace(shape(A), columns=(column,)),
@@ -464,7 +465,7 @@ def test_superseded_rows_go_to_the_sink_where_they_know_what_another_lacks(
     bench: Bench, missing: str | None, beside: bool, superseded: bool
 ) -> None:
     """A row of their chunk, or one of their transaction in the chunk beside it."""
-    text = Column("v", "text", "string", Form.TEXT, "text", True, 2)
+    text = Column("v", "text", LogicalType.parse("text"), True, 2)
     schema = replace(shape(A), columns=(*shape(A).columns, text))
     changed = replace(schema, columns=(*shape(A).columns, replace(text, name="w")))
     twice, after = (

@@ -17,9 +17,10 @@ from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, SchemaChange, Truncate
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.core.timings import Timings
+from changefeed.core.types import Kind, LogicalType
 from changefeed.feeds.chunks import Chunk
 from changefeed.feeds.message_cache import MessageCache
 from changefeed.feeds.retry import RetryClock
@@ -39,8 +40,8 @@ TABLE = TableName("shop", "public", "t")
 SCHEMA = TableSchema(
     TABLE,
     (
-        Column("a", "integer", "int32", Form.NATIVE, "int32", False, 1),
-        Column("b", "text", "string", Form.TEXT, "text", True, 2),
+        Column("a", "integer", LogicalType.parse("int32"), False, 1),
+        Column("b", "text", LogicalType.parse("text"), True, 2),
     ),
     (0,),
     version=1,
@@ -160,7 +161,7 @@ def changed(new: TableSchema, rewritten: bool = False) -> SchemaChange:
 
 
 def with_column() -> TableSchema:
-    added = Column("c", "integer", "int32", Form.NATIVE, "int32", True, 3)
+    added = Column("c", "integer", LogicalType.parse("int32"), True, 3)
     return replace(SCHEMA, columns=(*SCHEMA.columns, added))
 
 
@@ -235,8 +236,8 @@ class TestSchemaChanges:
 
     def test_a_key_whose_values_read_otherwise_stops_the_table(self) -> None:
         first, second = SCHEMA.columns
-        text = replace(first, type_name="text", physical="string", form=Form.TEXT, logical="text")
-        wider = replace(first, type_name="bigint", physical="int64", logical="int64")
+        text = replace(first, type_name="text", logical=LogicalType(Kind.TEXT))
+        wider = replace(first, type_name="bigint", logical=LogicalType(Kind.INT64))
         with pytest.raises(TableError, match="type of"):
             check_message_key(changed(replace(SCHEMA, columns=(text, second))), options())  # type: ignore[arg-type]
         check_message_key(changed(replace(SCHEMA, columns=(wider, second))), options())  # type: ignore[arg-type]

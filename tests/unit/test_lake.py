@@ -12,8 +12,9 @@ import pytest
 
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.spark_sql import quoted
+from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import redact
 from changefeed.options import History
 from sinks.base import Batch, Epoch, Target
@@ -207,17 +208,17 @@ def test_what_failures_of_a_catalog_are_told_as() -> None:
     ],
 )
 def test_types(logical: str, kind: str) -> None:
-    assert spark_type(logical) == kind
+    assert spark_type(LogicalType.parse(logical)) == kind
 
 
 def test_iceberg_has_no_smallint() -> None:
-    assert spark_type("int16", small=False) == "int"
-    assert spark_type("array<int16>", small=False) == "array<int>"
+    assert spark_type(LogicalType(Kind.INT16), small=False) == "int"
+    assert spark_type(LogicalType.parse("array<int16>"), small=False) == "array<int>"
 
 
 def test_casts() -> None:
     def column(physical: str, logical: str) -> Column:
-        return Column("x", "", physical, Form.TEXT, logical)
+        return Column("x", "", LogicalType.parse(logical))
 
     assert typed(column("int64", "int64"), "c1") == "c1"
     assert typed(column("string", "json"), "c1") == "c1"
@@ -265,8 +266,8 @@ def test_names_and_texts_in_sql() -> None:
 SCHEMA = TableSchema(
     TableName("s", "public", "t"),
     (
-        Column("v", "text", "string", Form.TEXT, "text", True, 1),
-        Column("k", "int4", "int32", Form.NATIVE, "int32", False, 2),
+        Column("v", "text", LogicalType.parse("text"), True, 1),
+        Column("k", "int4", LogicalType.parse("int32"), False, 2),
     ),
     (1,),
 )
@@ -331,8 +332,8 @@ def test_unknown_values_keep_every_row(tmp_path: Path) -> None:
 
 def test_two_texts_of_one_number_are_one_key() -> None:
     rows = pa.table({"f": ["-0", "0", "1"], "l": ["[-0, -0,-0.5]", "[0, 0,-0.5]", "[0, 0,-0.5]"]})
-    assert groups_of(rows.columns, ["float64", "array<float32>"]).tolist() == [0, 0, 1]
-    assert groups_of(rows.columns, ["text", "text"]).tolist() == [0, 1, 2]
+    assert groups_of(rows.columns, [Kind.FLOAT64, Kind.FLOAT32]).tolist() == [0, 0, 1]
+    assert groups_of(rows.columns, [Kind.TEXT, Kind.TEXT]).tolist() == [0, 1, 2]
 
 
 def test_a_later_file_goes_before(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
 
 import pyarrow as pa
 import pytest
 
-from changefeed.core.log_form import form_of, problem
-from changefeed.core.schema import Column, Form
+from changefeed.core.log_form import problem
+from changefeed.core.schema import Column
+from changefeed.core.types import LogicalType
 
 
 def column(logical: str) -> Column:
-    physical, form = form_of(logical)
-    return Column("c", logical, physical, form, logical)
+    return Column("c", logical, LogicalType.parse(logical))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,15 @@ def test_what_a_column_is_kept_as() -> None:
     whole = column("int64")
     assert problem(whole, pa.array([1, None], pa.int64())) == ""
     assert "values are int32" in problem(whole, pa.array([1], pa.int32()))
-    assert "kept as" in problem(replace(whole, physical="string", form=Form.TEXT), pa.array(["1"]))
-    with pytest.raises(ValueError, match="no logical type: money"):
-        form_of("money")
+
+
+@pytest.mark.parametrize("text", ["uuid", "decimal", "decimal(3,-2)", "array<array<decimal(2,5)>>"])
+def test_a_logical_type_has_one_text(text: str) -> None:
+    assert str(LogicalType.parse(text)) == text
+    assert pickle.loads(pickle.dumps(LogicalType.parse(text))) == LogicalType.parse(text)
+
+
+@pytest.mark.parametrize("text", ["money", "array", "decimal(3)", "array<money>", ""])
+def test_a_text_that_is_no_logical_type(text: str) -> None:
+    with pytest.raises(ValueError, match="no logical type"):
+        LogicalType.parse(text)

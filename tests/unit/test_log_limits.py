@@ -15,9 +15,10 @@ from changefeed.catalog.model import DesiredStatus, Status
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Flush, Frontier, Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
+from changefeed.core.types import LogicalType
 from changefeed.log import LogSettings, LogWriter
 from changefeed.log.growth import STEP, Growth
 
@@ -44,7 +45,7 @@ def test_history_is_cut_to_the_largest_size_that_a_feed_allows(
 MIB = 1 << 20
 SCHEMA = TableSchema(
     TableName("shop", "public", "t"),
-    (Column("a", "integer", "int32", Form.NATIVE, "int32", False, 1),),
+    (Column("a", "integer", LogicalType.parse("int32"), False, 1),),
     (0,),
     version=1,
 )

@@ -497,7 +497,7 @@ def _log_value(column: Column, printed: str | None, flavor: str) -> Any:
     """What the server prints in the neutral form, by other means than the decoders'."""
     if printed is None:
         return None
-    kind = column.logical
+    kind = column.kind
     if kind == "bytes" and column.type_name.startswith("bit("):
         bits = int(column.type_name[4:-1])
         return f"\\x{int(printed, 16):0{(bits + 7) // 8 * 2}x}"

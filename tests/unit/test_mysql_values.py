@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.sources.mysql.decode import INSERT, RowEvents, decode
 from changefeed.sources.mysql.layout import width_of
 from changefeed.sources.mysql.rows import inet6_text, reader_of
@@ -23,7 +24,7 @@ from changefeed.sources.mysql.walk import PADDING
 
 def read(wire: ColumnType, data: bytes) -> object:
     """What the value becomes in the log."""
-    column = Column("c", "c", "string", Form.TEXT, "text")
+    column = Column("c", "c", LogicalType.parse("text"))
     return reader_of(ColumnShape("c", wire, 0, True), column, cast(Charsets, None))(data)
 
 

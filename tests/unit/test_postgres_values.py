@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 from changefeed.sources.postgres.types import BUILTIN, TypeInfo, column_of, spelled
 from changefeed.sources.postgres.values import array_json, text_column, text_value
 
 
-def _column(logical: str, physical: str = "string") -> Column:
-    return Column("x", "t", physical, Form.RAW, logical)
+def _column(logical: str) -> Column:
+    return Column("x", "t", LogicalType.parse(logical))
 
 
 _CASES: list[tuple[str, list[tuple[str, str]]]] = [
@@ -86,14 +87,14 @@ def test_the_given_array_is_never_changed() -> None:
 
 
 def test_native_values() -> None:
-    whole = text_column(_column("int64", "int64"), pa.array(["-9223372036854775808", None, "7"]))
+    whole = text_column(_column("int64"), pa.array(["-9223372036854775808", None, "7"]))
     assert whole.equals(pa.array([-(2**63), None, 7], pa.int64()))
-    small = text_column(_column("int16", "int16"), pa.array(["-32768"]))
+    small = text_column(_column("int16"), pa.array(["-32768"]))
     assert small.equals(pa.array([-32768], pa.int16()))
-    truth = text_column(_column("bool", "bool"), pa.array(["t", None, "f"]))
+    truth = text_column(_column("bool"), pa.array(["t", None, "f"]))
     assert truth.equals(pa.array([True, None, False]))
     with pytest.raises(pa.ArrowInvalid):
-        text_column(_column("int16", "int16"), pa.array(["70000"]))
+        text_column(_column("int16"), pa.array(["70000"]))
 
 
 _ELEMENTS = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -124,7 +125,7 @@ def test_text_arrays(arrays: list[list[str | None]]) -> None:
 
 
 def test_deep_array() -> None:
-    assert array_json("{{{1,2}},{{NULL,4}}}", "int32") == "[[[1,2]],[[null,4]]]"
+    assert array_json("{{{1,2}},{{NULL,4}}}", Kind.INT32) == "[[[1,2]],[[null,4]]]"
 
 
 # ---------------------------------------------------------------------------------- types
@@ -142,11 +143,11 @@ def test_domains_and_arrays_are_followed() -> None:
         9007: TypeInfo(9007, "_geometry", "public", element=9006),
     }
     found = {oid: column_of("c", oid, -1, types) for oid in range(9001, 9008)}
-    assert (found[9001].logical, found[9001].form) == ("decimal(12,2)", Form.RAW)
-    assert found[9002].logical == found[9004].logical == "array<decimal(12,2)>"
-    assert found[9003].logical == found[9005].logical == "text"
-    assert (found[9007].logical, found[9007].form) == ("other", Form.TEXT)
-    assert column_of("c", 424242, -1, {}).logical == "other"
+    price = LogicalType(Kind.DECIMAL, 12, 2)
+    assert found[9001].logical == price
+    assert found[9002].logical == found[9004].logical == LogicalType(Kind.ARRAY, element=price)
+    assert found[9003].logical == found[9005].logical == LogicalType(Kind.TEXT)
+    assert found[9007].kind is column_of("c", 424242, -1, {}).kind is Kind.OTHER
 
 
 @pytest.mark.parametrize(

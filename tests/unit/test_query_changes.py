@@ -9,14 +9,15 @@ import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.query.changes import changes_of_result
 from changefeed.query.model import CompiledQuery, Output
 from changefeed.query.types import output_column
 
-ID = Column("id", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1)
-STATUS = Column("status", "text", "string", Form.TEXT, "text", column_id=2)
-TOTAL = Column("total", "integer", "int32", Form.NATIVE, "int32", column_id=3)
+ID = Column("id", "integer", LogicalType.parse("int32"), nullable=False, column_id=1)
+STATUS = Column("status", "text", LogicalType.parse("text"), column_id=2)
+TOTAL = Column("total", "integer", LogicalType.parse("int32"), column_id=3)
 DOUBLED = output_column("doubled", "int")
 KEY_ONLY = TableSchema(TableName("shop", "public", "orders"), (ID, STATUS, TOTAL), (0,))
 FULL = replace(KEY_ONLY, before_image=BeforeImage.FULL)

@@ -19,7 +19,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange, Truncate
 from changefeed.core.proofs import FileProof
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
@@ -31,10 +32,10 @@ from tests.helpers.log_samples import flush
 
 NAME = TableName("shop", "public", "t")
 
-ID = Column("id", "bigint", "int64", Form.NATIVE, "int64", False, 1)
-NOTE = Column("note", "text", "string", Form.TEXT, "text", True, 2)
-PRICE = Column("price", "numeric(10,2)", "string", Form.RAW, "decimal(10,2)", True, 3)
-WHEN = Column("at", "timestamptz", "string", Form.TEXT, "timestamptz", True, 4)
+ID = Column("id", "bigint", LogicalType.parse("int64"), False, 1)
+NOTE = Column("note", "text", LogicalType.parse("text"), True, 2)
+PRICE = Column("price", "numeric(10,2)", LogicalType.parse("decimal(10,2)"), True, 3)
+WHEN = Column("at", "timestamptz", LogicalType.parse("timestamptz"), True, 4)
 PLAIN = TableSchema(NAME, (ID, NOTE), (0,), version=1)
 FULL = replace(PLAIN, before_image=BeforeImage.FULL)
 TYPED = TableSchema(NAME, (ID, PRICE, WHEN), (0,), version=1)
@@ -179,7 +180,7 @@ def test_rows_of_an_older_version_come_in_the_shape_of_the_newer() -> None:
     wider = TableSchema(
         NAME,
         (
-            replace(ID, type_name="text", physical="string", form=Form.TEXT, logical="text"),
+            replace(ID, type_name="text", logical=LogicalType(Kind.TEXT)),
             replace(NOTE, name="comment"),  # renamed: the source's number is the same
             replace(PRICE, column_id=9),
         ),
@@ -194,7 +195,7 @@ def test_rows_of_an_older_version_come_in_the_shape_of_the_newer() -> None:
 
 
 def test_a_value_that_does_not_fit_the_newer_type_is_an_error() -> None:
-    number = replace(NOTE, type_name="bigint", physical="int64", form=Form.NATIVE, logical="int64")
+    number = replace(NOTE, type_name="bigint", logical=LogicalType(Kind.INT64))
     newer = replace(PLAIN, columns=(ID, number), version=2)
     with pytest.raises(ChangefeedError, match="note was a text once"):
         ChangeRows(newer).of(rows(PLAIN, row("c", at(5), (1, "a"))), PLAIN)

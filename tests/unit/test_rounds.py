@@ -11,9 +11,10 @@ import pytest
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.events import Frontier, SchemaChange
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.core.timings import Timings
+from changefeed.core.types import LogicalType
 from changefeed.feeds.backlog import BacklogResult
 from changefeed.feeds.rounds import Deliverers, Rounds
 from changefeed.options import Options
@@ -416,8 +417,8 @@ def test_an_interruption_ends_a_round_between_its_parts() -> None:
 
 
 def _change(world: World, **fields: Any) -> SchemaChange:
-    column = Column("a", "integer", "int32", Form.NATIVE, "int32", False, 1)
-    more = Column("b", "text", "string", Form.TEXT, "text", True, 2)
+    column = Column("a", "integer", LogicalType.parse("int32"), False, 1)
+    more = Column("b", "text", LogicalType.parse("text"), True, 2)
     old = TableSchema(T, (column,), (0,), version=1)
     new = replace(old, **{"columns": (column, more), "version": 2, **fields})
     world.change = SchemaChange(old, new, Timestamp(15), 3)

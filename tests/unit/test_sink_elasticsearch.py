@@ -12,7 +12,8 @@ import pytest
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.core.uri import sink_location
 from sinks.base import SinkContext, Target
 from sinks.elasticsearch import body, mapping
@@ -120,8 +121,8 @@ def test_a_certificate_that_is_none_is_said_at_open() -> None:
 # ------------------------------------------------------------------------------------- bodies
 
 
-def _column(name: str, logical: str, form: Form = Form.TEXT) -> Column:
-    return Column(name, logical, "string", form, logical)
+def _column(name: str, logical: str) -> Column:
+    return Column(name, logical, LogicalType.parse(logical))
 
 
 def _schema(*columns: Column, key: tuple[int, ...] = (0,), keyless: bool = False) -> TableSchema:
@@ -146,7 +147,7 @@ def _messages(*rows: tuple[str, str | None, str, Timestamp]) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-INTEGER = Column("a", "integer", "int32", Form.NATIVE, "int32")
+INTEGER = Column("a", "integer", LogicalType.parse("int32"))
 
 
 def test_operations() -> None:
@@ -187,8 +188,8 @@ def _action(name: str, document_id: str, version: int) -> dict[str, Any]:
 LONG = "ü" * 300
 TEXT, DECIMAL, JSON = (
     _column("b", "text"),
-    _column("n", "decimal(9,2)", Form.RAW),
-    _column("j", "json", Form.RAW),
+    _column("n", "decimal(9,2)"),
+    _column("j", "json"),
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.types import LogicalType
 from changefeed.encoding.avro.schema import long_bytes
 from changefeed.encoding.avro.values import NULL, THERE, doubles, listed, numbers, strings, truths
 from changefeed.encoding.binary_format import header, identifier, namespace
@@ -22,7 +23,6 @@ from changefeed.encoding.byte_columns import Piece, fixed, joined, validity
 from changefeed.encoding.debezium import schemas
 from changefeed.encoding.debezium.connect_values import (
     connect_values,
-    element_of,
     fitting,
     items,
     scales,
@@ -206,10 +206,10 @@ def _required(pieces: list[Piece]) -> list[Piece]:
     return [pc.binary_replace_slice(first, 0, 1, b""), *rest]
 
 
-def _union(field: ConnectType, logical: str, values: pa.Array, name: str) -> list[Piece]:
-    if field.items is not None:
-        lists = items(logical, values, name)
-        elements = _union(field.items, element_of(logical), lists.values, name)
+def _union(field: ConnectType, logical: LogicalType, values: pa.Array, name: str) -> list[Piece]:
+    if field.items is not None and logical.element is not None:
+        lists = items(logical.element, values, name)
+        elements = _union(field.items, logical.element, lists.values, name)
         return listed(lists, joined(elements, len(lists.values)))
     found = connect_values(field, values, name)
     if field.way is Conversion.SCALED:

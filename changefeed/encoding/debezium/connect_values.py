@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.types import LogicalType
 from changefeed.encoding.byte_columns import binary
 from changefeed.encoding.debezium.fields import ConnectType, Conversion
 from changefeed.encoding.typed_values import list_items, typed_values
-from changefeed.encoding.types import ParametricKind, ValueKind, typed_logical
+from changefeed.encoding.types import ParametricKind, ValueKind, typed
 
 _NOTHING = pa.scalar("", pa.string())
 _MICROS_PER_DAY = 86_400_000_000
@@ -74,18 +75,13 @@ def connect_values(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
     return _units(field, values, name)
 
 
-def items(logical: str, values: pa.Array, name: str) -> pa.ListArray:
+def items(element: LogicalType, values: pa.Array, name: str) -> pa.ListArray:
     """Arrays of the log as lists of the log's values of their elements.
 
     Raises:
         ChangefeedError: CF4001, an array has several dimensions.
     """
-    return list_items(typed_logical(element_of(logical)), values, name)
-
-
-def element_of(logical: str) -> str:
-    """The logical type of an array's elements."""
-    return logical[len("array<") : -1]
+    return list_items(typed(element), values, name)
 
 
 def joined(*parts: str | pa.Array) -> pa.Array:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 
 
 class Conversion(StrEnum):
@@ -97,18 +98,18 @@ _TEXT = ConnectType("string", Conversion.TEXT)
 _JSON = ConnectType("string", Conversion.TEXT, "io.debezium.data.Json")
 
 _PLAIN = {
-    "bool": ConnectType("boolean", Conversion.AS_IS),
-    "int16": ConnectType("int16", Conversion.AS_IS),
-    "int32": ConnectType("int32", Conversion.AS_IS),
-    "int64": ConnectType("int64", Conversion.AS_IS),
-    "float32": ConnectType("float", Conversion.AS_IS),
-    "float64": ConnectType("double", Conversion.AS_IS),
-    "decimal": ConnectType("struct", Conversion.SCALED, "io.debezium.data.VariableScaleDecimal"),
-    "bytes": ConnectType("bytes", Conversion.BYTES),
-    "date": ConnectType("int32", Conversion.DAYS, "io.debezium.time.Date"),
-    "timetz": ConnectType("string", Conversion.ZONED_TIME, "io.debezium.time.ZonedTime"),
-    "uuid": ConnectType("string", Conversion.TEXT, UUID_NAME),
-    "json": _JSON,
+    Kind.BOOL: ConnectType("boolean", Conversion.AS_IS),
+    Kind.INT16: ConnectType("int16", Conversion.AS_IS),
+    Kind.INT32: ConnectType("int32", Conversion.AS_IS),
+    Kind.INT64: ConnectType("int64", Conversion.AS_IS),
+    Kind.FLOAT32: ConnectType("float", Conversion.AS_IS),
+    Kind.FLOAT64: ConnectType("double", Conversion.AS_IS),
+    Kind.DECIMAL: ConnectType("struct", Conversion.SCALED, "io.debezium.data.VariableScaleDecimal"),
+    Kind.BYTES: ConnectType("bytes", Conversion.BYTES),
+    Kind.DATE: ConnectType("int32", Conversion.DAYS, "io.debezium.time.Date"),
+    Kind.TIMETZ: ConnectType("string", Conversion.ZONED_TIME, "io.debezium.time.ZonedTime"),
+    Kind.UUID: ConnectType("string", Conversion.TEXT, UUID_NAME),
+    Kind.JSON: _JSON,
 }
 #: Types whose values are text, with the names that say which type it is.
 _NAMED = {
@@ -119,7 +120,6 @@ _NAMED = {
 
 _MILLIS, _MICROS = 1_000, 1
 
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 _DIGITS = re.compile(r"\((\d+)\)")
 _BIT = re.compile(r"bit\((\d+)\)\Z")
 #: A type that MySQL spells so, and PostgreSQL does not.
@@ -133,60 +133,62 @@ def field_of(column: Column) -> ConnectType:
     return _field(column.logical, column.type_name.strip())
 
 
-def _field(logical: str, written: str) -> ConnectType:
-    lower = written.lower()
-    if logical.startswith("array<") and logical.endswith(">"):
-        element = logical[len("array<") : -1]
-        # An element that is json and one that is a nested array read the same.
-        if element == "json" or element.startswith("array<"):
+def _field(logical: LogicalType, written: str) -> ConnectType:
+    lower, kind = written.lower(), logical.kind
+    if kind is Kind.ARRAY:
+        if logical.items is None:
             return _JSON
         return ConnectType(
-            "array", Conversion.ARRAY, items=_field(element, written.replace("[]", ""))
+            "array", Conversion.ARRAY, items=_field(logical.items, written.replace("[]", ""))
         )
-    if logical in ("timestamp", "timestamptz", "time", "interval"):
-        return _time(logical, lower)
-    if match := _DECIMAL.match(logical):
+    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.TIME, Kind.INTERVAL):
+        return _time(kind, lower)
+    if logical.digits is not None:
         if lower.startswith("bigint"):
             return ConnectType("int64", Conversion.LONG)
-        return _decimal(int(match[1]), int(match[2]))
+        precision, scale = logical.digits
+        parameters = (("scale", str(scale)), ("connect.decimal.precision", str(precision)))
+        return ConnectType(
+            "bytes", Conversion.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters
+        )
     if lower == "year" or lower.startswith("year("):
         return ConnectType("int32", Conversion.AS_IS, "io.debezium.time.Year")
-    if logical == "bytes" and lower.startswith("bit("):
+    if kind is Kind.BYTES and lower.startswith("bit("):
         length = ("length", lower[len("bit(") : lower.index(")")])
         return ConnectType("bytes", Conversion.BITS, "io.debezium.data.Bits", (length,))
-    if logical == "other" and (bits := _BIT.match(lower)):
+    if kind is Kind.OTHER and (bits := _BIT.match(lower)):
         width = int(bits[1])
         if width == 1:
             return ConnectType("boolean", Conversion.BIT)
-        parameters = (("length", str(width)),)
+        length = ("length", str(width))
         return ConnectType(
-            "bytes", Conversion.DIGITS, "io.debezium.data.Bits", parameters, digits=width
+            "bytes", Conversion.DIGITS, "io.debezium.data.Bits", (length,), digits=width
         )
-    if logical == "text" and (choices := _CHOICES.match(written)):
+    if kind is Kind.TEXT and (choices := _CHOICES.match(written)):
         name = "Enum" if choices[1].lower() == "enum" else "EnumSet"
         allowed = ",".join(c.replace("''", "'") for c in _CHOICE.findall(choices[2]))
         return ConnectType(
             "string", Conversion.TEXT, f"io.debezium.data.{name}", (("allowed", allowed),)
         )
-    if logical == "other" and lower in _NAMED:
+    if kind is Kind.OTHER and lower in _NAMED:
         return ConnectType("string", Conversion.TEXT, _NAMED[lower])
-    return _PLAIN.get(logical, _TEXT)
+    return _PLAIN.get(kind, _TEXT)
 
 
-def _time(logical: str, written: str) -> ConnectType:
+def _time(kind: Kind, written: str) -> ConnectType:
     """By the digits after the second: if none are written, six, for MySQL none."""
     mysql = bool(_MYSQL_MOMENT.match(written))
     found = _DIGITS.search(written)
     digits = int(found[1]) if found else 0 if mysql else 6
-    if logical == "interval":
+    if kind is Kind.INTERVAL:
         if mysql:
             return ConnectType("int64", Conversion.CLOCK, "io.debezium.time.MicroTime")
         return ConnectType("int64", Conversion.DURATION, "io.debezium.time.MicroDuration")
-    if logical == "timestamptz":
+    if kind is Kind.TIMESTAMPTZ:
         return ConnectType(
             "string", Conversion.ZONED, "io.debezium.time.ZonedTimestamp", digits=digits
         )
-    if logical == "time":
+    if kind is Kind.TIME:
         if digits <= 3:
             return ConnectType("int32", Conversion.TIME, "io.debezium.time.Time", divisor=_MILLIS)
         return ConnectType("int64", Conversion.TIME, "io.debezium.time.MicroTime", divisor=_MICROS)
@@ -196,13 +198,4 @@ def _time(logical: str, written: str) -> ConnectType:
         )
     return ConnectType(
         "int64", Conversion.MOMENT, "io.debezium.time.MicroTimestamp", divisor=_MICROS
-    )
-
-
-def _decimal(precision: int, scale: int) -> ConnectType:
-    """The log has no scale below zero: the zeros are digits."""
-    precision, scale = max(precision - min(scale, 0), scale), max(scale, 0)
-    parameters = (("scale", str(scale)), ("connect.decimal.precision", str(precision)))
-    return ConnectType(
-        "bytes", Conversion.UNSCALED, "org.apache.kafka.connect.data.Decimal", parameters
     )

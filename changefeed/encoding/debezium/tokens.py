@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import Column
+from changefeed.core.types import LogicalType
 from changefeed.encoding.byte_columns import lengths
 from changefeed.encoding.debezium.connect_values import (
     connect_values,
-    element_of,
     fitting,
     items,
     joined,
@@ -42,9 +42,9 @@ def tokens(field: ConnectType, column: Column, values: pa.Array) -> pa.Array:
     return pc.fill_null(made, null) if made.null_count else made
 
 
-def _token(field: ConnectType, logical: str, values: pa.Array, name: str) -> pa.Array:
-    if field.items is not None:
-        return _array(field.items, logical, values, name)
+def _token(field: ConnectType, logical: LogicalType, values: pa.Array, name: str) -> pa.Array:
+    if field.items is not None and logical.element is not None:
+        return _array(field.items, logical.element, values, name)
     found = connect_values(field, values, name)
     if field.way is Conversion.SCALED:
         scale = scales(values).cast(pa.string())
@@ -60,11 +60,11 @@ def _token(field: ConnectType, logical: str, values: pa.Array, name: str) -> pa.
 _SAME = (Conversion.AS_IS, Conversion.TEXT)
 
 
-def _array(element: ConnectType, logical: str, values: pa.Array, name: str) -> pa.Array:
+def _array(element: ConnectType, logical: LogicalType, values: pa.Array, name: str) -> pa.Array:
     if element.way in _SAME:
         return values
     lists = items(logical, values, name)
-    made = pc.fill_null(_token(element, element_of(logical), lists.values, name), _NULL)
+    made = pc.fill_null(_token(element, logical, lists.values, name), _NULL)
     mask = lists.is_null() if lists.null_count else None
     texts = pa.ListArray.from_arrays(lists.offsets, made, mask=mask)
     return joined("[", pc.binary_join(texts, ","), "]")

@@ -34,41 +34,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.log_form import form_of
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 
 _SEMANTICS = {
-    "io.debezium.time.Date": "date",
-    "io.debezium.time.Time": "time",
-    "io.debezium.time.MicroTime": "time",
-    "io.debezium.time.NanoTime": "time",
-    "io.debezium.time.Timestamp": "timestamp",
-    "io.debezium.time.MicroTimestamp": "timestamp",
-    "io.debezium.time.NanoTimestamp": "timestamp",
-    "io.debezium.time.ZonedTimestamp": "timestamptz",
-    "io.debezium.time.ZonedTime": "timetz",
-    "io.debezium.time.Interval": "interval",
-    "io.debezium.data.VariableScaleDecimal": "decimal",
-    "io.debezium.data.Json": "json",
-    "io.debezium.data.Uuid": "uuid",
-    "io.debezium.data.geometry.Point": "bytes",
-    "io.debezium.data.geometry.Geometry": "bytes",
-    "io.debezium.data.geometry.Geography": "bytes",
+    "io.debezium.time.Date": Kind.DATE,
+    "io.debezium.time.Time": Kind.TIME,
+    "io.debezium.time.MicroTime": Kind.TIME,
+    "io.debezium.time.NanoTime": Kind.TIME,
+    "io.debezium.time.Timestamp": Kind.TIMESTAMP,
+    "io.debezium.time.MicroTimestamp": Kind.TIMESTAMP,
+    "io.debezium.time.NanoTimestamp": Kind.TIMESTAMP,
+    "io.debezium.time.ZonedTimestamp": Kind.TIMESTAMPTZ,
+    "io.debezium.time.ZonedTime": Kind.TIMETZ,
+    "io.debezium.time.Interval": Kind.INTERVAL,
+    "io.debezium.data.VariableScaleDecimal": Kind.DECIMAL,
+    "io.debezium.data.Json": Kind.JSON,
+    "io.debezium.data.Uuid": Kind.UUID,
+    "io.debezium.data.geometry.Point": Kind.BYTES,
+    "io.debezium.data.geometry.Geometry": Kind.BYTES,
+    "io.debezium.data.geometry.Geography": Kind.BYTES,
 }
 _TYPES = {
-    "boolean": "bool",
-    "int8": "int16",
-    "int16": "int16",
-    "int32": "int32",
-    "int64": "int64",
-    "float": "float32",
-    "float32": "float32",
-    "double": "float64",
-    "float64": "float64",
-    "string": "text",
-    "bytes": "bytes",
-    "map": "json",
-    "struct": "json",
+    "boolean": Kind.BOOL,
+    "int8": Kind.INT16,
+    "int16": Kind.INT16,
+    "int32": Kind.INT32,
+    "int64": Kind.INT64,
+    "float": Kind.FLOAT32,
+    "float32": Kind.FLOAT32,
+    "double": Kind.FLOAT64,
+    "float64": Kind.FLOAT64,
+    "string": Kind.TEXT,
+    "bytes": Kind.BYTES,
+    "map": Kind.JSON,
+    "struct": Kind.JSON,
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 #: Parameters in which Debezium repeats the column's own type.
@@ -107,38 +107,31 @@ class Carrier:
         return f"{named}({','.join(sizes)})" if sizes else named
 
 
-def logical_of(type_: str, semantic: str, parameters: Mapping[str, str]) -> str:
+def logical_of(type_: str, semantic: str, parameters: Mapping[str, str]) -> LogicalType:
     """The neutral type of a type of Debezium."""
     if semantic == _DECIMAL:
         precision = parameters.get("connect.decimal.precision")
-        scale = parameters.get("scale", "0")
-        return f"decimal({precision},{scale})" if precision else "decimal"
-    return _SEMANTICS.get(semantic) or _TYPES.get(type_, "text")
+        digits = (int(precision), int(parameters.get("scale", 0))) if precision else ()
+        return LogicalType(Kind.DECIMAL, *digits)
+    return LogicalType(_SEMANTICS.get(semantic) or _TYPES.get(type_, Kind.TEXT))
 
 
-def carried(carrier: Carrier, *, long_times: bool) -> str:
+def carried(carrier: Carrier, *, long_times: bool) -> LogicalType:
     """The logical type of a column. ``long_times``: a time of day may have more than 24 hours."""
     if carrier.type == "array":
         element = carrier.element
         inner = logical_of(
             element.get("type", ""), element.get("semantic", ""), element.get("parameters", {})
         )
-        return f"array<{inner}>"
+        return LogicalType(Kind.ARRAY, element=inner)
     logical = logical_of(carrier.type, carrier.semantic, carrier.parameters)
-    return "interval" if logical == "time" and long_times else logical
+    return LogicalType(Kind.INTERVAL) if logical.kind is Kind.TIME and long_times else logical
 
 
 def column_of(carrier: Carrier, *, long_times: bool) -> Column:
     """The column of the log, made of what Debezium says alone."""
-    return make_column(
-        carrier.name, carrier.type_name, carried(carrier, long_times=long_times), carrier.optional
-    )
-
-
-def make_column(name: str, type_name: str, logical: str, nullable: bool) -> Column:
-    """A column of the log of a logical type."""
-    physical, form = form_of(logical)
-    return Column(name, type_name, physical, form, logical, nullable)
+    logical = carried(carrier, long_times=long_times)
+    return Column(carrier.name, carrier.type_name, logical, carrier.optional)
 
 
 def fits(carrier: Carrier, column: Column, *, long_times: bool) -> bool:
@@ -149,11 +142,10 @@ def fits(carrier: Carrier, column: Column, *, long_times: bool) -> bool:
     if told == column.logical:
         return True
     # The database knows the precision, and what is JSON or a UUID; the carrier may not.
-    plain = column.logical.partition("(")[0]
-    return (told.partition("(")[0], plain) in _WIDER
+    return (told.kind, column.kind) in _WIDER
 
 
-_WIDER = frozenset({("decimal", "decimal"), ("text", "other")})
+_WIDER = frozenset({(Kind.DECIMAL, Kind.DECIMAL), (Kind.TEXT, Kind.OTHER)})
 
 
 # ---------------------------------------------------------------------------- values
@@ -168,10 +160,10 @@ def log_values(carrier: Carrier, column: Column, values: pa.Array) -> pa.Array:
         narrow = carrier.type in ("float", "float32")
         return _float_text(values.cast(pa.float32()) if narrow else values)
     if carrier.kind == "i":
-        if column.logical == "date":
+        if column.kind is Kind.DATE:
             return values.cast(pa.int32()).cast(pa.date32()).cast(pa.string())
         if semantic.endswith(("Time", "Timestamp")) and semantic.startswith("io.debezium.time."):
-            return _moment_text(_micros(semantic, values), column.logical)
+            return _moment_text(_micros(semantic, values), column.kind)
         return values.cast(column.arrow)
     return values
 
@@ -201,11 +193,11 @@ def _nulls(values: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return nulls
 
 
-def _moment_text(micros: pa.Array, logical: str) -> pa.Array:
-    if logical == "timestamp":
+def _moment_text(micros: pa.Array, kind: Kind) -> pa.Array:
+    if kind is Kind.TIMESTAMP:
         texts = micros.cast(pa.timestamp("us")).cast(pa.string())
         texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    elif logical == "time":
+    elif kind is Kind.TIME:
         texts = micros.cast(pa.time64("us")).cast(pa.string())
     else:
         texts = _hours_text(micros)

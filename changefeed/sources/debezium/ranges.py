@@ -7,18 +7,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.schema import INTEGERS, Column, KeyRange, TableSchema
+from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.types import INTEGERS, Kind
 
-_SORTED_TEXT = ("text", "uuid", "date")
+_SORTED_TEXT = (Kind.TEXT, Kind.UUID, Kind.DATE)
 
 
 def range_problem(table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
     """Why no row can be in the range."""
     for bound in (keys.low, keys.high):
         for column, value in zip(table.key_columns, bound or (), strict=False):
-            if column.logical in _SORTED_TEXT:
+            if column.kind in _SORTED_TEXT:
                 continue
-            if column.logical not in INTEGERS:
+            if column.kind not in INTEGERS:
                 return ChangefeedError(
                     Code.NOT_SUPPORTED,
                     f"a range of keys cannot be of column {column.name}, a {column.logical}",
@@ -44,7 +45,7 @@ def _values(table: TableSchema, bound: tuple[str, ...]) -> list[int | str]:
 
 
 def _value(column: Column, text: str) -> int | str:
-    return int(text) if column.logical in INTEGERS else text
+    return int(text) if column.kind in INTEGERS else text
 
 
 def in_range(table: TableSchema, keys: KeyRange, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import Kind
 from changefeed.sources.mysql.tokens import Token, TokenReader, split
 from changefeed.sources.mysql.types import ColumnInfo, canonical, column_of
 
@@ -456,7 +457,7 @@ def _reads_the_same(was: Column, defined: ColumnDefinition, *, strict: bool) -> 
         return False
     old, new = canonical(was.type_name), canonical(defined.type)
     now = column_of(ColumnInfo(defined.name, defined.type))
-    if was.logical in ("text", "json") and not strict:
+    if was.kind in (Kind.TEXT, Kind.JSON) and not strict:
         # It may have another character set now, which has fewer characters.
         return False
     if defined.type.startswith("timestamp") and not defined.nullable:

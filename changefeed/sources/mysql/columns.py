@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind
 from changefeed.sources.mysql.binlog import Misfit, column_unpacked, misfit
 from changefeed.sources.mysql.characters import Characters
 from changefeed.sources.mysql.characters import Numbers as Figures
@@ -376,7 +377,7 @@ def _too_large(column: Column) -> ChangefeedError:
 
 
 def _text(given: _Input) -> pa.Array:
-    if given.column.logical == "bytes":
+    if given.column.kind is Kind.BYTES:
         return _bytes(given)
     if given.shape.wire is ColumnType.STRING and given.column.type_name in _ADDRESSES:
         return _each(given, _ADDRESSES[given.column.type_name])
@@ -388,7 +389,7 @@ def _text(given: _Input) -> pa.Array:
     except pa.ArrowException:
         return _each(given, lambda data: data.decode("utf-8", "replace"))
     found = _narrow(texts, given)
-    return _one_line(found) if given.column.logical == "json" else found
+    return _one_line(found) if given.column.kind is Kind.JSON else found
 
 
 def _narrow(texts: pa.Array, given: _Input) -> pa.Array:
@@ -409,7 +410,7 @@ def _each(given: _Input, convert: Callable[[bytes], str]) -> pa.Array:
     """A rule for single values, run once for each value that differs."""
     encoded = gather(given.block, given.cells, text=False).dictionary_encode()
     texts = pa.array([convert(value) for value in encoded.dictionary.to_pylist()], pa.string())
-    if given.column.logical == "json":
+    if given.column.kind is Kind.JSON:
         texts = _one_line(texts)
     return texts.take(encoded.indices)
 
@@ -462,7 +463,7 @@ def _hex(values: pa.Array, fixed: int, given: _Input) -> pa.Array:
 
 
 def _blob(given: _Input) -> pa.Array:
-    return _bytes(given) if given.column.logical == "bytes" else _text(given)
+    return _bytes(given) if given.column.kind is Kind.BYTES else _text(given)
 
 
 def _compressed(given: _Input) -> pa.Array:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind
 from changefeed.sources.mysql import coordinates
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.kept import read_kept, write_kept
@@ -262,7 +263,7 @@ def _constants(
         return {}
     targets = [column_of(column.info) for column in asked]
     listed = ", ".join(
-        f"{column.sql} + 0e0" if target.logical == "float32" else str(column.sql)
+        f"{column.sql} + 0e0" if target.kind is Kind.FLOAT32 else str(column.sql)
         for column, target in zip(asked, targets, strict=True)
     )
     name = f"{quoted(named[0])}.{quoted(named[1])}"

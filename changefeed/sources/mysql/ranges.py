@@ -7,16 +7,16 @@ import re
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.types import DATES, FLOATS, INTEGERS, Kind
 from changefeed.sources.base import WHOLE_LOOKS, KeySet, leading
 from changefeed.sources.mysql.session import MySQLSession, literal, quoted
+from changefeed.sources.mysql.types import UNSIGNED_LONG
 
 #: A table is never cut into more parts than this.
 MOST_PARTS = 1_000
 
 #: A row takes at least so many bytes, with what InnoDB adds to each.
 _LEAST_ROW = 32
-
-_INTEGERS = frozenset({"int16", "int32", "int64", "decimal(20,0)"})
 
 
 def split(
@@ -31,7 +31,7 @@ def split(
     size = max(size, rows * _LEAST_ROW)
     wanted = min(MOST_PARTS, -(-size // max(target_bytes, 1)))
     first = table.columns[table.key[0]]
-    if table.keyless or wanted < 2 or first.logical not in _INTEGERS:
+    if table.keyless or wanted < 2 or not _is_whole(first):
         return [""]
     name = quoted(first.name)
     place = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
@@ -56,14 +56,18 @@ def split(
     ]
 
 
+def _is_whole(column: Column) -> bool:
+    return column.kind in INTEGERS or column.logical == UNSIGNED_LONG
+
+
 def _by_index(column: Column) -> bool:
-    return column.logical in _INTEGERS or column.logical == "date"
+    return _is_whole(column) or column.kind is Kind.DATE
 
 
 def range_columns(table: TableSchema) -> int:
     """See :meth:`changefeed.sources.base.Source.range_columns`."""
     return leading(
-        table.key_columns, _by_index, lambda c: _by_index(c) or c.logical in ("text", "uuid")
+        table.key_columns, _by_index, lambda c: _by_index(c) or c.kind in (Kind.TEXT, Kind.UUID)
     )
 
 
@@ -108,12 +112,12 @@ def in_range(table: TableSchema, keys: KeyRange | None) -> str:
 
 
 #: Types whose values in the log are what :func:`one_of` finds the rows by.
-_FOUND_BY_VALUE = frozenset({"int16", "int32", "int64", "text", "uuid", "date"})
+_FOUND_BY_VALUE = INTEGERS | {Kind.TEXT, Kind.UUID, Kind.DATE}
 
 
 def reads_keys(table: TableSchema) -> bool:
     """See :meth:`changefeed.sources.base.Source.reads_keys`."""
-    return not table.keyless and all(c.logical in _FOUND_BY_VALUE for c in table.key_columns)
+    return not table.keyless and all(c.kind in _FOUND_BY_VALUE for c in table.key_columns)
 
 
 def one_of(table: TableSchema, keys: KeySet) -> str:
@@ -133,21 +137,21 @@ def one_of(table: TableSchema, keys: KeySet) -> str:
 def _comparable(column: Column) -> str:
     """Text compares by code point, as the feed compares the keys of changes."""
     name = quoted(column.name)
-    if column.logical in ("text", "other", "uuid"):
+    if column.kind in (Kind.TEXT, Kind.OTHER, Kind.UUID):
         return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)"
     return name
 
 
 def _value(column: Column, text: str) -> str:
-    if column.logical in ("text", "other", "uuid"):
+    if column.kind in (Kind.TEXT, Kind.OTHER, Kind.UUID):
         return f"CAST({literal(text)} AS BINARY)"
-    if column.logical in _INTEGERS or column.logical.startswith("decimal("):
+    if column.kind in INTEGERS or column.logical.precision:
         return f"CAST({literal(text)} AS DECIMAL(65,30))"
-    if column.logical == "bytes":
+    if column.kind is Kind.BYTES:
         return f"UNHEX({literal(text.removeprefix(chr(92) + 'x'))})"
-    if column.logical == "bool":
+    if column.kind is Kind.BOOL:
         return "1" if text.lower() in ("t", "true", "1") else "0"
-    if column.logical in ("date", "timestamp", "timestamptz"):
+    if column.kind in DATES:
         return literal(text.replace("T", " ").removesuffix("Z"))
     return literal(text)
 
@@ -186,10 +190,10 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?")
 
 
 def _is_value(session: MySQLSession, column: Column, text: str) -> bool:
-    if column.logical in _INTEGERS:
+    if _is_whole(column):
         return bool(_NUMBER.fullmatch(text)) and "." not in text
-    if column.logical.startswith(("decimal(", "float")):
+    if column.logical.precision or column.kind in FLOATS:
         return bool(_NUMBER.fullmatch(text))
-    if column.logical in ("date", "timestamp", "timestamptz"):
+    if column.kind in DATES:
         return session.value(f"SELECT CAST({_value(column, text)} AS DATETIME)") is not None
     return True

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import Kind
 from changefeed.sources.mysql.binlog import Misfit, column_unpacked, misfit
 from changefeed.sources.mysql.decimals import decimal_text
 from changefeed.sources.mysql.json_binary import json_text
@@ -210,13 +211,13 @@ def _time(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader
 
 
 def _text(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
-    if column.logical == "bytes":
+    if column.kind is Kind.BYTES:
         return _bytes(shape, column, charsets)
     if shape.wire is ColumnType.STRING:
         special = {"uuid": uuid_text, "inet6": inet6_text, "inet4": inet4_text}
         if column.type_name in special:
             return special[column.type_name]
-    as_json = column.logical == "json"
+    as_json = column.kind is Kind.JSON
 
     def read(data: bytes) -> Any:
         text = decoded(data, shape.collation, charsets)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import FLOATS
 from changefeed.sources.base import DEFAULT_PART_BYTES
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
 from changefeed.sources.mysql.session import MySQLSession, quoted
@@ -21,12 +22,12 @@ SKIPPED_BYTES = 4 * DEFAULT_PART_BYTES
 def expression(column: Column) -> str:
     """What to select so that the server prints the column without loss."""
     name = quoted(column.name)
-    if column.logical in ("float32", "float64"):
+    if column.kind in FLOATS:
         # A FLOAT would be printed with six digits, a DOUBLE(p,s) with s of them: a product is a
         # plain DOUBLE, with all that it needs. (A sum would lose the sign of -0.)
         return f"{name} * 1e0"
-    if "zerofill" in column.type_name.lower() and column.logical.startswith("decimal("):
-        return f"CAST({name} AS {column.logical.upper()})"
+    if "zerofill" in column.type_name.lower() and column.logical.precision:
+        return f"CAST({name} AS {str(column.logical).upper()})"
     return name
 
 

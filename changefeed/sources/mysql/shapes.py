@@ -15,6 +15,7 @@ from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import Kind
 from changefeed.sources.base import as_sent
 from changefeed.sources.mysql.clauses import ColumnDefinition, Effect
 from changefeed.sources.mysql.kept import read_kept, write_kept
@@ -392,7 +393,7 @@ def _defined(definition: ColumnDefinition, there: Mapping[str, Column]) -> Colum
     its type is none that is known."""
     text, nullable = definition.type, definition.nullable is not False
     made = column_of(ColumnInfo(definition.name, text, nullable))
-    found, unknown = there.get(definition.name.casefold()), made.logical == "other"
+    found, unknown = there.get(definition.name.casefold()), made.kind is Kind.OTHER
     if found is not None and (unknown or canonical(found.type_name) == canonical(text)):
         return replace(found, name=definition.name)
     return None if unknown else made

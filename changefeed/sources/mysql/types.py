@@ -16,7 +16,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from changefeed.core.schema import Column, Form
+from changefeed.core.schema import Column
+from changefeed.core.types import Kind, LogicalType
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +52,25 @@ class ColumnInfo:
         return tuple(int(size) for size in match.groups() if size) if match else ()
 
 
-_NATIVE, _RAW, _TEXT = Form.NATIVE, Form.RAW, Form.TEXT
-
-#: Type -> (physical, form, logical) where nothing else decides.
-_FIXED: dict[str, tuple[str, Form, str]] = {
-    "tinyint": ("int16", _NATIVE, "int16"),
-    "smallint": ("int16", _NATIVE, "int16"),
-    "mediumint": ("int32", _NATIVE, "int32"),
-    "int": ("int32", _NATIVE, "int32"),
-    "bigint": ("int64", _NATIVE, "int64"),
-    "year": ("int16", _NATIVE, "int16"),
-    "float": ("string", _RAW, "float32"),
-    "double": ("string", _RAW, "float64"),
-    "json": ("string", _RAW, "json"),
-    "date": ("string", _TEXT, "date"),
-    "time": ("string", _TEXT, "interval"),
-    "datetime": ("string", _TEXT, "timestamp"),
-    "timestamp": ("string", _TEXT, "timestamptz"),
-    "uuid": ("string", _TEXT, "uuid"),
+#: Types where nothing else decides.
+_FIXED = {
+    "tinyint": Kind.INT16,
+    "smallint": Kind.INT16,
+    "mediumint": Kind.INT32,
+    "int": Kind.INT32,
+    "bigint": Kind.INT64,
+    "year": Kind.INT16,
+    "float": Kind.FLOAT32,
+    "double": Kind.FLOAT64,
+    "json": Kind.JSON,
+    "date": Kind.DATE,
+    "time": Kind.INTERVAL,
+    "datetime": Kind.TIMESTAMP,
+    "timestamp": Kind.TIMESTAMPTZ,
+    "uuid": Kind.UUID,
     **dict.fromkeys(
         ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set"),
-        ("string", _TEXT, "text"),
+        Kind.TEXT,
     ),
     **dict.fromkeys(
         (
@@ -79,15 +78,14 @@ _FIXED: dict[str, tuple[str, Form, str]] = {
             "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
             "multipolygon", "geometrycollection", "geomcollection",
         ),
-        ("string", _TEXT, "bytes"),
+        Kind.BYTES,
     ),
 }  # fmt: skip
 
-_UNSIGNED: dict[str, tuple[str, Form, str]] = {
-    "smallint": ("int32", _NATIVE, "int32"),
-    "int": ("int64", _NATIVE, "int64"),
-    "bigint": ("string", _RAW, "decimal(20,0)"),
-}
+_UNSIGNED = {"smallint": Kind.INT32, "int": Kind.INT64}
+
+#: ``BIGINT UNSIGNED``.
+UNSIGNED_LONG = LogicalType(Kind.DECIMAL, 20, 0)
 
 #: Types of which a value may be no date, and then is NULL.
 _MOMENTS = frozenset({"date", "datetime", "timestamp"})
@@ -95,29 +93,28 @@ _MOMENTS = frozenset({"date", "datetime", "timestamp"})
 
 def column_of(info: ColumnInfo) -> Column:
     """The log column of a MySQL column. A type without a rule is kept as the server prints it."""
-    physical, form, logical = _resolve(info)
     return Column(
         name=info.name,
         type_name=info.column_type,
-        physical=physical,
-        form=form,
-        logical=logical,
+        logical=_resolve(info),
         nullable=info.nullable or info.data_type in _MOMENTS,
     )
 
 
-def _resolve(info: ColumnInfo) -> tuple[str, Form, str]:
+def _resolve(info: ColumnInfo) -> LogicalType:
     kind = info.data_type
     if info.json:
         kind = "json"
+    if info.unsigned and kind == "bigint":
+        return UNSIGNED_LONG
     if info.unsigned and kind in _UNSIGNED:
-        return _UNSIGNED[kind]
+        return LogicalType(_UNSIGNED[kind])
     if kind == "decimal":
         precision, scale = info.sizes if len(info.sizes) == 2 else (*(info.sizes or (10,)), 0)
-        return ("string", _RAW, f"decimal({precision},{scale})")
+        return LogicalType(Kind.DECIMAL, precision, scale)
     if kind == "bit":
-        return ("bool", _NATIVE, "bool") if info.sizes in ((), (1,)) else ("string", _TEXT, "bytes")
-    return _FIXED.get(kind, ("string", _TEXT, "other"))
+        return LogicalType(Kind.BOOL if info.sizes in ((), (1,)) else Kind.BYTES)
+    return LogicalType(_FIXED.get(kind, Kind.OTHER))
 
 
 #: Types that only the catalog knows, and how the binlog calls them.

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.schema import DATES, Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import DATES, Kind
 from changefeed.sources.mysql.result import Values
 from changefeed.sources.mysql.session import quoted
 
@@ -58,7 +59,7 @@ def unusable_key(table: TableSchema, values: Sequence[pa.Array]) -> str:
     """
     for place in () if table.keyless else table.key:
         column = table.columns[place]
-        if column.logical in DATES and values[place].null_count:
+        if column.kind in DATES and values[place].null_count:
             name = column.name
             return (
                 f"column {name!r} of the key has a value that is no date (0000-00-00, 2024-00-10): "
@@ -75,37 +76,37 @@ def log_column(column: Column, values: Values) -> pa.Array:
     Raises:
         pa.ArrowInvalid: a value does not fit the type that the column has.
     """
-    logical = column.logical
-    if logical == "bytes":
+    kind = column.kind
+    if kind is Kind.BYTES:
         return hex_text(values.gather(pa.binary()))
-    if logical == "bool":
+    if kind is Kind.BOOL:
         bits = hex_text(values.gather(pa.binary()))
         return pc.not_equal(bits, "\\x00")
     texts = values.gather(pa.string())
     if column.physical != "string":
         return texts.cast(column.arrow)
-    if logical in DATES:
-        return moment_text(texts, logical)
-    if logical == "float32":
+    if kind in DATES:
+        return moment_text(texts, kind)
+    if kind is Kind.FLOAT32:
         # Read as a double, which it is exactly: the server prints a FLOAT with too few digits.
         return float_text(texts.cast(pa.float64()).cast(pa.float32()))
-    if logical == "float64":
+    if kind is Kind.FLOAT64:
         return float_text(texts.cast(pa.float64()))
-    if logical == "json":
+    if kind is Kind.JSON:
         return one_line(texts)
     texts.validate(full=True)
     return texts
 
 
-def moment_text(texts: pa.Array, logical: str) -> pa.Array:
+def moment_text(texts: pa.Array, kind: Kind) -> pa.Array:
     """Dates and moments as the server prints them; what is no date is NULL."""
     odd = pc.or_(pc.starts_with(texts, "0000"), pc.match_substring(texts, "-00"))
     if pc.any(odd).as_py():
         texts = pc.if_else(odd, None, texts)
-    if logical == "date":
+    if kind is Kind.DATE:
         return texts
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    return pc.binary_join_element_wise(texts, "Z", "") if logical == "timestamptz" else texts
+    return pc.binary_join_element_wise(texts, "Z", "") if kind is Kind.TIMESTAMPTZ else texts
 
 
 def one_line(texts: pa.Array) -> pa.Array:

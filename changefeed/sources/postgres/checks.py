@@ -16,6 +16,7 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.figures import size_text
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.types import Kind
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import (
     ddl_events,
@@ -768,7 +769,7 @@ def range_problem(
 def _ordered(column: Column) -> sql.Composable:
     """A bound as its column's type; text in the order of a feed, by code point."""
     value = sql.SQL("%s::text::{}").format(sql.SQL(column.type_name))
-    return value + sql.SQL(' COLLATE "C"') if column.logical == "text" else value
+    return value + sql.SQL(' COLLATE "C"') if column.kind is Kind.TEXT else value
 
 
 # ------------------------------------------------------------------------- notices

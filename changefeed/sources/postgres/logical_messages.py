@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.logical_messages import BYTES, CONTENT, PREFIX
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.sources.decoded.rows import CREATED, DecodedRows
 from changefeed.sources.decoded.spans import Places, Spans, gather
 from changefeed.sources.postgres.columns import Block
@@ -30,13 +31,13 @@ _SCHEMA, _NAME = "pg_logical", "messages"
 OWN_PREFIX = "changefeed"
 _OWN_PREFIXES = OWN_PREFIX + "."
 
-_TEXT = Form.TEXT
+_TEXT = LogicalType(Kind.TEXT)
 _COLUMNS = (
-    Column("lsn", "bigint", "int64", Form.NATIVE, "int64", nullable=False, column_id=1),
-    Column(PREFIX, "text", "string", _TEXT, "text", nullable=False, column_id=2),
-    Column("transactional", "boolean", "bool", Form.NATIVE, "bool", nullable=False, column_id=3),
-    Column(CONTENT, "text", "string", _TEXT, "text", column_id=4),
-    Column(BYTES, "bytea", "string", _TEXT, "bytes", column_id=5),
+    Column("lsn", "bigint", LogicalType(Kind.INT64), nullable=False, column_id=1),
+    Column(PREFIX, "text", _TEXT, nullable=False, column_id=2),
+    Column("transactional", "boolean", LogicalType(Kind.BOOL), nullable=False, column_id=3),
+    Column(CONTENT, "text", _TEXT, column_id=4),
+    Column(BYTES, "bytea", LogicalType(Kind.BYTES), column_id=5),
 )
 #: Two hexadecimal digits of each byte.
 _DIGITS = np.frombuffer("".join(f"{n:02x}" for n in range(256)).encode(), np.uint16)

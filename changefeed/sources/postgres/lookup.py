@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from changefeed.core.schema import Column, Form, TableSchema
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import Form, Kind
 from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
 from changefeed.sources.postgres.copyout import copy_out
 from changefeed.sources.postgres.csv import parse_csv
@@ -102,8 +103,7 @@ def _present_names(table: TableSchema, details: TableDetails | None) -> list[str
 def _name_now(column: Column, now: Column | None) -> str | None:
     if now is None:
         return None
-    same = (now.physical, now.form, now.logical) == (column.physical, column.form, column.logical)
-    return now.name if same else None
+    return now.name if now.logical == column.logical else None
 
 
 # The index's own operator: "=" alone would not be found for a type of an extension, and a
@@ -184,9 +184,9 @@ class _Query:
 def source_text(column: Column, values: pa.Array) -> list[str | None]:
     """Log values as text that the server reads as the column's type."""
     found: list[Any] = values.to_pylist()
-    if column.form is not Form.RAW or column.logical == "json":
+    if column.form is not Form.RAW or column.kind is Kind.JSON:
         return [None if value is None else _plain(value) for value in found]
-    if column.logical.startswith("array<"):
+    if column.kind is Kind.ARRAY:
         return [None if value is None else _array_text(_parsed(value)) for value in found]
     # "NaN" and "Infinity" carry quotes in the log.
     return [None if value is None else value.strip('"') for value in found]

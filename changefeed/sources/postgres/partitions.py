@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.partition import KeyInterval, Members, Partition, PartitionCondition, has_order
+from changefeed.core.partition import KeyInterval, Members, Partition, PartitionCondition
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import FLOATS, ORDERED, Kind
 from changefeed.sources.base import PartitionInfo
 from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.values import text_value
@@ -167,7 +168,7 @@ class _Level:
         raise self.refused("a row does not show its HASH partition")
 
     def _members(self, column: Column) -> Members:
-        if column.logical.startswith("float"):
+        if column.kind in FLOATS:
             raise self.refused(f"values of type {column.type_name} are not compared here")
         (texts,) = _tuples(self.bound)
         return Members(
@@ -176,9 +177,9 @@ class _Level:
 
     def _interval(self, columns: Sequence[Column]) -> KeyInterval:
         for column, plain in zip(columns, self.plain, strict=True):
-            if not has_order(column) or (column.logical == "text" and not _byte_order(column)):
+            if column.kind not in ORDERED or (column.kind is Kind.TEXT and not _byte_order(column)):
                 raise self.refused(f"values of type {column.type_name} are not ordered here")
-            if column.logical == "text" and not plain:
+            if column.kind is Kind.TEXT and not plain:
                 raise self.refused(f"texts of {column.name} have another collation than C")
         low, high = (_prefix(columns, texts) for texts in _tuples(self.bound))
         return KeyInterval(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import INTEGERS, Kind
 from changefeed.sources.base import as_sent
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.logical_messages import (
@@ -421,8 +422,6 @@ def _column(
 
 # ----------------------------------------------------------------------------- rewritten
 
-_INTEGERS = ("int16", "int32", "int64")
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 _LENGTH = re.compile(r"\((\d+)\)\Z")
 
 
@@ -449,12 +448,12 @@ def _reads_the_same(old: Column, new: Column) -> bool:
         return True
     if "oid" in (old.type_name, new.type_name):
         return False  # has no negative numbers: -1 reads 4294967295
-    if old.logical in _INTEGERS and new.logical in _INTEGERS:
-        return _INTEGERS.index(old.logical) <= _INTEGERS.index(new.logical)
-    precise, wider = _DECIMAL.match(old.logical), _DECIMAL.match(new.logical)
-    if precise and wider:
-        return precise[2] == wider[2] and int(precise[1]) <= int(wider[1])
-    return old.logical == new.logical == "text" and _varying(old) <= _varying(new)
+    if old.kind in INTEGERS and new.kind in INTEGERS:
+        return old.kind <= new.kind  # int16 < int32 < int64
+    if old.logical.precision and new.logical.precision:
+        same = old.logical.scale == new.logical.scale
+        return same and old.logical.precision <= new.logical.precision
+    return old.kind is new.kind is Kind.TEXT and _varying(old) <= _varying(new)
 
 
 def _varying(column: Column) -> float:

@@ -477,9 +477,6 @@ def _comparable(old: TableSchema, new: TableSchema) -> bool:
     def key(schema: TableSchema) -> list[int | str]:
         return [_identity(column) for column in schema.key_columns]
 
-    kinds = {_identity(c): (c.physical, c.form, c.logical) for c in old.columns}
-    same = all(
-        kinds.get(_identity(c), (c.physical, c.form, c.logical)) == (c.physical, c.form, c.logical)
-        for c in new.columns
-    )
+    kinds = {_identity(c): c.logical for c in old.columns}
+    same = all(kinds.get(_identity(c), c.logical) == c.logical for c in new.columns)
     return same and key(old) == key(new) and old.before_image is new.before_image

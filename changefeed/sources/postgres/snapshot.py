@@ -33,6 +33,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.types import Kind
 from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, leading
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
@@ -518,10 +519,6 @@ def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...
     return tuple(sorted({*columns, *key}))
 
 
-#: Logical types whose order depends on a collation.
-_COLLATED = frozenset({"text"})
-
-
 def _key_condition(table: TableSchema, keys: KeyRange | KeySet | None) -> str:
     """``(k1, k2) >= (..) AND (k1) < (..)`` with quoted literals.
 
@@ -569,7 +566,7 @@ def key_after(
 ) -> tuple[str, ...] | None:
     """See :meth:`changefeed.sources.base.Source.key_after`."""
     columns = table.key_columns[: range_columns(table)]
-    if columns[0].logical in _COLLATED:
+    if columns[0].kind is Kind.TEXT:
         known = connection.execute(_ROWS, [table.table_id, table.table_id])
         rows = max(rows, only_row(known)[0] // WHOLE_LOOKS)
     terms = [_key_term(table, i) for i in range(len(columns))]
@@ -624,7 +621,7 @@ def _key_text(value: str | int | bool) -> str:
 def _key_term(table: TableSchema, place: int) -> sql.Composable:
     column = table.key_columns[place]
     name = sql.Identifier(column.name)
-    if column.logical in _COLLATED:
+    if column.kind is Kind.TEXT:
         return name + sql.SQL('::pg_catalog.text COLLATE pg_catalog."C"')
     return name
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 
 
 class ReplicaIdentity(StrEnum):
@@ -102,34 +103,33 @@ class TableDetails:
     width: int = 0
 
 
-# type name -> (physical, form, logical). Names are of pg_catalog.
-_NATIVE, _RAW, _TEXT = Form.NATIVE, Form.RAW, Form.TEXT
-_KNOWN: dict[str, tuple[str, Form, str]] = {
-    "bool": ("bool", _NATIVE, "bool"),
-    "int2": ("int16", _NATIVE, "int16"),
-    "int4": ("int32", _NATIVE, "int32"),
-    "int8": ("int64", _NATIVE, "int64"),
-    "oid": ("int64", _NATIVE, "int64"),
-    "float4": ("string", _RAW, "float32"),
-    "float8": ("string", _RAW, "float64"),
-    "numeric": ("string", _RAW, "decimal"),
-    "json": ("string", _RAW, "json"),
-    "jsonb": ("string", _RAW, "json"),
-    "text": ("string", _TEXT, "text"),
-    "varchar": ("string", _TEXT, "text"),
-    "bpchar": ("string", _TEXT, "text"),
-    "name": ("string", _TEXT, "text"),
-    "char": ("string", _TEXT, "text"),
-    "bytea": ("string", _TEXT, "bytes"),
-    "uuid": ("string", _TEXT, "uuid"),
-    "date": ("string", _TEXT, "date"),
-    "time": ("string", _TEXT, "time"),
-    "timetz": ("string", _TEXT, "timetz"),
-    "timestamp": ("string", _TEXT, "timestamp"),
-    "timestamptz": ("string", _TEXT, "timestamptz"),
-    "interval": ("string", _TEXT, "interval"),
+#: Names of types in pg_catalog.
+_KNOWN = {
+    "bool": Kind.BOOL,
+    "int2": Kind.INT16,
+    "int4": Kind.INT32,
+    "int8": Kind.INT64,
+    "oid": Kind.INT64,
+    "float4": Kind.FLOAT32,
+    "float8": Kind.FLOAT64,
+    "numeric": Kind.DECIMAL,
+    "json": Kind.JSON,
+    "jsonb": Kind.JSON,
+    "text": Kind.TEXT,
+    "varchar": Kind.TEXT,
+    "bpchar": Kind.TEXT,
+    "name": Kind.TEXT,
+    "char": Kind.TEXT,
+    "bytea": Kind.BYTES,
+    "uuid": Kind.UUID,
+    "date": Kind.DATE,
+    "time": Kind.TIME,
+    "timetz": Kind.TIMETZ,
+    "timestamp": Kind.TIMESTAMP,
+    "timestamptz": Kind.TIMESTAMPTZ,
+    "interval": Kind.INTERVAL,
 }
-_OTHER = ("string", _TEXT, "other")
+_OTHER = LogicalType(Kind.OTHER)
 
 #: Tables and types with lower numbers ship with the server.
 FIRST_USER_OID = 16384
@@ -190,13 +190,10 @@ def column_of(
         types: by oid; :data:`BUILTIN` is looked at too. A type found in neither is ``other``.
         type_name: PostgreSQL's own spelling (``format_type``); made up when empty.
     """
-    physical, form, logical = _resolve(type_oid, typmod, types)
     return Column(
         name=name,
         type_name=type_name or spelled(type_oid, typmod, types),
-        physical=physical,
-        form=form,
-        logical=logical,
+        logical=_resolve(type_oid, typmod, types),
         nullable=not not_null,
         column_id=number,
     )
@@ -277,30 +274,27 @@ def _below_domains(
     return info, typmod
 
 
-def _resolve(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> tuple[str, Form, str]:
+def _resolve(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> LogicalType:
     info, typmod = _below_domains(oid, typmod, types)
     if info is None:
         return _OTHER
     if info.element:
         return _resolve_array(info, typmod, types)
     if info.kind == "e" or info.name in _TEXT_EXTENSIONS:
-        return ("string", Form.TEXT, "text")
+        return LogicalType(Kind.TEXT)
     if info.schema != "pg_catalog":
         return _OTHER
-    physical, form, logical = _KNOWN.get(info.name, _OTHER)
-    if logical == "decimal" and typmod >= 4:
-        logical = f"decimal({_precision(typmod)},{_scale(typmod)})"
-    return physical, form, logical
+    kind = _KNOWN.get(info.name, Kind.OTHER)
+    if kind is Kind.DECIMAL and typmod >= 4:
+        return LogicalType(kind, _precision(typmod), _scale(typmod))
+    return LogicalType(kind)
 
 
-def _resolve_array(
-    info: TypeInfo, typmod: int, types: Mapping[int, TypeInfo]
-) -> tuple[str, Form, str]:
+def _resolve_array(info: TypeInfo, typmod: int, types: Mapping[int, TypeInfo]) -> LogicalType:
     element, _ = _below_domains(info.element, -1, types)
     if element is None or element.delimiter != ",":
         return _OTHER  # box[]: elements hold commas themselves; kept as PostgreSQL prints it
-    _, _, logical = _resolve(info.element, typmod, types)
-    return ("string", Form.RAW, f"array<{logical}>")
+    return LogicalType(Kind.ARRAY, element=_resolve(info.element, typmod, types))
 
 
 def _precision(typmod: int) -> int:

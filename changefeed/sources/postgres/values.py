@@ -1,7 +1,7 @@
 """PostgreSQL's text of a value -> the log's form of it, a column at a time.
 
 The server prints values under the session settings of :mod:`.connect`. What the log wants
-(see :class:`~changefeed.core.schema.Form`) differs from that text in few places:
+(see :mod:`changefeed.core.types`) differs from that text in few places:
 
 * bool and integers become Arrow values;
 * ``2024-03-31 01:02:03+00`` becomes ``2024-03-31T01:02:03Z``: the first space is a ``T``, a
@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import Column
+from changefeed.core.types import INTEGERS, TEXT_NUMBERS, Kind, LogicalType
 from changefeed.sources.decoded.spans import Bytes, Mask, Places, Spans, gather, spans_of
 
 
@@ -148,7 +149,7 @@ def _number_array(spans: Spans) -> pa.Array:
     slow = texts.filter(rare)
     data = _own_bytes(texts)
     data[:] = _ARRAY_BYTES[data]
-    return _patched(texts, rare, slow, "float64")
+    return _patched(texts, rare, slow, Kind.FLOAT64)
 
 
 def _boolean_array(spans: Spans) -> pa.Array:
@@ -157,7 +158,7 @@ def _boolean_array(spans: Spans) -> pa.Array:
     slow = texts.filter(rare)
     for old, new in (("t", "true"), ("f", "false"), ("NULL", "null"), ("{", "["), ("}", "]")):
         texts = pc.replace_substring(texts, old, new)
-    return _patched(texts, rare, slow, "bool")
+    return _patched(texts, rare, slow, Kind.BOOL)
 
 
 def _text_array(spans: Spans) -> pa.Array:
@@ -173,7 +174,7 @@ def _text_array(spans: Spans) -> pa.Array:
         r'"\1\2"',
     )
     inner = pc.replace_substring(pc.replace_substring(inner, "\x01", "["), "\x02", "]")
-    return _patched(inner, rare, slow, "text")
+    return _patched(inner, rare, slow, Kind.TEXT)
 
 
 def _bracketed(texts: pa.Array, data: Bytes, offsets: Places, valid: Mask | None) -> pa.Array:
@@ -186,7 +187,7 @@ def _bracketed(texts: pa.Array, data: Bytes, offsets: Places, valid: Mask | None
     return texts
 
 
-def _slow_array(element: str) -> Callable[[Spans], pa.Array]:
+def _slow_array(element: Kind) -> Callable[[Spans], pa.Array]:
     def convert(spans: Spans) -> pa.Array:
         texts = gather(spans).to_pylist()
         return pa.array(
@@ -196,7 +197,7 @@ def _slow_array(element: str) -> Callable[[Spans], pa.Array]:
     return convert
 
 
-def _patched(texts: pa.Array, rare: pa.Array, slow: pa.Array, element: str) -> pa.Array:
+def _patched(texts: pa.Array, rare: pa.Array, slow: pa.Array, element: Kind) -> pa.Array:
     if not len(slow):
         return texts
     mended = pa.array([array_json(text, element) for text in slow.to_pylist()], pa.string())
@@ -205,53 +206,37 @@ def _patched(texts: pa.Array, rare: pa.Array, slow: pa.Array, element: str) -> p
 
 # ------------------------------------------------------------------------------ a column
 
-_LOGICAL: dict[str, Callable[[Spans], pa.Array]] = {
-    "float32": _number,
-    "float64": _number,
-    "decimal": _number,
-    "json": _json,
-    "timestamp": _timestamp,
-    "timestamptz": _timestamptz,
+_CONVERTERS: dict[Kind, Callable[[Spans], pa.Array]] = {
+    Kind.BOOL: _boolean,
+    Kind.INT16: _cast(pa.int16()),
+    Kind.INT32: _cast(pa.int32()),
+    Kind.INT64: _cast(pa.int64()),
+    Kind.FLOAT32: _number,
+    Kind.FLOAT64: _number,
+    Kind.DECIMAL: _number,
+    Kind.JSON: _json,
+    Kind.TIMESTAMP: _timestamp,
+    Kind.TIMESTAMPTZ: _timestamptz,
 }
-_PHYSICAL: dict[str, Callable[[Spans], pa.Array]] = {
-    "bool": _boolean,
-    "int16": _cast(pa.int16()),
-    "int32": _cast(pa.int32()),
-    "int64": _cast(pa.int64()),
-}
-_NUMBERS = frozenset({"int16", "int32", "int64", "float32", "float64", "decimal"})
-_CHANGED_ELEMENTS = frozenset({"timestamp", "timestamptz", "json"})
-
-
-def without_size(logical: str) -> str:
-    """``decimal(12,2)`` -> ``decimal``; anything else as it is."""
-    return "decimal" if logical.startswith("decimal(") else logical
-
-
-def element_of(logical: str) -> str | None:
-    """``x`` of ``array<x>``, None for anything else."""
-    if logical.startswith("array<") and logical.endswith(">"):
-        return without_size(logical[len("array<") : -1])
-    return None
+_NUMBERS = INTEGERS | TEXT_NUMBERS
+_CHANGED_ELEMENTS = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.JSON})
 
 
 @lru_cache(maxsize=4096)
-def _converter(physical: str, logical: str) -> Callable[[Spans], pa.Array]:
-    if physical in _PHYSICAL:
-        return _PHYSICAL[physical]
-    element = element_of(logical)
-    if element is None:
-        return _LOGICAL.get(without_size(logical), _plain)
+def _converter(logical: LogicalType) -> Callable[[Spans], pa.Array]:
+    if logical.element is None:
+        return _CONVERTERS.get(logical.kind, _plain)
+    element = logical.element.kind
     if element in _NUMBERS:
         return _number_array
-    if element == "bool":
+    if element is Kind.BOOL:
         return _boolean_array
     return _slow_array(element) if element in _CHANGED_ELEMENTS else _text_array
 
 
 def span_column(column: Column, spans: Spans) -> pa.Array:
     """Texts as the server printed them -> an Arrow array of ``column.arrow``."""
-    return _converter(column.physical, column.logical)(spans)
+    return _converter(column.logical)(spans)
 
 
 def text_column(column: Column, values: pa.Array) -> pa.Array:
@@ -262,7 +247,7 @@ def text_column(column: Column, values: pa.Array) -> pa.Array:
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
-    convert = _converter(column.physical, column.logical)
+    convert = _converter(column.logical)
     if convert is _plain:
         return values if pa.types.is_string(values.type) else values.cast(pa.string())
     if not len(values):
@@ -282,32 +267,31 @@ def text_value(column: Column, text: str | None) -> Any:
     """One text -> the value :func:`text_column` gives, as a Python object."""
     if text is None:
         return None
-    if column.physical == "bool":
+    if column.kind is Kind.BOOL:
         return text == "t"
-    if column.physical != "string":
+    if column.kind in INTEGERS:
         return int(text)
-    element = element_of(column.logical)
-    if element is not None:
-        return array_json(text, element)
-    return _text(text, without_size(column.logical))
+    if column.logical.element is not None:
+        return array_json(text, column.logical.element.kind)
+    return _text(text, column.kind)
 
 
-def _text(text: str, logical: str) -> str:
-    if logical in _NUMBERS:
+def _text(text: str, kind: Kind) -> str:
+    if kind in _NUMBERS:
         return f'"{text}"' if text in _NOT_NUMBERS else text
-    if logical == "json":
+    if kind is Kind.JSON:
         return text.replace("\n", " ").replace("\r", " ")
-    if logical in ("timestamp", "timestamptz"):
+    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
         text = text.replace(" ", "T", 1)
-        if logical == "timestamptz" and text.endswith("+00"):
+        if kind is Kind.TIMESTAMPTZ and text.endswith("+00"):
             text = text[:-3] + "Z"
     return text
 
 
-def array_json(text: str, element: str) -> str:
+def array_json(text: str, element: Kind) -> str:
     """A PostgreSQL array literal as one JSON token without spaces.
 
-    >>> array_json('{1,NULL,3}', 'int32'), array_json('[0:1]={1,2}', 'int32')
+    >>> array_json('{1,NULL,3}', Kind.INT32), array_json('[0:1]={1,2}', Kind.INT32)
     ('[1,null,3]', '"[0:1]={1,2}"')
     """
     if text.startswith("["):
@@ -324,11 +308,11 @@ def array_json(text: str, element: str) -> str:
     return "".join(out)
 
 
-def element_json(text: str, logical: str) -> str:
+def element_json(text: str, kind: Kind) -> str:
     """One element of an array, printed, as a JSON token."""
-    if logical == "bool":
+    if kind is Kind.BOOL:
         return "true" if text == "t" else "false"
-    value = _text(text, logical)
-    if logical in _NUMBERS or logical == "json":
+    value = _text(text, kind)
+    if kind in _NUMBERS or kind is Kind.JSON:
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from changefeed.core.types import Kind
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits before and behind the point.
@@ -70,25 +71,27 @@ class BigQueryDialect(Dialect):
         ("JSON", "FLOAT64"), TypeRule("STRING")
     )
     most_key_columns = 16
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOL"),
-        "int16": TypeRule("INT64"),
-        "int32": TypeRule("INT64"),
-        "int64": TypeRule("INT64"),
-        "float32": TypeRule("FLOAT64", "CAST({x} AS FLOAT64)"),
-        "float64": TypeRule("FLOAT64", "CAST({x} AS FLOAT64)"),
-        "decimal": TypeRule("BIGNUMERIC", "CAST({x} AS BIGNUMERIC)", decimal_pattern(*_BIGNUMERIC)),
-        "text": TypeRule("STRING"),
-        "bytes": TypeRule("BYTES", "FROM_HEX(SUBSTR({x}, 3))"),
-        "date": TypeRule("DATE", "CAST({x} AS DATE)", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
-        "time": TypeRule("TIME", "CAST({x} AS TIME)", r"(?:[01][0-9]|2[0-3]):.*"),
-        "timetz": TypeRule("STRING"),
-        "timestamp": TypeRule("DATETIME", "CAST({x} AS DATETIME)", COMMON_ERA),
-        "timestamptz": TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", COMMON_ERA),
-        "interval": TypeRule("STRING"),
-        "json": TypeRule("JSON", "PARSE_JSON({x}, wide_number_mode=>'round')"),
-        "uuid": TypeRule("STRING"),
-        "other": TypeRule("STRING"),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOL"),
+        Kind.INT16: TypeRule("INT64"),
+        Kind.INT32: TypeRule("INT64"),
+        Kind.INT64: TypeRule("INT64"),
+        Kind.FLOAT32: TypeRule("FLOAT64", "CAST({x} AS FLOAT64)"),
+        Kind.FLOAT64: TypeRule("FLOAT64", "CAST({x} AS FLOAT64)"),
+        Kind.DECIMAL: TypeRule(
+            "BIGNUMERIC", "CAST({x} AS BIGNUMERIC)", decimal_pattern(*_BIGNUMERIC)
+        ),
+        Kind.TEXT: TypeRule("STRING"),
+        Kind.BYTES: TypeRule("BYTES", "FROM_HEX(SUBSTR({x}, 3))"),
+        Kind.DATE: TypeRule("DATE", "CAST({x} AS DATE)", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        Kind.TIME: TypeRule("TIME", "CAST({x} AS TIME)", r"(?:[01][0-9]|2[0-3]):.*"),
+        Kind.TIMETZ: TypeRule("STRING"),
+        Kind.TIMESTAMP: TypeRule("DATETIME", "CAST({x} AS DATETIME)", COMMON_ERA),
+        Kind.TIMESTAMPTZ: TypeRule("TIMESTAMP", "CAST({x} AS TIMESTAMP)", COMMON_ERA),
+        Kind.INTERVAL: TypeRule("STRING"),
+        Kind.JSON: TypeRule("JSON", "PARSE_JSON({x}, wide_number_mode=>'round')"),
+        Kind.UUID: TypeRule("STRING"),
+        Kind.OTHER: TypeRule("STRING"),
     }
 
     # ------------------------------------------------------------------ names and types
@@ -107,7 +110,7 @@ class BigQueryDialect(Dialect):
                 declared = f"{name}({precision},{scale})" if scale else f"{name}({precision})"
                 accepts = decimal_pattern(precision - scale, scale)
                 return TypeRule(declared, f"CAST({{x}} AS {name})", accepts)
-        return self.types["other"]
+        return self.types[Kind.OTHER]
 
     # ------------------------------------------------------------------ expressions
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.types import Kind
 from changefeed.options import History
 from sinks.merged.history import COMMITTED_AT, IS_CURRENT, OPERATION, ORDER, VALID_FROM, VALID_TO
 from sinks.merged.policy import DELETED, MergeMode, Removal, TablePolicy
@@ -199,7 +200,7 @@ class ClickHouseStrategy(Strategy):
         }
         found[SEQUENCE] = number
         if policy.history is History.APPEND:
-            instant = d.types["timestamptz"].sql
+            instant = d.types[Kind.TIMESTAMPTZ].sql
             return found | {ORDER: number, OPERATION: text, COMMITTED_AT: instant, ROW: _DIGEST}
         if policy.history is History.SCD2:
             return found | {GONE: "UInt8", SEEN: "UInt8"}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.schema import Column
+from changefeed.core.types import Kind
 from sinks.warehouse.dialect import Dialect, TypeRule, decimal_pattern
 
 #: A number without declared digits: 38 before and 38 behind the point.
@@ -51,25 +52,25 @@ class ClickHouseDialect(Dialect):
         "int64": "Int64",
         "string": "String",
     }
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("Bool"),
-        "int16": TypeRule("Int16"),
-        "int32": TypeRule("Int32"),
-        "int64": TypeRule("Int64"),
-        "float32": TypeRule("Float32", _cast("Float32")),
-        "float64": TypeRule("Float64", _cast("Float64")),
-        "decimal": TypeRule(_FREE, _cast(_FREE), decimal_pattern(_WHOLE, _SCALE)),
-        "text": TypeRule("String"),
-        "bytes": TypeRule("String", "unhex(substring({x}, 3))"),
-        "date": TypeRule("Date32", _cast("Date32"), _YEARS + "[0-9]{2}-[0-9]{2}"),
-        "time": TypeRule("String"),
-        "timetz": TypeRule("String"),
-        "timestamp": TypeRule(_INSTANT, _MOMENT, _YEARS + ".*[^C]"),
-        "timestamptz": TypeRule(_INSTANT, _MOMENT, _YEARS + ".*[^C]"),
-        "interval": TypeRule("String"),
-        "json": TypeRule("String"),
-        "uuid": TypeRule("UUID", _cast("UUID")),
-        "other": TypeRule("String"),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("Bool"),
+        Kind.INT16: TypeRule("Int16"),
+        Kind.INT32: TypeRule("Int32"),
+        Kind.INT64: TypeRule("Int64"),
+        Kind.FLOAT32: TypeRule("Float32", _cast("Float32")),
+        Kind.FLOAT64: TypeRule("Float64", _cast("Float64")),
+        Kind.DECIMAL: TypeRule(_FREE, _cast(_FREE), decimal_pattern(_WHOLE, _SCALE)),
+        Kind.TEXT: TypeRule("String"),
+        Kind.BYTES: TypeRule("String", "unhex(substring({x}, 3))"),
+        Kind.DATE: TypeRule("Date32", _cast("Date32"), _YEARS + "[0-9]{2}-[0-9]{2}"),
+        Kind.TIME: TypeRule("String"),
+        Kind.TIMETZ: TypeRule("String"),
+        Kind.TIMESTAMP: TypeRule(_INSTANT, _MOMENT, _YEARS + ".*[^C]"),
+        Kind.TIMESTAMPTZ: TypeRule(_INSTANT, _MOMENT, _YEARS + ".*[^C]"),
+        Kind.INTERVAL: TypeRule("String"),
+        Kind.JSON: TypeRule("String"),
+        Kind.UUID: TypeRule("UUID", _cast("UUID")),
+        Kind.OTHER: TypeRule("String"),
     }
 
     outer_joins = " SETTINGS join_use_nulls = 1"
@@ -86,15 +87,15 @@ class ClickHouseDialect(Dialect):
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         if precision > self.max_precision:
-            return self.types["other"]
+            return self.types[Kind.OTHER]
         sql = f"Decimal({precision}, {scale})"
         return TypeRule(sql, _cast(sql), decimal_pattern(precision - scale, scale))
 
     def ordered(self, expression: str, column: Column) -> str:
-        return f"toString({expression})" if column.logical == "uuid" else expression
+        return f"toString({expression})" if column.kind is Kind.UUID else expression
 
     def text_of(self, expression: str, rule: TypeRule) -> str:
-        if rule is self.types["bytes"]:
+        if rule is self.types[Kind.BYTES]:
             return f"concat('\\\\x', lower(hex({expression})))"
         return f"toString({expression})"
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
+from changefeed.core.types import Kind
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 _LOWER, _UPPER = re.compile(r"[a-z_][a-z0-9_$]*"), re.compile(r"[A-Z_][A-Z0-9_$]*")
@@ -43,25 +44,25 @@ class SnowflakeDialect(Dialect):
     key_text = "VARCHAR"
     # A VARIANT is equal to another one by its value, and some of them to none.
     key_rules: ClassVar[Mapping[str, TypeRule]] = {"VARIANT": TypeRule("VARCHAR")}
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOLEAN"),
-        "int16": TypeRule("SMALLINT"),
-        "int32": TypeRule("INTEGER"),
-        "int64": TypeRule("BIGINT"),
-        "float32": TypeRule("FLOAT", "CAST(REPLACE({x}, 'Infinity', 'inf') AS FLOAT)"),
-        "float64": TypeRule("FLOAT", "CAST(REPLACE({x}, 'Infinity', 'inf') AS FLOAT)"),
-        "decimal": TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_WHOLE, _SCALE)),
-        "text": TypeRule("VARCHAR"),
-        "bytes": TypeRule("BINARY", "TO_BINARY(SUBSTR({x}, 3), 'HEX')"),
-        "date": TypeRule("DATE", "CAST({x} AS DATE)", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
-        "time": TypeRule("TIME(6)", "CAST({x} AS TIME(6))", r"(?:[01][0-9]|2[0-3]):.*"),
-        "timetz": TypeRule("VARCHAR"),
-        "timestamp": TypeRule("TIMESTAMP_NTZ(6)", "CAST({x} AS TIMESTAMP_NTZ(6))", COMMON_ERA),
-        "timestamptz": TypeRule("TIMESTAMP_TZ(6)", "CAST({x} AS TIMESTAMP_TZ(6))", COMMON_ERA),
-        "interval": TypeRule("VARCHAR"),
-        "json": TypeRule("VARIANT", "PARSE_JSON({x})"),
-        "uuid": TypeRule("VARCHAR"),
-        "other": TypeRule("VARCHAR"),
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOLEAN"),
+        Kind.INT16: TypeRule("SMALLINT"),
+        Kind.INT32: TypeRule("INTEGER"),
+        Kind.INT64: TypeRule("BIGINT"),
+        Kind.FLOAT32: TypeRule("FLOAT", "CAST(REPLACE({x}, 'Infinity', 'inf') AS FLOAT)"),
+        Kind.FLOAT64: TypeRule("FLOAT", "CAST(REPLACE({x}, 'Infinity', 'inf') AS FLOAT)"),
+        Kind.DECIMAL: TypeRule(_FREE, f"CAST({{x}} AS {_FREE})", decimal_pattern(_WHOLE, _SCALE)),
+        Kind.TEXT: TypeRule("VARCHAR"),
+        Kind.BYTES: TypeRule("BINARY", "TO_BINARY(SUBSTR({x}, 3), 'HEX')"),
+        Kind.DATE: TypeRule("DATE", "CAST({x} AS DATE)", r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        Kind.TIME: TypeRule("TIME(6)", "CAST({x} AS TIME(6))", r"(?:[01][0-9]|2[0-3]):.*"),
+        Kind.TIMETZ: TypeRule("VARCHAR"),
+        Kind.TIMESTAMP: TypeRule("TIMESTAMP_NTZ(6)", "CAST({x} AS TIMESTAMP_NTZ(6))", COMMON_ERA),
+        Kind.TIMESTAMPTZ: TypeRule("TIMESTAMP_TZ(6)", "CAST({x} AS TIMESTAMP_TZ(6))", COMMON_ERA),
+        Kind.INTERVAL: TypeRule("VARCHAR"),
+        Kind.JSON: TypeRule("VARIANT", "PARSE_JSON({x})"),
+        Kind.UUID: TypeRule("VARCHAR"),
+        Kind.OTHER: TypeRule("VARCHAR"),
     }
 
     # ------------------------------------------------------------------ names and types
@@ -74,7 +75,7 @@ class SnowflakeDialect(Dialect):
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         if precision > self.max_precision or scale > _MOST_SCALE:
-            return self.types["other"]
+            return self.types[Kind.OTHER]
         sql = f"NUMBER({precision},{scale})"
         accepts = decimal_pattern(precision - scale, scale)
         return TypeRule(sql, f"CAST({{x}} AS {sql})", accepts)

@@ -15,8 +15,9 @@ import pyarrow as pa
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
-from changefeed.core.schema import INTEGERS, Column, TableSchema
+from changefeed.core.schema import Column, TableSchema
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.types import INTEGERS
 from changefeed.options import Feature, History
 from sinks.base import (
     Capabilities,
@@ -342,9 +343,9 @@ class SpannerSink(DatabaseSink):
 
 def _written(column: Column) -> str:
     """What values of a column are written like: whole numbers of any size alike, and decimals."""
-    if column.logical in INTEGERS:
+    if column.kind in INTEGERS:
         return "int"
-    return column.logical.partition("(")[0]
+    return str(column.logical).partition("(")[0]
 
 
 def _is_local(endpoint: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from changefeed.core.types import Kind
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
 #: Digits of NUMERIC before and behind the point.
@@ -46,25 +47,25 @@ class SpannerDialect(Dialect):
         "BYTES(MAX)": TypeRule("BYTES(MAX)", longest=2 * _KEY),
     }
     most_key_columns = 16
-    types: ClassVar[Mapping[str, TypeRule]] = {
-        "bool": TypeRule("BOOL"),
-        "int16": TypeRule("INT64"),
-        "int32": TypeRule("INT64"),
-        "int64": TypeRule("INT64"),
-        "float32": TypeRule("FLOAT64"),
-        "float64": TypeRule("FLOAT64"),
-        "decimal": TypeRule("NUMERIC", accepts=decimal_pattern(_WHOLE, _SCALE)),
-        "text": _TEXT,
-        "bytes": TypeRule("BYTES(MAX)", longest=2 * _CELL + 2),
-        "date": TypeRule("DATE", accepts=r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
-        "time": _TEXT,
-        "timetz": _TEXT,
-        "timestamp": TypeRule("TIMESTAMP", accepts=COMMON_ERA),
-        "timestamptz": TypeRule("TIMESTAMP", accepts=COMMON_ERA),
-        "interval": _TEXT,
-        "json": TypeRule("JSON", longest=_CELL),
-        "uuid": TypeRule("STRING(36)"),
-        "other": _TEXT,
+    types: ClassVar[Mapping[Kind, TypeRule]] = {
+        Kind.BOOL: TypeRule("BOOL"),
+        Kind.INT16: TypeRule("INT64"),
+        Kind.INT32: TypeRule("INT64"),
+        Kind.INT64: TypeRule("INT64"),
+        Kind.FLOAT32: TypeRule("FLOAT64"),
+        Kind.FLOAT64: TypeRule("FLOAT64"),
+        Kind.DECIMAL: TypeRule("NUMERIC", accepts=decimal_pattern(_WHOLE, _SCALE)),
+        Kind.TEXT: _TEXT,
+        Kind.BYTES: TypeRule("BYTES(MAX)", longest=2 * _CELL + 2),
+        Kind.DATE: TypeRule("DATE", accepts=r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        Kind.TIME: _TEXT,
+        Kind.TIMETZ: _TEXT,
+        Kind.TIMESTAMP: TypeRule("TIMESTAMP", accepts=COMMON_ERA),
+        Kind.TIMESTAMPTZ: TypeRule("TIMESTAMP", accepts=COMMON_ERA),
+        Kind.INTERVAL: _TEXT,
+        Kind.JSON: TypeRule("JSON", longest=_CELL),
+        Kind.UUID: TypeRule("STRING(36)"),
+        Kind.OTHER: _TEXT,
     }
 
     # ------------------------------------------------------------------ names and types
@@ -80,7 +81,7 @@ class SpannerDialect(Dialect):
     def decimal(self, precision: int, scale: int) -> TypeRule:
         """NUMERIC takes no digits of its own: what the column declares is checked before."""
         if scale > _SCALE or precision - scale > _WHOLE:
-            return self.types["other"]
+            return self.types[Kind.OTHER]
         return TypeRule("NUMERIC", accepts=decimal_pattern(precision - scale, scale))
 
     # ------------------------------------------------------------------ definitions

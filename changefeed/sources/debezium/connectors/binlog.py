@@ -10,7 +10,7 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import Column, TableName
-from changefeed.sources.debezium.carriers import make_column
+from changefeed.core.types import LogicalType
 from changefeed.sources.debezium.connectors.base import PREFIX, Connector, Driver, TableDescription
 from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.sessions import CatalogSession
@@ -178,7 +178,7 @@ class _Binlog(Connector):
         logical = self.logical(data_type.lower(), type_name.lower())
         if data_type == "decimal":
             logical = f"decimal({precision},{scale})"
-        return make_column(name, type_name, logical, nullable == "YES")
+        return Column(name, type_name, LogicalType.parse(logical), nullable == "YES")
 
     def logical(self, data_type: str, type_name: str) -> str:
         """The neutral type of a column."""

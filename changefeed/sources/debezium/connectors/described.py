@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from changefeed.core.schema import Column
-from changefeed.sources.debezium.carriers import make_column
+from changefeed.core.types import LogicalType
 from changefeed.sources.debezium.connectors.base import Connector, TableDescription
 from changefeed.sources.debezium.sessions import CatalogSession
 
@@ -62,4 +62,4 @@ def _column(told: Mapping[str, Any], names: Mapping[str, str]) -> Column:
         logical = "decimal" if digits is None or not size else f"decimal({size},{digits})"
     else:
         logical = _LOGICAL.get(told["type"], "text")
-    return make_column(told["name"], type_name, logical, bool(told["nullable"]))
+    return Column(told["name"], type_name, LogicalType.parse(logical), bool(told["nullable"]))

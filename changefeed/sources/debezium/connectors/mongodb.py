@@ -14,11 +14,11 @@ from urllib.parse import quote, urlencode
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
-from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import Parts, split_uri
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.address import Address, address_of
-from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import (
     PREFIX,
     Connector,
@@ -46,8 +46,8 @@ _RIGHTS = (
     ("clusterMonitor", ("listDatabases", "replSetGetConfig"), True),
 )
 _COLUMNS = (
-    make_column("_id", "_id", "text", False),
-    make_column("document", "document", "json", True),
+    Column("_id", "_id", LogicalType(Kind.TEXT), False),
+    Column("document", "document", LogicalType(Kind.JSON)),
 )
 #: The time in a resume token, in hexadecimal digits: seconds, then a number within the second.
 _TOKEN = re.compile(rb"\x02_data\x00....82([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})", re.DOTALL)

@@ -15,8 +15,8 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.carriers import make_column
 from changefeed.sources.debezium.connectors.base import Connector, Driver, TableDescription
 from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.sessions import CatalogSession, text
@@ -237,7 +237,7 @@ def _column(row: list[str | None]) -> Column:
         logical = f"array<{_logical(element, of_element)}>"
     else:
         logical = _logical(kind, declared)
-    return make_column(name, declared, logical, required not in ("t", "true"))
+    return Column(name, declared, LogicalType.parse(logical), required not in ("t", "true"))
 
 
 def _logical(kind: str, declared: str) -> str:

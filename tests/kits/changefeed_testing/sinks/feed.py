@@ -15,7 +15,8 @@ import pyarrow as pa
 from changefeed.core.arrow import MESSAGE_SCHEMA
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.schema import Column, Form, TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed_testing.sinks.history import RowHistory
 from changefeed_testing.sinks.messages import Row
 from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
@@ -53,9 +54,9 @@ def delete(key: int, step: int, table: str = "t") -> Write:
 def table_schema(table: str, version: int = 1) -> TableSchema:
     """``table(a int primary key, b text)``; version 2 has a column ``c`` more."""
     columns = [
-        Column("a", "integer", "int32", Form.NATIVE, "int32", nullable=False, column_id=1),
-        Column("b", "text", "string", Form.TEXT, "text", column_id=2),
-        Column("c", "text", "string", Form.TEXT, "text", column_id=3),
+        Column("a", "integer", LogicalType.parse("int32"), nullable=False, column_id=1),
+        Column("b", "text", LogicalType.parse("text"), column_id=2),
+        Column("c", "text", LogicalType.parse("text"), column_id=3),
     ]
     name = TableName("shop", "public", table)
     return TableSchema(name, tuple(columns[: 1 + version]), (0,), version=version)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
+from changefeed.core.types import Kind, LogicalType
 from changefeed_testing.sinks.comparing import COMPARING_CASES
 from changefeed_testing.sinks.conformance import LARGE_TEXT
 from changefeed_testing.sinks.keeping_history import HISTORY_CASES
@@ -541,7 +542,7 @@ def evolves(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 1}, c=6))
     feed.deliver(sink)
     check(harness, source)
-    wide = replace(c, logical="int64", physical="int64", type_name="bigint")
+    wide = replace(c, logical=LogicalType(Kind.INT64), type_name="bigint")
     source.alter("t", replace(old, columns=(a, replace(b, name="label"), wide)))
     source.commit(insert("t", a=3, label="z", c=5_000_000_000))
     feed.deliver(sink)

@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange, Truncate
-from changefeed.core.schema import BeforeImage, Column, Form, TableName, TableSchema
+from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.types import LogicalType
 from changefeed_testing.sinks.feed import START
 from sinks.base import (
     Batch,
@@ -40,9 +41,7 @@ from sinks.base import (
 Row = dict[str, object]
 """A row of a table: column name -> value in log form."""
 
-_PHYSICAL = {"bool": "bool", "int16": "int16", "int32": "int32", "int64": "int64"}
 _BEFORE = re.compile(r"b\d+")
-_RAW = ("decimal", "float", "json", "array")
 _SQL = {"int16": "smallint", "int32": "integer", "int64": "bigint", "bool": "boolean"}
 
 
@@ -51,11 +50,7 @@ _SQL = {"int16": "smallint", "int32": "integer", "int64": "bigint", "bool": "boo
 
 def column_of(name: str, logical: str, number: int, *, nullable: bool = True) -> Column:
     """A column of a logical type, with the log type that a source would give it."""
-    physical = _PHYSICAL.get(logical, "string")
-    form = Form.NATIVE if physical != "string" else Form.TEXT
-    if logical.startswith(_RAW):
-        form = Form.RAW
-    return Column(name, _SQL.get(logical, logical), physical, form, logical, nullable, number)
+    return Column(name, _SQL.get(logical, logical), LogicalType.parse(logical), nullable, number)
 
 
 def table_of(name: str, /, *, key: Sequence[str] = (), **columns: str) -> TableSchema:

@@ -180,7 +180,7 @@ def every_type_there_and_back(harness: SourceHarness) -> None:
             for i, column in enumerate(batch.schema.columns):
                 assert problem(column, batch.rows.column(f"a{i}")) == ""
     for i, kind in enumerate(types):
-        assert schema.columns[i + 1].logical == kind.logical, kind.sql
+        assert str(schema.columns[i + 1].logical) == kind.logical, kind.sql
         for n in range(count):
             wanted = _wanted(kind, n)
             assert scanned[n][f"c{i}"] == wanted, f"scan of {kind.sql}"
