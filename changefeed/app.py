@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from changefeed.api import ClientRow, FeedPlan, Interpreter, Result
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import require_spark
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.spark.settings import SparkSettings
@@ -184,6 +185,7 @@ class Application:
         """Check a CDC query against its table; if no node runs, Spark starts in this process."""
         if self._node_elsewhere:
             return NodeInquiry(self.catalog).compile_query(schema, query)
+        require_spark("a CDC query")
         return self._made().compile_query(schema, query)
 
     def extract_columns(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import pyarrow as pa
 
-from changefeed.encoding.avro import reading as avro
 from changefeed.encoding.avro.schema import SCHEMA_KEY
 from changefeed.encoding.binary_format import Read
-from changefeed.encoding.protobuf import reading as protobuf
 from changefeed.encoding.protobuf.schema import PROTO_KEY
 from sinks.copies import key_text, of_record, plain
 
@@ -36,15 +36,26 @@ class SchemaReaders:
 
     Attributes:
         beside: under what name the Arrow columns of messages have the text of their schema.
-        reader_of: reads messages of a schema's text.
-        reader_by_id: reads messages that begin with the id of their schema.
-        names: the members of a schema's record.
+        module: its functions read the messages. It is loaded on use, as it may need a package of an
+            extra.
     """
 
     beside: bytes
-    reader_of: Callable[[str], Read]
-    reader_by_id: Callable[[Callable[[int], str]], Read]
-    names: Callable[[str], tuple[str, ...]]
+    module: str
+
+    @property
+    def _reading(self) -> Any:
+        return import_module(self.module)
+
+    def reader_of(self, schema: str) -> Read:
+        """What reads messages of a schema's text."""
+        read: Read = self._reading.reader_of(schema)
+        return read
+
+    def reader_by_id(self, schema_of: Callable[[int], str]) -> Read:
+        """What reads messages that begin with the id of their schema."""
+        read: Read = self._reading.reader_by_id(schema_of)
+        return read
 
     def of_source(self, messages: pa.Schema, envelope: str) -> RecordReader:
         """What reads messages whose columns have their schemas beside them."""
@@ -53,14 +64,13 @@ class SchemaReaders:
 
     def key_names(self, messages: pa.Schema) -> tuple[str, ...]:
         """What the key's columns are called in such messages."""
-        return self.names(self._schema(messages, "key"))
+        names: tuple[str, ...] = self._reading.member_names(self._schema(messages, "key"))
+        return names
 
     def _schema(self, messages: pa.Schema, column: str) -> str:
         metadata = messages.field(column).metadata or {}
         return str(metadata[self.beside], "utf-8")
 
 
-AVRO = SchemaReaders(SCHEMA_KEY, avro.reader_of, avro.reader_by_id, avro.member_names)
-PROTOBUF = SchemaReaders(
-    PROTO_KEY, protobuf.reader_of, protobuf.reader_by_id, protobuf.member_names
-)
+AVRO = SchemaReaders(SCHEMA_KEY, "changefeed.encoding.avro.reading")
+PROTOBUF = SchemaReaders(PROTO_KEY, "changefeed.encoding.protobuf.reading")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from functools import cache
 from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking, needs_package
 from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import hint_of_scheme
 from changefeed.options import Feature
@@ -132,7 +132,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "the same on a server that accepts files by PUT",
         "https://user:password@example.com/feeds",
         ("httpx",),
-        "webhook",
         lists=False,
     ),
     "http": SchemeEntry(
@@ -140,28 +139,23 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "the same without TLS",
         "http://localhost:8080/feeds",
         ("httpx",),
-        "webhook",
         lists=False,
     ),
     "file-https": SchemeEntry(
-        _FILES, "the same as https", "", ("httpx",), "webhook", hidden=True, lists=False
+        _FILES, "the same as https", "", ("httpx",), hidden=True, lists=False
     ),
-    "file-http": SchemeEntry(
-        _FILES, "the same as http", "", ("httpx",), "webhook", hidden=True, lists=False
-    ),
+    "file-http": SchemeEntry(_FILES, "the same as http", "", ("httpx",), hidden=True, lists=False),
     "webhook-https": SchemeEntry(
         _WEBHOOK,
         "batches of messages to an HTTPS endpoint",
         "webhook-https://example.com/changes?parallel=4",
         ("httpx",),
-        "webhook",
     ),
     "webhook-http": SchemeEntry(
         _WEBHOOK,
         "the same without TLS, for a server on the same machine",
         "webhook-http://localhost:8080/changes",
         ("httpx",),
-        "webhook",
     ),
     "duckdb": SchemeEntry(
         "sinks.warehouse.duckdb:DuckDBSink",
@@ -195,7 +189,6 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "tables of a MySQL or MariaDB database, kept equal by staged merge",
         "mysql://user:password@host/database",
         ("pymysql",),
-        "mysql",
     ),
     "clickhouse": SchemeEntry(
         "sinks.warehouse.clickhouse.sink:ClickHouseSink",
@@ -228,12 +221,14 @@ BUILT_IN: dict[str, SchemeEntry] = {
         "Delta tables merged by Spark, on any filesystem that Spark can reach",
         "delta:///srv/lake",
         ("pyspark",),
+        "spark",
     ),
     "iceberg": SchemeEntry(
         "sinks.lake.sink:IcebergSink",
         "Iceberg tables merged by Spark, in a hadoop, REST or JDBC catalog",
         "iceberg://lake/shop?type=hadoop&warehouse=/srv/lake",
         ("pyspark",),
+        "spark",
     ),
     "reader": SchemeEntry(
         "sinks.reader.sink:ReaderSink",
@@ -347,6 +342,9 @@ def check(uri: str, options: Mapping[str, object] | None = None) -> list[Changef
         kind(uri, options or {})
     except ChangefeedError as error:
         found += getattr(error, "problems", None) or [error]
+    except ImportError:
+        if not found:  # else the constructor has loaded the client that is missing
+            raise
     return found
 
 
@@ -422,7 +420,7 @@ def _load(scheme: str) -> _Kind:
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        raise _needs(scheme, found, error.name or module) from error
+        raise needs_package(f"{scheme}://", error.name or module, found.extra) from error
     if not (isinstance(kind, type) and issubclass(kind, Sink) and hasattr(kind, "capabilities")):
         raise ChangefeedError(
             Code.INVALID_URI,
@@ -434,27 +432,7 @@ def _load(scheme: str) -> _Kind:
 
 def _missing(scheme: str) -> ChangefeedError | None:
     found = entry(scheme)
-    for package in found.packages:
-        if not _installed(package):
-            return _needs(scheme, found, package)
-    return None
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even what it is a part of
-        return False
-
-
-def _needs(scheme: str, found: SchemeEntry, package: str) -> ChangefeedError:
-    name = package.partition(".")[0].replace("_", "-")
-    wanted = f"changefeed[{found.extra}]" if found.extra else name
-    return ChangefeedError(
-        Code.SINK_NEEDS_EXTRA,
-        f"{scheme}:// needs the package {name}, which is not installed",
-        hint=f"pip install '{wanted}'",
-    )
+    return lacking(f"{scheme}://", found.packages, found.extra)
 
 
 @cache

@@ -45,6 +45,8 @@ class FormatTraits:
         row_alone: why a message is only the row, without a place for key or topic; empty if not.
         read_back: messages can be read again, to compare them with their source.
         line: a message has no key, and cannot say that a row was changed or deleted.
+        packages: import names of what its writer needs.
+        extra: the extra of our distribution that brings them.
         never: envelopes that the format does not support.
         because: the reason for ``never``.
     """
@@ -58,6 +60,8 @@ class FormatTraits:
     row_alone: str = ""
     read_back: bool = False
     line: bool = False
+    packages: tuple[str, ...] = ()
+    extra: str = ""
     never: tuple[Envelope, ...] = ()
     because: str = ""
 
@@ -75,6 +79,8 @@ TRAITS: Mapping[Format, FormatTraits] = {
     Format.AVRO: FormatTraits(
         "Avro, with a schema registry or in files",
         "changefeed.encoding.avro.format:AvroFormat",
+        packages=("fastavro",),
+        extra="avro",
         schemas=True,
         unreadable_alone=True,
         read_back=True,

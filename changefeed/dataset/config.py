@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import require_spark
 from changefeed.dataset.model import (
     Dataset,
     DatasetColumn,
@@ -59,8 +60,9 @@ def read_config(path: Path) -> Dataset:
 
     Raises:
         ChangefeedError: CF1204 the file cannot be read or says something not understood; CF1203
-            a key that is not known.
+            a key that is not known; CF4003, the extra ``spark`` is not installed.
     """
+    require_spark("changefeed dataset")
     import yaml  # not above: every other statement would load it, too
 
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from abc import ABC, abstractmethod
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
@@ -95,12 +94,6 @@ class MariaDBShop(ShopDatabase):
     name = "shop"
 
     def __init__(self) -> None:
-        if find_spec("pymysql") is None:
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                "the demo on MariaDB needs the package pymysql",
-                hint="pip install 'changefeed[demo]' brings it.",
-            )
         import pymysql
 
         self.errors = pymysql.MySQLError

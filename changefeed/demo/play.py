@@ -19,6 +19,7 @@ from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import StreamRow
+from changefeed.core.extras import spark_lacking
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log, log_to
 from changefeed.demo import shop
@@ -113,7 +114,9 @@ def _play_all(stage: _Stage, seconds: float) -> None:
     if spark:
         _play(stage, SPARK, texts[SPARK], seconds / 3)
     else:
-        stage.display.say(f"{SPARK} is left out, as Spark finds no Java here: {INSTALL_HINT}")
+        missing = spark_lacking(SPARK)
+        reason = f"Spark finds no Java here: {INSTALL_HINT}" if missing is None else missing.hint
+        stage.display.say(f"{SPARK} is left out: {reason}")
         _play(stage, "", "SHOW CHANGEFEEDS", seconds)
 
 

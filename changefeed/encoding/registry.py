@@ -7,7 +7,6 @@ Its URL may hold a login (``https://user:password@host``) and, as CockroachDB's,
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 import threading
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking
 from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
 from changefeed.core.time_limits import PATIENCE, limit_httpx, within
 
@@ -80,13 +80,9 @@ def check_installed() -> None:
     Raises:
         ChangefeedError: CF5005.
     """
-    for package in _PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            raise ChangefeedError(
-                Code.SINK_NEEDS_EXTRA,
-                f"a schema registry needs the package {package}, which is not installed",
-                hint="pip install 'changefeed[registry]'",
-            )
+    missing = lacking("a schema registry", _PACKAGES, "registry")
+    if missing is not None:
+        raise missing
 
 
 @dataclass(frozen=True, slots=True)

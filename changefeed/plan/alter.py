@@ -28,7 +28,7 @@ from changefeed.options import (
     parse_add_options,
     to_span,
 )
-from changefeed.plan.build import distinct, feed_sql, look_at_targets
+from changefeed.plan.build import distinct, feed_sql, look_at_targets, missing_extras
 from changefeed.plan.context import PlanContext
 from changefeed.plan.queries import group_problems, lookup_problems
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink, job_options
@@ -240,7 +240,7 @@ class _Alteration:
             n for a in self.statement.actions if isinstance(a, nodes.AlterUnset) for n in a.names
         ]
         try:
-            return alter_options(
+            altered = alter_options(
                 current,
                 sets,
                 unsets,
@@ -253,6 +253,8 @@ class _Alteration:
         except ChangefeedError as error:
             self.problems.append(error)
             return None
+        self.problems += missing_extras(altered, sets)
+        return altered
 
     def _topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
         """Topics of the tables that stay, with the prefixes of the new sink URI."""

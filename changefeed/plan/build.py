@@ -13,7 +13,10 @@ from typing import TypeVar
 from changefeed.attachments import attachment
 from changefeed.catalog import Connection, Job
 from changefeed.core.clock import Timestamp
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
+from changefeed.core.extras import lacking, spark_lacking
+from changefeed.core.formats import TRAITS
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.core.uri import sink_location
 from changefeed.encoding.compile import (
@@ -25,6 +28,8 @@ from changefeed.encoding.compile import (
 )
 from changefeed.options import (
     CURSOR,
+    ENGINE,
+    FORMAT,
     INITIAL_SCAN,
     DebeziumOffset,
     InitialScan,
@@ -118,6 +123,21 @@ def check_living(
     return statement, problems, planner.overlooked
 
 
+def missing_extras(options: Options, written: Sequence[nodes.Option]) -> list[ChangefeedError]:
+    """What a feed with these options needs that is not installed here; ``written`` has their
+    places in the text."""
+    traits = TRAITS[options[FORMAT]]
+    found = {FORMAT.name: lacking(f"format = '{options[FORMAT]}'", traits.packages, traits.extra)}
+    if options[ENGINE] is EngineOption.SPARK:
+        found[ENGINE.name] = spark_lacking("engine = 'spark'")
+    problems = []
+    for name, problem in found.items():
+        if problem is not None:
+            problem.span = next((to_span(o.span) for o in written if o.name == name), None)
+            problems.append(problem)
+    return problems
+
+
 def distinct(problems: Sequence[ChangefeedError]) -> list[ChangefeedError]:
     """The single problems, in the order of the text, without repetitions."""
     flat = [each for p in problems for each in (p.problems if isinstance(p, Problems) else [p])]
@@ -151,6 +171,8 @@ class Planner:
         looked = options or (self._right_options(sink) if self.around.probe else None)
         if sink is not None:
             self.problems += check_sink(sink, looked or Options.from_dict({}))
+        if options is not None:
+            self.problems += missing_extras(options, self.statement.options)
         source = self._attempt(lambda: self._open(connection)) if connection else None
         if connection is None or source is None:
             self._probe(sink, looked, [], "")

@@ -17,6 +17,7 @@ from changefeed.catalog.model import JobSpec, TableProgress
 from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.events import Position
+from changefeed.core.extras import spark_lacking
 from changefeed.core.figures import duration_text, names_text, size_text
 from changefeed.core.formats import TRAITS
 from changefeed.core.partition import Prefixes
@@ -328,7 +329,10 @@ class EngineStage:
             what = f"scans, not for backlogs: {backlog}"
         elif scan:
             what = f"backlogs, not for scans: {scan}"
-        if asked is EngineOption.AUTO:
+        missing = spark_lacking("a job of Spark")
+        if asked is EngineOption.AUTO and missing is not None:
+            yield f"driver: {missing.message}"
+        elif asked is EngineOption.AUTO:
             yield f"auto: the node or a Spark job, whichever is estimated to be faster, for {what}"
         elif asked is EngineOption.SPARK:
             yield f"spark, except for a few rows, for {what}"

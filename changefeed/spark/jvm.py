@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import require_spark
 from changefeed.spark.java import Java
 
 #: The packages that Spark needs opened (org.apache.spark.launcher.JavaModuleOptions), without
@@ -253,14 +254,9 @@ def spark_jars() -> Path:
     Raises:
         ChangefeedError: CF4003; pyspark is missing or came without its jars.
     """
-    try:
-        import pyspark
-    except ImportError as cause:
-        raise ChangefeedError(
-            Code.SPARK_NOT_AVAILABLE,
-            "pyspark is not installed",
-            hint="pip install 'pyspark==4.1.*'",
-        ) from cause
+    require_spark("Spark")
+    import pyspark
+
     jars = Path(pyspark.__file__).parent / "jars"
     if not jars.is_dir():
         raise ChangefeedError(

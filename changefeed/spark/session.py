@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkState
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import require_spark
 from changefeed.spark.failure import translate
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
@@ -101,7 +102,17 @@ class NodeSpark:
 
     @classmethod
     def of(cls, settings: SparkSettings, log: Path | None = None) -> NodeSpark:
-        """Spark with the settings of a command line."""
+        """Spark with the settings of a command line.
+
+        Raises:
+            ChangefeedError: CF4003, a setting needs PySpark, which is not installed.
+        """
+        for flag, given in {
+            "--engine spark": settings.engine is EngineOption.SPARK,
+            "--master": settings.master is not None,
+        }.items():
+            if given:
+                require_spark(flag)
         conf = dict(settings.conf)
         return cls(
             master=settings.master,

@@ -28,7 +28,7 @@ from changefeed.core.telemetry import log
 #: The packages of changefeed that run in executors.
 OWN = ("changefeed", "sinks", "grammar")
 #: Extras of sinks and formats that deliver from executors.
-_EXTRAS = frozenset({"elasticsearch", "registry", "webhook"})
+_EXTRAS = frozenset({"avro", "elasticsearch", "registry", "spark"})
 #: Entry points of packages with further sinks and sources.
 _GROUPS = ("changefeed.sinks", "changefeed.sources")
 #: Files that no executor reads: it has Spark's jars, and neither compiles nor tests.

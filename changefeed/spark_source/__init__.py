@@ -26,6 +26,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from changefeed.core.extras import spark_lacking
+
+if missing := spark_lacking("Spark's changefeed source"):
+    raise ModuleNotFoundError(f"{missing.message}; {missing.hint}", name="pyspark")
+
 from changefeed.spark.shipping import ship_python
 from changefeed.spark_source.source import ChangefeedSource
 

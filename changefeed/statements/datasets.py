@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from changefeed.catalog import Connection
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import require_spark
 from changefeed.core.state import StateLayout
 from changefeed.core.uri import sink_location
 from changefeed.dataset.config import local_folder
@@ -66,9 +67,10 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     Raises:
         ChangefeedError: CF1101 a column does not exist; CF1102 the connection's name is taken;
             CF1203 to CF1206 of the options; CF1302 there is no extract to read, or the folders have
-            a column that is to be sensitive; as
+            a column that is to be sensitive; CF4003 PySpark is not installed; as
             :func:`changefeed.plan.sink_resolution.find_sink`.
     """
+    require_spark("a feed of a dataset")
     own = parse_dataset_options(statement.options, text=context.text)
     _refuse_scan_only(own)
     _check_options(statement, own, context)

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.encoding.arrow_schema import parquet_rows
-from changefeed.encoding.avro.reading import DamagedContainer, container_records
 from sinks.copies import BARE, key_text, of_record, plain
 from sinks.files.places.base import ReadablePlace
 
@@ -33,6 +32,9 @@ def avro_messages(
     Raises:
         ChangefeedError: CF1303 the file cannot be read, or a message has no key.
     """
+    # Here, as it needs a package of an extra.
+    from changefeed.encoding.avro.reading import DamagedContainer, container_records
+
     with place.open(path) as raw:
         try:
             for record in container_records(raw):

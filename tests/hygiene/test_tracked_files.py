@@ -162,7 +162,7 @@ def test_locks_are_installed_without_the_resolver() -> None:
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("requirements.lock", ("demo", "dev")), ("requirements-demo.lock", ("demo",))],
+    [("requirements.lock", ("demo", "dev")), ("requirements-demo.lock", ("demo", "spark"))],
 )
 def test_lock_holds_what_its_packages_require(lock: str, extras: tuple[str, ...]) -> None:
     """A package's own requirement that has no line in the lock would be missing after make install.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.version import __version__
+from tests.helpers.waiting import until
+from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,13 +76,6 @@ def built(source: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(checkout, tmp_path_factory.mktemp("wheel"))
-
-
-def without(package: str, lock: str) -> str:
-    """A lock file less one package, which must be in it."""
-    shorter, count = re.subn(rf"(?m)^{package}==.*\n(    .*\n)*", "", lock)
-    assert count == 1
-    return shorter
 
 
 @pytest.fixture(scope="module")
@@ -189,24 +186,62 @@ def test_the_kits_have_the_version_of_the_contract() -> None:
 
 @pytest.mark.slow
 @pytest.mark.postgres
+@pytest.mark.kafka
 @pytest.mark.extended  # downloads what it installs, about 130 MB
-def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
-    """Only what running and the demo need is installed, less PySpark, which is large and is not
-    started here: no package of the tests."""
+def test_the_core_works_in_a_clean_environment(
+    wheel: Path, tmp_path: Path, postgres: Database, kafka: KafkaBroker, topic: str
+) -> None:
+    """``pip install changefeed`` has neither PySpark nor pandas. It runs feeds into files and
+    Kafka, and refuses what needs an extra."""
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"
+    empty = megabytes(tmp_path / "env")
     pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check", "--quiet")
-    lock = tmp_path / "lock.txt"
-    lock.write_text(without("pyspark", (ROOT / "requirements-demo.lock").read_text()))
-    run(*pip, "install", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", lock)
-    run(*pip, "install", "--no-deps", wheel)
-    checked = subprocess.run((*pip, "check"), capture_output=True, text=True, timeout=60)
-    complaints = checked.stdout.splitlines()
-    assert [line for line in complaints if "requires pyspark, which is not" not in line] == []
-    program = binaries / "changefeed"
-    state = tmp_path / "state"
-    assert "changefeed" in run(program, "--version", cwd=tmp_path)
-    assert "job_id" in run(program, "--state", state, "-c", "SHOW JOBS", cwd=tmp_path)
-    played = run(program, "demo", "--seconds", "1", cwd=tmp_path)
+    versions = tmp_path / "versions.txt"
+    locked = (ROOT / "requirements.lock").read_text()
+    versions.write_text("\n".join(re.findall(r"^\S+==[^\\\n]+", locked, re.MULTILINE)))
+    install = (*pip, "install", "--only-binary", ":all:", "--constraint", versions)
+    run(*install, wheel)
+    run(*pip, "check")
+    assert megabytes(tmp_path / "env") - empty <= 370
+    listed = run(*pip, "list", "--format", "freeze").lower()
+    assert re.findall("^(?:pyspark|py4j|pandas|fastavro)==", listed, re.MULTILINE) == []
+
+    program = (binaries / "changefeed", "--state", tmp_path / "state")
+    assert "changefeed" in run(binaries / "changefeed", "--version", cwd=tmp_path)
+    postgres.execute(f"CREATE TABLE {topic} (id int PRIMARY KEY, city text)")
+    postgres.execute(f"INSERT INTO {topic} VALUES (1, 'Oslo'), (2, 'Rome')")
+    for statement in (
+        f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'",
+        f"CREATE CHANGEFEED f FOR shop.public.{topic} INTO 'file://{tmp_path}/out'"
+        " WITH initial_scan = 'only'",
+        f"CREATE CHANGEFEED k FOR shop.public.{topic} INTO '{kafka.uri}'",
+    ):
+        run(*program, "-c", statement, cwd=tmp_path)
+    node = subprocess.Popen([*program, "start"], cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        assert len(kafka.messages(topic, count=2, timeout=60)) == 2
+        query = "CREATE CHANGEFEED INTO 'null://' AS SELECT id FROM shop.public." + topic
+        until(lambda: list((tmp_path / "out").rglob("*.ndjson")) != [], "a file", 60)
+        verified = run(*program, "-c", "VERIFY CHANGEFEED k", cwd=tmp_path)
+        assert len(verified.splitlines()) == 1  # the names of the columns, and no difference
+        refused = subprocess.run(
+            [*program, "-c", query], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        )
+        assert "HINT: pip install 'changefeed[spark]'" in refused.stderr
+    finally:
+        node.send_signal(signal.SIGTERM)
+        _, errors = node.communicate(timeout=60)
+    assert node.returncode == 0, errors
+
+    run(*install, f"{wheel}[demo]")
+    played = run(binaries / "changefeed", "demo", "--seconds", "1", cwd=tmp_path)
     assert "initial scan: 12 rows" in played
     assert '"Ada Lovelace"' in played
+    assert "spark.sql is left out: pip install 'changefeed[spark]'" in played
+
+
+def megabytes(folder: Path) -> float:
+    """What the files of a folder occupy, the bytecode that pip compiles included."""
+    blocks = sum(path.lstat().st_blocks for path in folder.rglob("*"))
+    return blocks * 512 / 2**20

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import fastavro
-
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
@@ -70,6 +68,8 @@ def schema_text(schema: Schema) -> str:
 
 @lru_cache(maxsize=512)
 def _parsed(text: str) -> object:
+    import fastavro  # of an extra, which a feed of another format does not need
+
     # Once for each schema: chunks of a plan ask for its text again and again.
     return fastavro.parse_schema(json.loads(text))
 
@@ -153,6 +153,8 @@ def control(
     truncated."""
     named = {} if table is None else {"table": str(table)}
     value: Mapping[str, object] = {**named, member: str(at)}
+    import fastavro
+
     out = io.BytesIO()
     fastavro.schemaless_writer(
         out, schema, {META: value} if envelope is Envelope.ROW else dict(value)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import needs_package
 from changefeed.encoding.binary_format import Read, reader_of_registered
 from changefeed.encoding.protobuf.schema import message_header
 
@@ -73,10 +74,8 @@ def _message_class(text: str) -> Any:
     try:
         from google.protobuf import descriptor_pool, message_factory, timestamp_pb2
     except ImportError:
-        raise ChangefeedError(
-            Code.SINK_NEEDS_EXTRA,
-            "reading protobuf messages back needs the package protobuf, which is not installed",
-            hint="pip install 'changefeed[protobuf]'",
+        raise needs_package(
+            "reading protobuf messages back", "google.protobuf", "protobuf"
         ) from None
     file = _file(text)
     if not file.message_type:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking
 from changefeed.sources.debezium.failures import Cause, failure
 from changefeed.spark.ivy import trust_flags
 from changefeed.spark.java import find_java
@@ -81,6 +82,14 @@ class Door:
             raise
 
     def _start(self, packs: Sequence[str], heap: str) -> subprocess.Popen[bytes]:
+        missing = lacking(
+            "a source that Debezium reads",
+            ("pyspark",),
+            "debezium",
+            code=Code.SPARK_NOT_AVAILABLE,
+        )
+        if missing is not None:
+            raise missing
         java = find_java()
         jars = [*paths(["debezium", *packs]), *_of_spark(_SPARKS)]
         logging = self._scratch / "log4j2.properties"

@@ -190,14 +190,8 @@ def open_connection(address: Address) -> Any:
     Raises:
         ChangefeedError: as :func:`connect`.
     """
-    try:
-        import pymysql
-    except ImportError as error:
-        raise ChangefeedError(
-            Code.SOURCE_NOT_SET_UP,
-            "the package pymysql is not installed: a MySQL source needs it",
-            hint="pip install 'changefeed[mysql]'",
-        ) from error
+    import pymysql
+
     context = address.tls.context()
     with explained(address, "connect"):
         return pymysql.connect(

@@ -286,18 +286,12 @@ def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:
     """A token for a service account's key; ``pyarrow`` takes no key itself.
 
     Raises:
-        ChangefeedError: CF5005, google-auth is missing; CF5002, the key is refused.
+        ChangefeedError: CF5002, the key is refused.
     """
-    try:
-        import google.auth.exceptions
-        import google.auth.transport.requests
-        from google.oauth2 import service_account
-    except ImportError as error:
-        raise ChangefeedError(
-            Code.SINK_NEEDS_EXTRA,
-            "gs:// with CREDENTIALS needs the package google-auth, which is not installed",
-            hint="pip install 'changefeed[bigquery]', or use AUTH=implicit.",
-        ) from error
+    import google.auth.exceptions
+    import google.auth.transport.requests
+    from google.oauth2 import service_account
+
     scope = "https://www.googleapis.com/auth/devstorage.read_write"
     try:
         maker: Any = service_account.Credentials  # its types end here

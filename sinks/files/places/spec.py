@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking
 from changefeed.core.settings import (
     Authority,
     ParameterKind,
@@ -239,6 +240,10 @@ class PlaceSettings(Settings):
                 yield invalid("AUTH=implicit does not go with CREDENTIALS or BEARER_TOKEN")
             if not key and "CREDENTIALS" not in self.wrong:
                 yield from self._check_login("CREDENTIALS")
+            elif self.service_account:
+                missing = lacking("gs:// with CREDENTIALS", ("google.auth",), "bigquery")
+                if missing is not None:
+                    yield missing
         elif self.uri.scheme in _AZURE:
             client = self.client_id or self.client_secret or self.tenant_id
             application = ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID")
