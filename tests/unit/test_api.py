@@ -813,7 +813,7 @@ def test_a_connection_is_tried_unless_the_statement_says_otherwise(
 def test_a_package_that_is_missing_here_is_a_matter_of_the_check(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.registry._installed", lambda package: package != "pyspark")
+    monkeypatch.setattr("changefeed.core.extras.installed", lambda package: package != "pyspark")
     refused(world, "CREATE EXTERNAL CONNECTION lake AS 'delta:///srv/lake'", "CF5005")
     world.run("CREATE EXTERNAL CONNECTION lake AS 'delta:///srv/lake' WITH check = 'no'")
     refused(world, "CREATE EXTERNAL CONNECTION l AS 'delta://x' WITH check = 'no'", "CF1201")
