@@ -131,5 +131,6 @@ def test_only_clients_and_the_source_of_spark_need_an_extra_when_they_are_import
     missing = without_extras(_MODULES)
     assert isinstance(missing, dict)
     assert missing.pop("changefeed.spark_source").endswith("pip install 'changefeed[spark]'")
+    assert missing.pop("changefeed.encoding.avro.reading") == "No module named 'fastavro'"
     assert {name.split(".")[0] for name in missing} == {"sinks"}
     assert {name.rpartition(".")[2] for name in missing} <= {"client", "connection", "errors"}
