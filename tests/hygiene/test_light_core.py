@@ -39,7 +39,7 @@ REFUSED = {
     "CREATE CHANGEFEED FOR orders INTO 'bigquery://p/d'": "bigquery",
     "CREATE CHANGEFEED FOR orders INTO 'spanner://p/i/d'": "spanner",
     "CREATE CHANGEFEED FOR orders INTO 'snowflake://u:p@a/d/s?warehouse=w'": "snowflake",
-    "CREATE CHANGEFEED FOR orders INTO 'gs://b/p?CREDENTIALS=e30='": "bigquery",
+    "CREATE CHANGEFEED FOR orders INTO 'gs://b/p?CREDENTIALS=eyJhIjoxfQ%3D%3D'": "bigquery",
     "CREATE EXTERNAL CONNECTION e AS 'duckdb:///srv/copy.duckdb'": "duckdb",
     "CREATE EXTERNAL CONNECTION s AS 'sqlserver://u:p@127.0.0.1:1/d'": "debezium",
 }
