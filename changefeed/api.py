@@ -25,6 +25,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
 from changefeed.core.schema import TableSchema
+from changefeed.core.settings import Parameter
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
@@ -34,6 +35,7 @@ from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
 from changefeed.sources.registry import open_source as open_registered
+from changefeed.sources.registry import parameters as source_parameters
 from changefeed.sources.registry import schemes as source_schemes
 from changefeed.statements import (  # noqa: F401 - each registers what it handles
     alter,
@@ -79,6 +81,7 @@ __all__ = [
     "Section",
     "ClientRow",
     "Interpreter",
+    "Parameter",
     "FeedFacts",
     "FeedHost",
     "FeedPlan",
@@ -102,6 +105,7 @@ __all__ = [
     "sink_capabilities",
     "sink_parameters",
     "sink_schemes",
+    "source_parameters",
     "source_schemes",
 ]
 

@@ -45,7 +45,7 @@ class Parameter:
         name: the name in the URI; ``fs.*`` stands for all parameters that begin with ``fs.``.
         summary: what it does, one sentence.
         kind: how its value is written.
-        values: the choices of a :attr:`ParameterKind.CHOICE`, the default first.
+        values: the choices of a :attr:`ParameterKind.CHOICE`.
         default: the default as text; empty if the parameter has none.
         secret: its value is never shown. Redaction uses only names, so that every listing hides
             the value: the name of a secret must say that it is one.
@@ -112,7 +112,15 @@ class Parameter:
 
 
 def _flag(_: Parameter, text: str) -> bool:
-    # As Go reads them.
+    return read_flag(text)
+
+
+def read_flag(text: str) -> bool:
+    """``true`` or ``false``, and what else Go takes for them.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if text.lower() in ("1", "t", "true", "0", "f", "false"):
         return text.lower() in ("1", "t", "true")
     raise ValueError("must be a bool", "write true or false.")
@@ -128,7 +136,7 @@ def _number(parameter: Parameter, text: str) -> int:
 
 def _choice(parameter: Parameter, text: str) -> str:
     for value in parameter.values:
-        if value.lower() == text.lower():
+        if value.lower().replace("-", "_") == text.lower().replace("-", "_"):
             return value
     near = did_you_mean(text, parameter.values)
     raise ValueError(
@@ -222,6 +230,7 @@ class _ParameterReader:
     left: dict[str, str]
     found: list[ChangefeedError]
     known: tuple[Parameter, ...]
+    called: str
     place: str
     given: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
@@ -282,19 +291,21 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
+    typos: bool
+
     def declared(self, name: str) -> tuple[Parameter, ...]:
         return ()
 
     def take(self, name: str, reading: _ParameterReader) -> object:
         known = [one.name for one in reading.known]
-        for written in reading.left:
+        for written in reading.left if self.typos else ():
             # One so similar to a parameter of ours must be a typo.
             near = difflib.get_close_matches(written[:64].lower(), known, n=1, cutoff=0.85)
             if near:
                 reading.found.append(
                     ChangefeedError(
                         Code.UNKNOWN_PARAMETER,
-                        f"unknown {reading.uri.scheme} sink query parameters: [{written}]",
+                        f"unknown {reading.called} query parameters: [{written}]",
                         hint=f'did you mean "{near[0]}" for "{written}"?',
                     )
                 )
@@ -349,10 +360,10 @@ def group(kind: type[Settings], *schemes: str) -> Any:
     return field(default=None, repr=False, metadata={_KEY: _Group(kind, schemes)})
 
 
-def rest() -> Any:
+def rest(*, typos: bool = True) -> Any:
     """The last field: the parameters that are not ours, but those of the place that the URI
-    leads to, as pairs. One that resembles a parameter of ours is an error."""
-    return field(default=(), repr=False, metadata={_KEY: _Rest()})
+    leads to, as pairs. With ``typos`` one that resembles a parameter of ours is an error."""
+    return field(default=(), repr=False, metadata={_KEY: _Rest(typos)})
 
 
 # ------------------------------------------------------------------------------- settings
@@ -377,8 +388,8 @@ class Settings:
     given: frozenset[str] = frozenset()
     wrong: frozenset[str] = frozenset()
 
-    #: The URI's name in errors; without one its scheme and "sink".
-    called: ClassVar[str] = ""
+    #: What the URI leads to, in errors.
+    called: ClassVar[str] = "{scheme} sink"
     #: Names of parameters are taken in any case, and with - for _.
     any_case: ClassVar[bool] = False
 
@@ -397,8 +408,9 @@ class Settings:
         """
         parts = split_uri(uri) if isinstance(uri, str) else uri
         known = of_scheme(cls.parameters(), parts.scheme)
-        place = f" of the {cls.called}" if cls.called else ""
-        reading = _ParameterReader(parts, dict(options or {}), {}, [], known, place)
+        called = cls.called.format(scheme=parts.scheme)
+        place = "" if cls.called == Settings.called else f" of the {called}"
+        reading = _ParameterReader(parts, dict(options or {}), {}, [], known, called, place)
         for written, value in parts.parameters:
             name = written
             if cls.any_case and not any(one.begins and one.means(written) for one in known):
@@ -408,7 +420,7 @@ class Settings:
             reading.left[name] = value
         settings = cls._made(reading)
         if reading.left:
-            reading.found.append(_unknown(cls.called or f"{parts.scheme} sink", reading))
+            reading.found.append(_unknown(reading))
         raise_all(reading.found)
         return settings
 
@@ -436,7 +448,7 @@ def _fields(kind: type[Settings]) -> list[tuple[str, _Declaration]]:
     return [(one.name, one.metadata[_KEY]) for one in fields(kind) if _KEY in one.metadata]
 
 
-def _unknown(called: str, reading: _ParameterReader) -> ChangefeedError:
+def _unknown(reading: _ParameterReader) -> ChangefeedError:
     names, known = sorted(name[:64] for name in reading.left), [one.name for one in reading.known]
     guesses = [
         f'"{near}" for "{name}"'
@@ -446,7 +458,7 @@ def _unknown(called: str, reading: _ParameterReader) -> ChangefeedError:
     listed = f"it takes {', '.join(known)}" if known else "it takes none"
     return ChangefeedError(
         Code.UNKNOWN_PARAMETER,
-        f"unknown {called} query parameters: [{', '.join(names)}]",
+        f"unknown {reading.called} query parameters: [{', '.join(names)}]",
         hint=f"did you mean {', '.join(guesses)}? {listed}" if guesses else listed,
     )
 

@@ -40,7 +40,6 @@ _PARAMETER_VALUE = re.compile(r"[\w.-]{0,64}")
 #: Parameters whose values say nothing that an attacker could use.
 _HARMLESS_PARAMETERS = frozenset(
     {
-        "binary",
         "file_size",
         "flush_interval",
         "insecure_tls_skip_verify",

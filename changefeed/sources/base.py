@@ -34,6 +34,7 @@ from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, RowKey, TableName, TableSchema
+from changefeed.core.settings import Parameter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -405,6 +406,9 @@ class Source(ABC):
     #: Parts of a snapshot can be read in any process while it is open. Otherwise a scan does not
     #: use Spark's workers, which could not read them.
     parts_travel: bool = True
+
+    #: The parameters that its URIs take (:class:`changefeed.core.settings.Settings`).
+    parameters: tuple[Parameter, ...] = ()
 
     #: Changes can be completed from row images beside the change log (``row_images = 'store'``):
     #: the source's streams use :attr:`StreamRequest.logged`.

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import Host, split_uri
 from changefeed.sources.base import Source
 from grammar import foreign
@@ -89,6 +90,13 @@ def address(uri: str) -> SourceAddress:
 def schemes() -> tuple[str, ...]:
     """The URI schemes a source can have, sorted; imports no source."""
     return tuple(sorted({*SOURCES, *(entry.name for entry in _entry_points())}))
+
+
+def parameters(scheme: str) -> tuple[Parameter, ...]:
+    """The parameters that are declared for URIs of a source; imports its module. None for a scheme
+    that no source has."""
+    factory = _factory(scheme)
+    return of_scheme(getattr(factory, "parameters", ()), scheme)
 
 
 def open_source(name: str, uri: str) -> Source:

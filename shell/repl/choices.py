@@ -14,7 +14,7 @@ from changefeed.options.docs import MEANINGS, listing
 from grammar.suggest import Suggestions
 
 if TYPE_CHECKING:
-    from changefeed.api import FeedFacts
+    from changefeed.api import FeedFacts, Parameter
     from shell.repl.names import NameCache
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
@@ -286,7 +286,10 @@ def _sink_uris(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
 
 
 def _connection_uris(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
-    if "://" in fits.prefix and ("?" in fits.prefix or ":///" in fits.prefix):
+    if "://" in fits.prefix and "?" in fits.prefix:
+        yield from _parameters(fits.prefix, connection=True)
+        return
+    if ":///" in fits.prefix:
         yield from _sink_uris(fits, known)
         return
     from changefeed.api import sink_schemes, source_schemes
@@ -302,15 +305,19 @@ def _connection_uris(fits: Suggestions, known: NameCache) -> Iterator[Candidate]
             )
 
 
-def _parameters(uri: str) -> Iterator[Candidate]:
-    """The parameters of the sink that the URI does not have yet (``fs.*`` are only begun), or the
-    values of the last one."""
-    from changefeed.api import sink_parameters
+def _parameters(uri: str, *, connection: bool = False) -> Iterator[Candidate]:
+    """The parameters that the URI does not have yet (``fs.*`` are only begun), or the values of the
+    last one. A connection may be a source and a sink."""
+    from changefeed.api import sink_parameters, source_parameters
 
-    try:
-        declared = sink_parameters(uri.partition(":")[0].lower())
-    except ChangefeedError:
-        return  # an unknown scheme: the statement itself will say so
+    scheme = uri.partition(":")[0].lower()
+    found: dict[str, Parameter] = {}
+    for listed in (source_parameters, sink_parameters) if connection else (sink_parameters,):
+        try:
+            found = {one.name: one for one in listed(scheme)} | found
+        except (ChangefeedError, ImportError):
+            continue  # an unknown scheme, or no client: the statement itself will say so
+    declared = found.values()
     head, _, query = uri.partition("?")
     *given, begun = query.split("&")
     name, equals, _ = begun.partition("=")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.core import error_docs
+from changefeed.core import error_docs, parameter_docs
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.shapes import Envelope
 from changefeed.options import OPTIONS, Options, parse_options
 from changefeed.options import docs as option_docs
+from changefeed.sources import registry as sources
 from grammar import help as grammar_help
 from grammar.help import help_for
 from grammar.nodes import CreateChangefeed
@@ -23,7 +24,7 @@ from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem, point
 from grammar.split import split
 from grammar.suggest import complete
-from sinks import parameter_docs
+from sinks import registry
 from sinks.registry import capabilities, takers
 from tests.golden import message_page, runner
 
@@ -172,10 +173,25 @@ def test_the_page_of_options_is_the_table(rewrite: bool) -> None:
 
 
 def test_the_page_of_parameters_is_what_the_sinks_declare(rewrite: bool) -> None:
-    page = DOCS / "sink-parameters.md"
+    homes = {
+        scheme: registry.entry(scheme).location
+        for scheme in registry.schemes()
+        if scheme in registry.BUILT_IN
+    }
+    page, made = "sink-parameters.md", parameter_docs.markdown("sink", homes, registry.parameters)
+    check_page(DOCS / page, made, rewrite)
+
+
+def test_the_page_of_parameters_is_what_the_sources_declare(rewrite: bool) -> None:
+    homes = {s: home for s, home in sources.SOURCES.items() if not s.startswith("debezium-")}
+    made = parameter_docs.markdown("source", homes, sources.parameters)
+    check_page(DOCS / "source-parameters.md", made, rewrite)
+
+
+def check_page(page: Path, made: str, rewrite: bool) -> None:
     if rewrite:
-        page.write_text(parameter_docs.markdown(), "utf-8")
-    assert page.read_text("utf-8") == parameter_docs.markdown()
+        page.write_text(made, "utf-8")
+    assert page.read_text("utf-8") == made
 
 
 def test_the_page_of_errors_is_the_table(rewrite: bool) -> None:

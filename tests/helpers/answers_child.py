@@ -117,7 +117,7 @@ def read_mysql(answers: Sequence[bytes]) -> int:
                 return
 
     with serving(talk) as port:
-        address = Address("127.0.0.1", port, "u", "p", connect_timeout=2.0)
+        address = Address.read(f"mysql://u:p@127.0.0.1:{port}?connect_timeout=2")
         session = connect(address)
         try:
             count = len(session.rows("SELECT 1")) + len(session.mappings("SHOW TABLES"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.sources.mysql.address import Address, parse
+from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.describe import read_tables
 from changefeed.sources.mysql.gtid import GtidSet
 from changefeed.sources.mysql.session import MySQLSession, connect
@@ -181,7 +181,7 @@ def _statements(mariadb: bool) -> list[str | tuple[str, list[Any]]]:
 
 
 def _address(server: BinlogServer) -> Address:
-    return parse(server.uri("", "copy", "pa55word"))
+    return Address.read(server.uri("", "copy", "pa55word"))
 
 
 def record(server: BinlogServer) -> Recording:

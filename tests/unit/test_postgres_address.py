@@ -13,8 +13,8 @@ def test_a_uri_of_libpq_stays_as_it_is() -> None:
         "postgresql://h/d",
         "postgresql://u:p%40@a:1,b:2/d?sslmode=require&options=-cx%3D1",
     ):
-        assert Address.read(uri) == Address(uri, uri)
-        assert not Address.read(uri).apart
+        found = Address.read(uri)
+        assert (found.primary, found.reader, found.named, found.apart) == (uri, uri, "", False)
 
 
 def test_ddl_events_is_our_own_parameter() -> None:
@@ -41,8 +41,8 @@ def test_what_an_administrator_made_is_named_by_our_own_parameters() -> None:
         ("publication=" + "%C3%A4" * 32, "1 to 63 bytes"),
         ("publication=cdc&slot=", "lower-case letters"),
         ("publication=cdc&slot=Cdc", "lower-case letters"),
-        ("slot=cdc", "needs the parameter publication"),
-        ("failover=maybe", "failover of a source is true or false"),
+        ("slot=cdc", "needs the param publication"),
+        ("failover=maybe", "failover of the PostgreSQL source must be a bool"),
         ("failover=true&read_from=standby", "does not go with read_from"),
     ],
 )
@@ -58,6 +58,12 @@ def test_values_have_no_binary_form() -> None:
     with pytest.raises(ChangefeedError, match="unknown parameter 'binary'") as caught:
         Address.read("postgresql://u:s3cret@h/d?binary=true")
     assert caught.value.code.number == "CF1202" and "s3cret" not in str(caught.value)
+
+
+def test_a_misspelt_parameter_of_ours_gets_a_suggestion() -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        Address.read("postgresql://h/d?publicaton=x")
+    assert caught.value.hint == 'did you mean "publication"?'
 
 
 def test_a_standby_is_read_and_the_primary_written_to() -> None:

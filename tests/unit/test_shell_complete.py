@@ -178,6 +178,17 @@ def test_parameters_of_a_uri() -> None:
     assert after("CREATE CHANGEFEED FOR t INTO 'nosuch://h?") == []
 
 
+def test_parameters_of_a_connection_are_those_of_the_source_and_of_the_sink() -> None:
+    head = "CREATE EXTERNAL CONNECTION c AS 'postgresql://h/d?"
+    assert after(f"{head}slo") == [f"{head}slot="]
+    assert after(f"{head}sche") == [f"{head}schema="]
+    assert after(f"{head}sslmod") == [f"{head}sslmode="]
+    head = "CREATE EXTERNAL CONNECTION c AS 'mysql://h/d?"
+    assert after(f"{head}ssl_mode=verify_c") == [f"{head}ssl_mode=verify_ca"]
+    sink = after("CREATE CHANGEFEED FOR t INTO 'postgresql://h/d?")
+    assert sink and not any(offered.endswith("slot=") for offered in sink)
+
+
 def test_paths_in_a_uri(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "shop.duckdb").touch()

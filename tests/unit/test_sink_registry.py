@@ -18,6 +18,7 @@ from changefeed.core.secret_names import is_secret
 from changefeed.core.settings import Parameter, ParameterKind
 from changefeed.core.uri import sink_location
 from changefeed.options import Feature, masking
+from changefeed.sources import registry as sources
 from changefeed_testing.sinks.conformance import CASES
 from changefeed_testing.sinks.feed import FeedDouble, at, put
 from sinks import registry
@@ -220,10 +221,35 @@ def test_an_unknown_parameter_is_an_error_that_lists_what_there_is(scheme: str) 
     assert error.hint == (f"it takes {names}" if names else "it takes none")
 
 
+SOURCES = {
+    "mongodb": "mongodb://u@h/d",
+    "mysql": "mysql://u@h/d",
+    "postgresql": "postgresql://u@h/d",
+    "sqlserver": "sqlserver://u@h/d",
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "one"),
+    [(scheme, one) for scheme in SOURCES for one in sources.parameters(scheme)],
+    ids=lambda v: v if isinstance(v, str) else v.name,
+)
+def test_a_declared_parameter_of_a_source_is_taken(scheme: str, one: Parameter) -> None:
+    name, uri = one.name.replace("*", "x"), SOURCES[scheme]
+    assert is_secret(name) == one.secret or one.begins
+    try:
+        sources.open_source("c", f"{uri}?{name}=no%20such!")
+        problems: list[ChangefeedError] = []
+    except ChangefeedError as error:
+        problems = getattr(error, "problems", None) or [error]
+    assert [p for p in problems if p.code is Code.UNKNOWN_PARAMETER] == []
+    if one.kind not in (ParameterKind.TEXT, ParameterKind.PATH):
+        assert [p for p in problems if name in p.message], "a value of another kind is refused"
+
+
 def test_what_is_shown_of_an_echoed_statement_is_declared_harmless() -> None:
     harmless = {one.name for _, one in _declared() if not one.secret}
-    # binary is the parameter of a source.
-    assert sorted(masking._HARMLESS_PARAMETERS - harmless) == ["binary"]
+    assert sorted(masking._HARMLESS_PARAMETERS - harmless) == []
 
 
 def test_null_counts() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting, several
 from changefeed.core.uri import Parts, split_uri
 
-#: Every parameter of the URI and what it means, beside those of Debezium itself.
-PARAMETERS = {
-    "connect_timeout": "seconds until an attempt to connect fails; 10 when absent",
-    "heap": "memory of the JVM that captures, e.g. 512m (when absent) or 2g",
-}
 #: How parameters begin that are handed to Debezium's connector.
 DEBEZIUM = "debezium."
 #: Of Debezium's properties those that the source sets itself, or relies on.
@@ -71,27 +67,67 @@ OPEN = frozenset({"capture.mode.full.update.type", "cursor.oversize.handling.mod
 _HEAP = re.compile(r"[1-9]\d{0,5}[mgMG]")
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server is and how to log in.
+def _heap(text: str) -> str:
+    if _HEAP.fullmatch(text):
+        return text.lower()
+    raise ValueError("must be a size such as 512m or 2g")
 
-    Attributes:
-        database: what the path names.
-        properties: of Debezium's connector, as given.
-    """
 
-    scheme: str
-    host: str
-    port: int
-    user: str = ""
-    password: str = field(default="", repr=False)
-    database: str = ""
-    connect_timeout: int = 10
-    heap: str = "512m"
-    properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+@dataclass(frozen=True, kw_only=True)
+class Address(Settings):
+    """Where the server is and how to log in. Its port is that of the connector where the URI has
+    none."""
+
+    called: ClassVar[str] = "{scheme} source"
+    any_case: ClassVar[bool] = True
+
+    heap: str = setting(
+        "512m", "Memory of the JVM that captures.", ParameterKind.SIZE, convert=_heap
+    )
+    connect_timeout: int = setting(
+        10, "Seconds until an attempt to connect fails.", least=1, most=3600
+    )
+    debezium: Mapping[str, str] = several(
+        Parameter(f"{DEBEZIUM}*", "Properties of Debezium's connector.")
+    )
+
+    @property
+    def scheme(self) -> str:
+        """The kind of source."""
+        return self.uri.scheme
+
+    @property
+    def host(self) -> str:
+        """The server's name or address; the first of several."""
+        return self.uri.host
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self.uri.port or 0
+
+    @property
+    def user(self) -> str:
+        """Who logs in."""
+        return self.uri.user or ""
+
+    @property
+    def password(self) -> str:
+        """The user's password; empty without one."""
+        return self.uri.password or ""
+
+    @property
+    def database(self) -> str:
+        """What the path names."""
+        return self.uri.database
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def properties(self) -> tuple[tuple[str, str], ...]:
+        """Properties of Debezium's connector, as given."""
+        return tuple((name.removeprefix(DEBEZIUM), v) for name, v in self.debezium.items())
 
     @property
     def driver_properties(self) -> dict[str, str]:
@@ -103,6 +139,15 @@ class Address:
                     found[name.removeprefix(prefix)] = value
         return found
 
+    def check(self) -> Iterator[ChangefeedError]:
+        for name, _ in self.properties:
+            if name not in OPEN and any(f"{name}.".startswith(f"{one}.") for one in OURS):
+                yield invalid(
+                    f"the property {name[:64]} of Debezium is set by changefeed and cannot be "
+                    "given",
+                    "leave it out of the URI; docs/source-debezium.md says what can be given.",
+                )
+
 
 def parse(uri: str, default_port: int) -> Address:
     """Read the URI of a source.
@@ -111,78 +156,21 @@ def parse(uri: str, default_port: int) -> Address:
         ChangefeedError: CF1201, CF1202, CF1207; the message never repeats the URI.
     """
     parts = split_uri(uri)
-    if len(parts.hosts) != 1 or not parts.hosts[0].name:
-        raise ChangefeedError(
-            Code.INVALID_URI,
+    if len(parts.hosts) != 1 or not parts.host:
+        raise invalid(
             f"the URI of a source {parts.scheme}:// names one host",
-            hint=f"write it as {parts.scheme}://user:password@host:{default_port}/database",
+            f"write it as {parts.scheme}://user:password@host:{default_port}/database",
+            Code.INVALID_URI,
         )
-    return address_of(parts, parts.parameters, default_port)
+    return address_of(parts, default_port)
 
 
-def address_of(parts: Parts, parameters: Sequence[tuple[str, str]], default_port: int) -> Address:
-    """The address that the parts of a URI make, with these of its parameters.
+def address_of(parts: Parts, default_port: int) -> Address:
+    """The address that the parts of a URI make.
 
     Raises:
         ChangefeedError: CF1202, CF1207.
     """
-    given: dict[str, str] = {}
-    properties: dict[str, str] = {}
-    for written, value in parameters:
-        if written.startswith(DEBEZIUM):
-            properties[_allowed(written.removeprefix(DEBEZIUM))] = value
-            continue
-        name = written.lower().replace("-", "_")
-        if name not in PARAMETERS:
-            raise _unknown(parts.scheme, written)
-        given[name] = value
-    return Address(
-        scheme=parts.scheme,
-        host=parts.hosts[0].name,
-        port=parts.hosts[0].port or default_port,
-        user=parts.user or "",
-        password=parts.password or "",
-        database=parts.database,
-        connect_timeout=_seconds(given.get("connect_timeout", "10")),
-        heap=_heap(given.get("heap", "512m")),
-        properties=tuple(properties.items()),
-    )
-
-
-def _unknown(scheme: str, written: str) -> ChangefeedError:
-    near = difflib.get_close_matches(written[:64], PARAMETERS, n=1)
-    return ChangefeedError(
-        Code.UNKNOWN_PARAMETER,
-        f"unknown parameter {written[:64]!r} in the URI of a source {scheme}://",
-        hint=f'did you mean "{near[0]}"?'
-        if near
-        else f"it takes {', '.join(PARAMETERS)}, and properties of Debezium's connector as "
-        "debezium.<property>.",
-    )
-
-
-def _allowed(name: str) -> str:
-    for ours in OURS:
-        if name not in OPEN and (name == ours or name.startswith(f"{ours}.")):
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER,
-                f"the property {name[:64]} of Debezium is set by changefeed and cannot be given",
-                hint="leave it out of the URI; docs/source-debezium.md says what can be given.",
-            )
-    return name
-
-
-def _seconds(text: str) -> int:
-    if text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= 3600:
-        return int(text)
-    raise ChangefeedError(
-        Code.INVALID_PARAMETER, "parameter connect_timeout must be a whole number from 1 to 3600"
-    )
-
-
-def _heap(text: str) -> str:
-    if _HEAP.fullmatch(text):
-        return text.lower()
-    raise ChangefeedError(
-        Code.INVALID_PARAMETER, "parameter heap must be a size such as 512m or 2g"
-    )
+    first, *others = parts.hosts
+    hosts = (replace(first, port=first.port or default_port), *others)
+    return Address.read(replace(parts, hosts=hosts))

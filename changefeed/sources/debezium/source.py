@@ -10,6 +10,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.sources.base import Memo, Snapshot, Source, TableInfo, Watch
+from changefeed.sources.debezium.address import Address
 from changefeed.sources.debezium.attachment import DoorAttachment
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import TableDescription
@@ -23,6 +24,7 @@ class DebeziumSource(Source):
 
     #: The rows of a snapshot are files of the process that took it.
     parts_travel = False
+    parameters = Address.parameters()
 
     def __init__(self, name: str, uri: str) -> None:
         """``uri``: see :mod:`changefeed.sources.debezium.address`.

@@ -9,7 +9,8 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Position
 from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.sources.base import Handover, Memo, Source, TableInfo, Watch
-from changefeed.sources.mysql import address, advice, coordinates, describe, ranges
+from changefeed.sources.mysql import advice, coordinates, describe, ranges
+from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.attachment import MySQLAttachment
 from changefeed.sources.mysql.handover import handover
 from changefeed.sources.mysql.renames import GRACE_NS
@@ -26,6 +27,7 @@ class MySQLSource(Source):
 
     #: A consistent snapshot of MySQL belongs to its session.
     parts_travel = False
+    parameters = Address.parameters()
     takes_row_images = True
     rename_delay_ns = GRACE_NS
 
@@ -36,7 +38,7 @@ class MySQLSource(Source):
             ChangefeedError: CF1201, CF1202, CF1207 the URI cannot be read.
         """
         self.name = name
-        self.address = address.parse(uri)
+        self.address = Address.read(uri)
         self.sessions = Sessions(self.address)
         self.patience = SnapshotPatience()
 

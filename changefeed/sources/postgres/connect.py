@@ -12,7 +12,7 @@ import re
 import select
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,8 +141,8 @@ def _no_service(service: str, reason: str) -> ChangefeedError:
     )
 
 
-def read_uri(uri: str) -> dict[str, Any]:
-    """The parameters in a URI.
+def read_uri(uri: str, ours: Collection[str] = ()) -> dict[str, Any]:
+    """The parameters in a URI, all of them libpq's; ``ours`` are others that may have been meant.
 
     Raises:
         ChangefeedError: CF1201/CF1202; the message never repeats the URI.
@@ -152,7 +152,7 @@ def read_uri(uri: str) -> dict[str, Any]:
     except psycopg.ProgrammingError as error:
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         if unknown:
-            near = difflib.get_close_matches(unknown[1][:64], _parameters(), n=1)
+            near = difflib.get_close_matches(unknown[1][:64], [*_parameters(), *ours], n=1)
             listed = "parameters are those of libpq: sslmode, sslrootcert, connect_timeout, ..."
             raise ChangefeedError(
                 Code.UNKNOWN_PARAMETER,

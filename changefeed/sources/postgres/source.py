@@ -52,6 +52,7 @@ class PostgresSource(Source):
     ``readers`` at the one whose log is read.
     """
 
+    parameters = Address.parameters()
     takes_row_images = True
 
     def __init__(self, name: str, uri: str) -> None:

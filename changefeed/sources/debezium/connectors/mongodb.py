@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
@@ -97,7 +98,7 @@ class MongoDB(Connector):
         # A secondary may not have yet what a stream of another member begins behind.
         others = [pair for pair in others if pair != ("readPreference", "primary")]
         return cls(
-            address_of(parts, others, cls.port),
+            address_of(replace(parts, parameters=tuple(others)), cls.port),
             _connection_string(parts, options),
             # The name service may have it, else.
             names_replica_set=cls.scheme != "mongodb"

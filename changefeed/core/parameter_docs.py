@@ -1,41 +1,45 @@
-"""The parameters of sinks for people: the page ``docs/sink-parameters.md``.
+"""The parameters of URIs for people: ``docs/sink-parameters.md`` and ``docs/source-parameters.md``.
 
-A test compares the page with :func:`markdown`.
+A test compares the pages with :func:`markdown`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from changefeed.core.settings import Parameter, of_scheme
-from sinks import registry
 
 _HEAD = """\
-# Parameters of sink URIs
+# Parameters of {kind} URIs
 
-What stands behind the `?` of a sink's URI. This page is made from the declarations of the sinks;
+What stands behind the `?` of a {kind}'s URI. This page is made from the {kind}s' declarations;
 `pytest tests/golden --rewrite` writes it again. `EXPLAIN`, listings and logs hide the value of a
 parameter that is marked as hidden, and the password of the URI. A value with `&`, `#`, `%` or a
 space in it is written percent-encoded.
 """
 
 
-def markdown() -> str:
-    """The page."""
-    return _HEAD + "".join(line for schemes in _sinks() for line in _section(schemes))
+def markdown(
+    kind: str, homes: Mapping[str, str], parameters: Callable[[str], Sequence[Parameter]]
+) -> str:
+    """The page.
+
+    Args:
+        kind: ``sink`` or ``source``.
+        homes: scheme -> where its class is; schemes of one class share a table.
+        parameters: those that a scheme declares.
+    """
+    shared: dict[str, list[str]] = {}
+    for scheme, home in homes.items():
+        shared.setdefault(home, []).append(scheme)
+    sections = (line for schemes in shared.values() for line in _section(schemes, parameters))
+    return _HEAD.format(kind=kind) + "".join(sections)
 
 
-def _sinks() -> list[list[str]]:
-    """The schemes of each built-in sink, hidden spellings left out."""
-    found: dict[str, list[str]] = {}
-    for scheme in registry.schemes():
-        if scheme in registry.BUILT_IN:
-            found.setdefault(registry.entry(scheme).location, []).append(scheme)
-    return list(found.values())
-
-
-def _section(schemes: Sequence[str]) -> Iterator[str]:
-    rows = dict.fromkeys(one for scheme in schemes for one in registry.parameters(scheme))
+def _section(
+    schemes: Sequence[str], parameters: Callable[[str], Sequence[Parameter]]
+) -> Iterator[str]:
+    rows = dict.fromkeys(one for scheme in schemes for one in parameters(scheme))
     if not rows:
         return
     yield f"\n## {', '.join(f'`{scheme}://`' for scheme in schemes)}\n\n"
