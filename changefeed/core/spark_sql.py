@@ -1,4 +1,4 @@
-"""Names in Spark SQL."""
+"""Names and texts in Spark SQL."""
 
 from __future__ import annotations
 
@@ -6,3 +6,8 @@ from __future__ import annotations
 def quoted(name: str) -> str:
     """The name of a column, table or function as an identifier; it may contain any character."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A text as a literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

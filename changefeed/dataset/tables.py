@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.dataset.model import (
     EFF_DATE,
     EFF_START_DATE,
@@ -225,7 +225,7 @@ def _register_output(session: SparkSession, output: _Output, owner: str, version
     if known is None:
         _create(session, output, owner)
     else:
-        place = _literal(_uri(output.location))
+        place = literal(_uri(output.location))
         session.sql(f"ALTER TABLE {_in_catalog(output.name)} SET LOCATION {place}")
     if output.tracked:
         _fit_partitions(session, output)
@@ -238,8 +238,8 @@ def _create(session: SparkSession, output: _Output, owner: str) -> None:
     names = ", ".join(quoted(name) for name, _ in output.partitions)
     session.sql(
         f"CREATE TABLE {_in_catalog(output.name)} ({output.schema}) USING parquet "
-        f"PARTITIONED BY ({names}) LOCATION {_literal(_uri(output.location))} "
-        f"TBLPROPERTIES ('{_OWNER}' = {_literal(owner)})"
+        f"PARTITIONED BY ({names}) LOCATION {literal(_uri(output.location))} "
+        f"TBLPROPERTIES ('{_OWNER}' = {literal(owner)})"
     )
 
 
@@ -286,7 +286,7 @@ def _partition(path: str) -> Partition:
 
 
 def _spec(names: Sequence[str], values: Partition) -> str:
-    pairs = ", ".join(f"{quoted(n)} = {_literal(v)}" for n, v in zip(names, values, strict=True))
+    pairs = ", ".join(f"{quoted(n)} = {literal(v)}" for n, v in zip(names, values, strict=True))
     return f"PARTITION ({pairs})"
 
 
@@ -302,8 +302,3 @@ def _in_catalog(name: str) -> str:
 def _uri(folder: Path) -> str:
     # Spark encodes it itself.
     return f"file://{folder}"
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

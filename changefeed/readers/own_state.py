@@ -10,9 +10,10 @@ from changefeed.catalog import Catalog, Status
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import data_folder
 from changefeed.core.uri import split_uri
-from changefeed.readers.reader import folder_name, quoted_name, table_parts
+from changefeed.readers.reader import folder_name, table_parts
 from changefeed.sources.registry import address, open_source, schemes
 from grammar import nodes
+from grammar.printer import name as name_sql
 
 #: In place of the name of a database, where the URI has none; no quoted name looks so.
 _NO_DATABASE = "(none)"
@@ -106,7 +107,7 @@ class ReaderSource:
                 f"{text!r} does not name a table of a source",
                 hint="write schema.table, for example public.orders.",
             )
-        return f"{quoted_name(connection)}.{text}" if number == 2 else text
+        return f"{name_sql(connection)}.{text}" if number == 2 else text
 
     def retry(self, reader: str) -> None:
         """Let a reader go on that has failed because the source could not be used.

@@ -22,6 +22,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, TableRanges
+from grammar.printer import name as name_sql
 from sinks.base import ConsumerProgress, LogConsumer, ScanFiles
 from sinks.registry import open_sink
 
@@ -106,10 +107,10 @@ class Reader:
         options = [f"initial_scan = '{'yes' if start.scan else 'no'}'"]
         if start.after is not None:
             options.append(f"cursor = '{start.after}'")
-        target = ".".join(quoted_name(part) for part in (named.source, named.schema, named.name))
+        target = ".".join(name_sql(part) for part in (named.source, named.schema, named.name))
         interpreter = Interpreter(self.catalog)
         interpreter.execute(
-            f"CREATE CHANGEFEED IF NOT EXISTS {quoted_name(self.name)} FOR TABLE {target} "
+            f"CREATE CHANGEFEED IF NOT EXISTS {name_sql(self.name)} FOR TABLE {target} "
             f"INTO 'reader://{quote(str(directory))}' WITH {', '.join(options)}",
             Session(client="reader"),
         )
@@ -437,8 +438,3 @@ def version(text: str, option: str) -> Timestamp:
 
 def _later(one: Timestamp | None, other: Timestamp) -> Timestamp:
     return other if one is None else max(one, other)
-
-
-def quoted_name(name: str) -> str:
-    """A name as a statement has it, in quotes."""
-    return '"' + name.replace('"', '""') + '"'

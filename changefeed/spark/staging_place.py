@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit
+from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.secret_names import is_secret
+from changefeed.core.settings import Parameter, Settings, invalid, several
 
 _S3 = ("s3", "s3a")
 #: Parameters of the URL, as those of a file sink, and Hadoop's names of them for one bucket.
@@ -45,6 +47,35 @@ class StagingPlace:
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagingAddress(Settings):
+    """The URL of a place that is no directory."""
+
+    called: ClassVar[str] = "staging place"
+
+    #: As those of a file sink.
+    bucket: dict[str, str] = several(
+        *(
+            Parameter(name, "As of a file sink.", secret=is_secret(name), schemes=_S3)
+            for name in _PARAMETERS
+        )
+    )
+
+    def check(self) -> Iterator[ChangefeedError]:
+        uri = self.uri
+        if uri.scheme not in (*_S3, "hdfs") or len(uri.hosts) != 1 or not uri.host:
+            yield invalid("the staging place cannot be used", _HINT, Code.INVALID_URI)
+        elif uri.user is not None:
+            yield invalid(
+                "the staging place has no user in its address",
+                "keys of S3 are the parameters AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; HDFS "
+                "takes the node's user, or HADOOP_USER_NAME of its environment.",
+                Code.INVALID_URI,
+            )
+        elif uri.scheme in _S3 and not _BUCKET.match(str(uri.hosts[0])):
+            yield invalid("the staging place names no bucket", _HINT, Code.INVALID_URI)
+
+
 def staging_place(url: str) -> StagingPlace:
     """The place of a URL: a directory, ``s3://bucket/folder?AWS_…`` or ``hdfs://host/folder``.
 
@@ -53,41 +84,14 @@ def staging_place(url: str) -> StagingPlace:
     """
     if url.startswith("/"):
         return StagingPlace(url.rstrip("/") or "/")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ChangefeedError(Code.INVALID_URI, "the staging place is no URL", hint=_HINT) from None
-    if parts.scheme not in (*_S3, "hdfs") or not parts.hostname or parts.fragment:
-        raise ChangefeedError(Code.INVALID_URI, "the staging place cannot be used", hint=_HINT)
-    if "@" in parts.netloc:
-        raise ChangefeedError(
-            Code.INVALID_URI,
-            "the staging place has no user in its address",
-            hint="keys of S3 are the parameters AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; HDFS "
-            "takes the node's user, or HADOOP_USER_NAME of its environment.",
-        )
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    path = parts.path.rstrip("/")
-    if parts.scheme == "hdfs":
-        _only(given, ())
-        return StagingPlace(f"hdfs://{parts.netloc}{path}", dict(_HDFS))
-    _only(given, tuple(_PARAMETERS))
-    if port is not None or not _BUCKET.match(parts.netloc):
-        raise ChangefeedError(Code.INVALID_URI, "the staging place names no bucket", hint=_HINT)
-    return StagingPlace(
-        f"s3a://{parts.netloc}{path}", _of_bucket(parts.netloc, given), ("hadoop-aws",), given
-    )
-
-
-def _only(given: Mapping[str, str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ChangefeedError(
-                Code.UNKNOWN_PARAMETER,
-                f"the staging place has no parameter {name}",
-                hint=f"known: {', '.join(known)}" if known else "leave it out.",
-            )
+    if "://" not in url or "#" in url:
+        raise invalid("the staging place cannot be used", _HINT, Code.INVALID_URI)
+    found = StagingAddress.read(url)
+    server, path = found.uri.hosts[0], found.uri.path.rstrip("/")
+    if found.uri.scheme == "hdfs":
+        return StagingPlace(f"hdfs://{server}{path}", dict(_HDFS))
+    properties = _of_bucket(server.name, found.bucket)
+    return StagingPlace(f"s3a://{server}{path}", properties, ("hadoop-aws",), found.bucket)
 
 
 def _of_bucket(bucket: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from changefeed.core.errors import ChangefeedError
 from changefeed.options import OPTIONS, SinkAbilities, rows_of
 from changefeed.options.docs import MEANINGS, listing
+from grammar.printer import name as name_sql
 from grammar.suggest import Suggestions
 
 if TYPE_CHECKING:
@@ -40,11 +41,6 @@ class Candidate:
     string: bool = False
     literal: bool = False
     insert: str = ""
-
-
-def quoted(name: str) -> str:
-    """A name as it must be written."""
-    return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
 
 
 def choices(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
@@ -101,7 +97,7 @@ def _table(schema: str, name: str) -> Candidate:
     """A table by its own name where that finds it, else with its schema."""
     if schema == DEFAULT_SCHEMA:
         return Candidate(name, schema)
-    return Candidate(name, schema, insert=f"{quoted(schema)}.{quoted(name)}")
+    return Candidate(name, schema, insert=f"{name_sql(schema)}.{name_sql(name)}")
 
 
 def _tables(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:

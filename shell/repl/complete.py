@@ -12,9 +12,10 @@ from prompt_toolkit.document import Document
 
 from changefeed.options.docs import listing
 from grammar.help import topics
+from grammar.printer import name as name_sql
 from grammar.suggest import Suggestions, complete
 from shell.commands import COMMANDS
-from shell.repl.choices import DEFAULT_SCHEMA, Candidate, choices, entries, quoted
+from shell.repl.choices import DEFAULT_SCHEMA, Candidate, choices, entries
 from shell.settings import TABLE
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def _topics(words: str, known: NameCache) -> Iterator[Candidate]:
 
 def _tables(words: str, known: NameCache) -> Iterator[Candidate]:
     for schema, name in known.tables():
-        lead = "" if schema == DEFAULT_SCHEMA else f"{quoted(schema)}."
-        yield Candidate(lead + quoted(name), schema)
+        lead = "" if schema == DEFAULT_SCHEMA else f"{name_sql(schema)}."
+        yield Candidate(lead + name_sql(name), schema)
 
 
 def _settings(words: str, known: NameCache) -> Iterator[Candidate]:
@@ -65,7 +66,7 @@ WORDS: dict[str, Callable[[str, NameCache], Iterable[Candidate]]] = {
 }
 
 
-__all__ = ["ShellCompleter", "ended", "quoted"]
+__all__ = ["ShellCompleter", "ended"]
 
 _ENDED = re.compile(r";\s*\Z")
 
@@ -162,4 +163,4 @@ def _inserted(choice: Candidate, quote: str) -> str:
         return f"'{choice.text}{closing}"
     if choice.insert or choice.literal:
         return choice.insert or choice.text
-    return quoted(choice.text)
+    return name_sql(choice.text)

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from grammar.printer import name as name_sql
 from shell.render.widths import clip
-from shell.repl.complete import quoted
 from shell.waiting import quiet_keys
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def follow(client: Client, name: str) -> None:
     except KeyboardInterrupt:
         _draw(out, "")
         client.diagnostics.note(
-            f"the scan continues; SHOW CHANGEFEED {quoted(name)} shows its progress"
+            f"the scan continues; SHOW CHANGEFEED {name_sql(name)} shows its progress"
         )
         return
     if drawn:
@@ -91,7 +91,7 @@ def look(client: Client, name: str) -> ScanProgress | None:
     interpreter = client.backend.interpreter
     if name not in interpreter.feeds():
         return None
-    result = interpreter.execute(f"SHOW CHANGEFEED {quoted(name)}", client.backend.session)
+    result = interpreter.execute(f"SHOW CHANGEFEED {name_sql(name)}", client.backend.session)
     feed = dict(zip(result.columns, result.rows[0], strict=True))
     rows, total = interpreter.summary().scanning.get(name, (0, 0))
     return ScanProgress(

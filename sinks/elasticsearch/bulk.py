@@ -194,7 +194,6 @@ class Bulk:
         return [[BulkPart(part.target, half)] for half in lines]
 
     def _again(self, parts: Sequence[BulkPart], answer: HttpAnswer) -> tuple[list[BulkPart], str]:
-        """Sort the outcomes; returns what is to be sent once more, and why."""
         found = outcomes(answer.json() or {})
         if len(found) != sum(len(part.lines) for part in parts):
             raise ChangefeedError(
@@ -212,7 +211,6 @@ class Bulk:
         return rest, counted(o for o in found if o.verdict is Verdict.RETRY)
 
     def _sorted(self, part: BulkPart, found: Sequence[OperationOutcome]) -> list[int]:
-        """The places to send again; passes on operations that were refused for good."""
         by_verdict: dict[Verdict, dict[int, OperationOutcome]] = {
             verdict: {} for verdict in Verdict
         }
@@ -272,7 +270,6 @@ class _Pauses:
 
 
 def _raise_first(done: set[Future[None]]) -> None:
-    """Raise the gravest error: one that asks for a person before one that passes."""
     errors = [error for future in done if (error := future.exception()) is not None]
     ours = [error for error in errors if isinstance(error, ChangefeedError)]
     grave = next((error for error in ours if error.action != "retry"), None)

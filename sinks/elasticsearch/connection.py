@@ -42,8 +42,6 @@ _ANY = frozenset(range(100, 600))
 
 
 class _BytesSerializer(Serializer):
-    """Passes bodies on as bytes, both ways."""
-
     mimetype = "application/json"
 
     def dumps(self, data: Any) -> bytes:

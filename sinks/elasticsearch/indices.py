@@ -159,7 +159,6 @@ class Indices:
             raise self._refused(answer, target, "make the index")
 
     def _mappings(self, target: Target) -> dict[str, Any] | None:
-        """Mappings by index (several behind an alias), None when there is no index."""
         answer = self._cluster.call("GET", path_of(target.topic, "_mapping"))
         if answer.status == 404:
             return None

@@ -36,7 +36,6 @@ _REQUEST_BYTES = 1 << 20
 
 
 def _requests(letters: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The letters in requests of a bounded size: a letter is larger than its document was."""
     waiting: list[bytes] = []
     size = 0
     for letter in letters:

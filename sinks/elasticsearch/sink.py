@@ -222,7 +222,6 @@ class ElasticsearchSink(Sink):
 
 
 def _record_batches(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in pieces whose operations fit one Arrow array."""
     batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
     for batch in batches:
         pieces = batch.nbytes // _SLICE_BYTES + 1

@@ -64,7 +64,6 @@ class Closer:
                 return
 
     def _buckets(self, folder: str, depth: int) -> Iterator[int]:
-        """Every bucket there is, newest first."""
         names = sorted(self._place.folders(folder), reverse=True)
         for name in names:
             path = f"{folder}/{name}" if folder else name

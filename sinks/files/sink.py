@@ -171,7 +171,6 @@ class FilesSink(Sink):
         return receipt
 
     def _hand_over(self, receipts: list[Receipt]) -> list[Receipt]:
-        """Finish the files of the receipts, so that the driver can publish them."""
         with self._explained():
             self._stage.finish()
             if self._place.staging is not None or not self._remote:

@@ -239,7 +239,6 @@ class Channel:
             patience.check()
 
     def _refresh(self, topic: int) -> None:
-        """Ask the brokers about a topic that has more partitions than this producer knows."""
         found = c_void_p()
         if not self._lib.rd_kafka_metadata(self._handle, 0, topic, ctypes.byref(found), 5_000):
             self._lib.rd_kafka_metadata_destroy(found)
@@ -307,7 +306,6 @@ class Channel:
         return sent - self.outstanding()
 
     def _give_up(self) -> None:
-        """Collect the report of the message that failed first; drop the others."""
         self._lib.rd_kafka_purge(self._handle, _PURGE_ALL)
         for _ in range(20):
             self._drain(100)
@@ -361,7 +359,6 @@ class Channel:
         return int(self._lib.rd_kafka_outq_len(self._handle)) if self._handle else 0
 
     def _drain(self, wait_ms: int) -> None:
-        """Take what the library has to say; wait up to ``wait_ms`` for the first event."""
         lib = self._lib
         while event := lib.rd_kafka_queue_poll(self._events, wait_ms):
             wait_ms = 0

@@ -265,7 +265,6 @@ class KafkaSink(Sink):
         return Receipt(batch.partition, batch.rows.num_rows, size)
 
     def _announce(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
-        """Send the schema of the rows that follow, unless the table's last one is the same."""
         if not self.settings.schema_topic:
             return
         context = self._opened()
@@ -466,7 +465,6 @@ class KafkaSink(Sink):
         self._send_to_all({target.topic: payload})
 
     def _send_to_all(self, payloads: Mapping[str, bytes]) -> None:
-        """One message on every partition there is now, acknowledged on return."""
         counts = self._admin().known(list(payloads))
         alone = self._transaction is None or not self._transaction.is_open
         channel = self._sending()

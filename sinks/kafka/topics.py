@@ -178,7 +178,6 @@ class Topics:
             raise explain(error.args[0], self._reasons, topic=name) from error
 
     def _result(self, answer: Future[Any]) -> Any:
-        """The answer, once it is there; a refused login or an interruption ends the wait."""
         while wait([answer], 0.1).not_done:
             # Nobody else asks this client for the errors and log lines it has queued.
             self._admin.poll(0)

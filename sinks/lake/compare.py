@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from changefeed.core.schema import Column, KeyRange, TableSchema
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
 from sinks.base import Difference
 from sinks.differences import DifferenceText
-from sinks.lake.merge import literal
 from sinks.lake.types import spark_type, typed
 from sinks.merged.history import IS_CURRENT
 from sinks.merged.policy import TablePolicy

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.core.spark_sql import quoted
-from sinks.lake.merge import literal
+from changefeed.core.spark_sql import literal, quoted
 from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion

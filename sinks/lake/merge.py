@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from changefeed.core.schema import Column, TableSchema
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.core.types import FLOATS, LogicalType
 from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
@@ -24,11 +24,6 @@ from sinks.merged.policy import Removal, TablePolicy
 DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
 #: The number of a row among equal ones, where the table has no key.
 NUMBER = "_occurrence"
-
-
-def literal(text: str) -> str:
-    """A text as a literal, without escapes."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def own_columns(policy: TablePolicy, *, keyless: bool) -> tuple[tuple[str, str], ...]:

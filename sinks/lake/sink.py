@@ -21,7 +21,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import (
     EXPIRE,
     OPTIMIZE,
@@ -220,8 +220,8 @@ class LakeSink(TableSink):
                 self._shapes[RESOLVED_TABLE] = ""
             at = merge.moment(str(event.at.wall))
             row = (
-                f"SELECT {merge.literal(context.feed)} AS feed, "
-                f"{merge.literal(str(event.at))} AS resolved, {at} AS resolved_at"
+                f"SELECT {literal(context.feed)} AS feed, "
+                f"{literal(str(event.at))} AS resolved, {at} AS resolved_at"
             )
             table.run(
                 f"MERGE INTO {table.ident} AS t USING ({row}) AS s ON t.feed = s.feed "

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
-from sinks.lake.merge import literal
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion

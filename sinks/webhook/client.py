@@ -204,7 +204,6 @@ def _retry_after(text: str | None, now: float) -> float:
 
 
 def _judged(place: str, status: int) -> ChangefeedError:
-    """The error for an answer other than success."""
     try:
         said = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:

@@ -191,7 +191,6 @@ class WebhookSink(Sink):
 
 
 def _poison(target: Target, size: int, status: int) -> ChangefeedError:
-    """The error for a message no retry can deliver; it names no value."""
     if status == 413:
         return ChangefeedError(
             Code.SINK_CANNOT_TAKE_TABLE,

@@ -13,7 +13,7 @@ import pytest
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
-from changefeed.core.spark_sql import quoted
+from changefeed.core.spark_sql import literal, quoted
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import redact
 from changefeed.options import History
@@ -21,7 +21,6 @@ from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink
 from sinks.lake.failure import told
-from sinks.lake.merge import literal
 from sinks.lake.place import place_of
 from sinks.lake.sink import DeltaSink, LakeSink
 from sinks.lake.staging import StagedFile, bounds, settled, stage

@@ -17,7 +17,7 @@ from changefeed.options import OPTIONS
 from changefeed.options.docs import MEANINGS
 from changefeed.options.row import OptionRow
 from grammar.split import is_complete, split
-from shell.repl.complete import ShellCompleter, quoted
+from shell.repl.complete import ShellCompleter
 from shell.repl.highlight import fragments
 from shell.repl.names import NameCache
 from shell.repl.prompt import PromptHistory, holds_secret
@@ -248,7 +248,6 @@ def test_uris() -> None:
 
 def test_feeds_are_quoted_where_they_must_be() -> None:
     assert {c.text for c in found("SHOW CHANGEFEED ")} >= {"orders_feed", '"Other"'}
-    assert quoted('a"b') == '"a""b"'
 
 
 def test_columns_of_the_listing() -> None:

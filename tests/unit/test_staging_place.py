@@ -56,12 +56,20 @@ def test_hdfs_says_soon_that_nobody_answers() -> None:
         ("rows", "CF1201", "cannot be used"),
         ("ftp://host/rows", "CF1201", "cannot be used"),
         ("s3://", "CF1201", "cannot be used"),
-        ("s3://bucket:99999/rows", "CF1201", "is no URL"),
+        ("s3://bucket:99999/rows", "CF1201", "between 1 and 65535"),
         ("s3://bucket:90/rows", "CF1201", "no bucket"),
         ("s3://Upper_Case/rows", "CF1201", "no bucket"),
         ("s3://key:s3cr3t@bucket/rows", "CF1201", "no user"),
-        (f"s3://bucket/rows?AWS_SECRET={SECRET}", "CF1202", "no parameter AWS_SECRET"),
-        ("hdfs://namenode/rows?user=me", "CF1202", "no parameter user"),
+        (
+            f"s3://bucket/rows?AWS_SECRET={SECRET}",
+            "CF1202",
+            r"query parameters: \[AWS_SECRET\]",
+        ),
+        (
+            "hdfs://namenode/rows?user=me",
+            "CF1202",
+            r"unknown staging place query parameters",
+        ),
     ],
 )
 def test_anything_else_is_refused_without_its_secrets(url: str, code: str, words: str) -> None:

@@ -120,7 +120,6 @@ class LocalPlace:
 
 
 def _make(root: Path, folder: Path) -> set[Path]:
-    """Make ``folder``; returns every folder whose entries changed or will."""
     changed = {folder}
     while folder != root and not folder.exists():
         folder = folder.parent
