@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, not_, or_, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, stamp_of
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.history import record
 from changefeed.catalog.jobs import move_job
 from changefeed.catalog.model import DesiredStatus, Status, TableState
@@ -127,11 +127,11 @@ class LogClaims(CatalogPart):
 
 def _needed_above(row: Any) -> Timestamp | None:
     """Up to where a table of a feed needs the log no more; None when a scan is still to begin."""
-    done, high_water = stamp_of(row.done_upto), stamp_of(row.high_water)
-    if row.state == TableState.RUNNING.value and high_water is not None:
+    done: Timestamp | None = row.done_upto
+    high_water: Timestamp | None = row.high_water
+    if row.state is TableState.RUNNING and high_water is not None:
         return max(done or high_water, high_water)
-    if done is not None:
-        return done
-    if row.scan_at is not None:
-        return stamp_of(row.scan_at)
+    began: Timestamp | None = done if done is not None else row.scan_at
+    if began is not None:
+        return began
     return None if row.scan_wanted else Timestamp.ZERO

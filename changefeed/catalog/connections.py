@@ -10,7 +10,7 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, list_of, list_text
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection, Function
 from changefeed.core.errors import ChangefeedError, Code
@@ -183,7 +183,7 @@ class Functions(CatalogPart):
             transaction.execute(
                 insert(tables.function).values(
                     name=function.name,
-                    arguments=list_text([f"{name} {kind}" for name, kind in function.arguments]),
+                    arguments=[f"{name} {kind}" for name, kind in function.arguments],
                     returns=function.returns,
                     reference=function.reference,
                     path=function.path,
@@ -211,10 +211,10 @@ class Functions(CatalogPart):
 
 
 def _function(row: Row[Any]) -> Function:
-    arguments = tuple(tuple(text.rsplit(" ", 1)) for text in list_of(row.arguments))
+    arguments = tuple(tuple(text.rsplit(" ", 1)) for text in row.arguments)
     return Function(
         row.name,
-        arguments,  # type: ignore[arg-type]
+        arguments,
         row.returns,
         row.reference,
         row.path,

@@ -8,13 +8,12 @@ read sees one snapshot. A commit is on disk when :meth:`Database.write` returns
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -39,7 +38,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables
-from changefeed.core.clock import SYSTEM_CLOCK, Clock, SystemClock, Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
@@ -536,26 +535,6 @@ def named(table: Table, name: TableName) -> ColumnElement[bool]:
     return and_(
         table.c.source == name.source, table.c.schema == name.schema, table.c.name == name.name
     )
-
-
-def stamp_text(stamp: Timestamp | None) -> str | None:
-    """The column value of a timestamp."""
-    return None if stamp is None else str(stamp)
-
-
-def stamp_of(text: str | None) -> Timestamp | None:
-    """The inverse of :func:`stamp_text`."""
-    return None if text is None else Timestamp.parse(text)
-
-
-def list_text(values: Sequence[str]) -> str:
-    """The column value of a list of texts."""
-    return json.dumps(list(values))
-
-
-def list_of(text: str) -> tuple[str, ...]:
-    """The inverse of :func:`list_text`."""
-    return tuple(json.loads(text))
 
 
 T = TypeVar("T")

@@ -71,18 +71,8 @@ class Events(CatalogPart):
         with self._database.read() as transaction:
             rows = transaction.execute(query.order_by(_event.c.id.desc()).limit(limit))
             return [
-                JobEvent(
-                    id=row.id,
-                    job_id=row.job_id,
-                    at=row.at,
-                    kind=row.kind,
-                    text=row.text,
-                    table=row.table_name,
-                    code=row.code,
-                    times=row.times,
-                    last=row.last,
-                )
-                for row in rows
+                JobEvent(table=mapping.pop("table_name"), **mapping)
+                for mapping in map(dict, rows.mappings())
             ]
 
 

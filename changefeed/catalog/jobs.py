@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, func, insert, or_, select, text, tuple_, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, list_of, list_text, stamp_of, stamp_text
+from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -49,6 +49,10 @@ _LEFT_OUT = (
 )
 
 
+#: Columns that are fields of a job as they are.
+_SAME = tuple(f.name for f in fields(Job) if f.name in _job.c)
+
+
 class _Unset:
     """Default of a parameter that leaves the field as it is (None is a value of its own)."""
 
@@ -82,19 +86,19 @@ class Jobs(CatalogPart):
                         name=spec.name if spec.name is not None else "",
                         source=spec.source,
                         sink_uri=spec.sink_uri,
-                        targets=list_text(spec.targets),
-                        options=json.dumps(dict(spec.options)),
+                        targets=spec.targets,
+                        options=spec.options,
                         statement=spec.statement,
                         status=Status.STARTING.value,
                         wanted=DesiredStatus.RUNNING.value,
                         reason="waits for a node",
                         created=now,
                         modified=now,
-                        cursor=stamp_text(spec.cursor),
-                        end_time=stamp_text(spec.end_time),
+                        cursor=spec.cursor,
+                        end_time=spec.end_time,
                         generation=1,
                         sinkless=spec.sinkless,
-                        rate=RateWindow().to_text(),
+                        rate=RateWindow(),
                     )
                     .returning(_job.c.id)
                 ).scalar_one()
@@ -240,7 +244,7 @@ class Jobs(CatalogPart):
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
             transaction.execute(
-                update(table).where(lost).values(scan_wanted=True, scan_at=None, repair="")
+                update(table).where(lost).values(scan_wanted=True, scan_at=None, repair=None)
             )
             transaction.execute(
                 update(table)
@@ -299,15 +303,15 @@ class Jobs(CatalogPart):
             if not isinstance(sink_uri, _Unset):
                 values["sink_uri"] = sink_uri
             if targets is not None:
-                values["targets"] = list_text(targets)
+                values["targets"] = targets
             if options is not None:
-                values["options"] = json.dumps(dict(options))
+                values["options"] = options
             if statement is not None:
                 values["statement"] = statement
             if not isinstance(cursor, _Unset):
-                values["cursor"] = stamp_text(cursor)
+                values["cursor"] = cursor
             if not isinstance(end_time, _Unset):
-                values["end_time"] = stamp_text(end_time)
+                values["end_time"] = end_time
             values |= {"generation": job.generation + 1, "modified": self._now()}
             for table in drop:
                 delete_table(transaction, job_id, table)
@@ -373,7 +377,7 @@ class Jobs(CatalogPart):
                 wanted=DesiredStatus.DROPPED.value,
                 reason="dropped",
                 sink_uri=sink_location(row.sink_uri) if row.sink_uri is not None else None,
-                options="{}",
+                options={},
                 modified=now,
                 finished=now,
             )
@@ -387,36 +391,12 @@ class Jobs(CatalogPart):
             )
 
     def _job(self, row: Row[Any]) -> Job:
-        per_second = RateWindow.from_text(row.rate).per_second(self._now())
+        rows, size = row.rate.per_second(self._now())
         return Job(
-            id=row.id,
-            name=row.name,
-            source=row.source,
-            sink_uri=row.sink_uri,
+            **{field: getattr(row, field) for field in _SAME},
             redacted_sink_uri="" if row.sink_uri is None else sink_location(row.sink_uri),
-            targets=list_of(row.targets),
-            options=json.loads(row.options),
-            statement=row.statement,
-            status=Status(row.status),
-            wanted=DesiredStatus(row.wanted),
-            reason=row.reason,
-            error=row.error,
-            error_code=row.error_code,
-            hint=row.hint,
-            created=row.created,
-            started=row.started,
-            modified=row.modified,
-            finished=row.finished,
-            high_water=stamp_of(row.high_water),
-            cursor=stamp_of(row.cursor),
-            end_time=stamp_of(row.end_time),
-            generation=row.generation,
-            sinkless=bool(row.sinkless),
-            emitted_rows=row.emitted_rows,
-            emitted_bytes=row.emitted_bytes,
-            rows_per_second=per_second[0],
-            bytes_per_second=per_second[1],
-            taken=row.taken,
+            rows_per_second=rows,
+            bytes_per_second=size,
         )
 
 
@@ -456,7 +436,7 @@ def move_job(
 ) -> None:
     """Move a job, see :meth:`Jobs.transition`, in a transaction that is open."""
     old = get_job(transaction, job_id)
-    before = Status(old.status)
+    before = old.status
     check_move(job_id, before, status)
     values: dict[str, Any] = {"status": status.value, "reason": reason}
     if error is not None:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import (
-    CatalogPart,
-    Database,
-    list_of,
-    list_text,
-    named,
-    stamp_of,
-    stamp_text,
-)
+from changefeed.catalog.database import CatalogPart, Database, named
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -30,16 +22,27 @@ from changefeed.catalog.model import (
     TableProof,
     TableState,
 )
-from changefeed.catalog.rows import Lease, RateWindow
+from changefeed.catalog.rows import Lease
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.partition import Partition
 from changefeed.core.schema import TableName
 
 _table = tables.job_table
 _job = tables.job
 _lease = tables.lease
 _seen = tables.table_name
+
+#: Columns that a runner changes, and those that a statement asks for.
+# fmt: off
+_MOVING = (
+    "schema_version", "state", "scan_wanted", "scan_at", "done_upto", "start", "scan_rows",
+    "scan_total", "emitted_rows", "emitted_bytes", "error", "error_code", "hint", "rescanned",
+    "gap", "repair",
+)
+_ASKED = ("topic", "columns", "values_from", "values_to", "partition", "joined", "table_id")
+# fmt: on
+#: Columns that are fields of a table's progress as they are.
+_SAME = tuple(f.name for f in fields(TableProgress) if f.name not in ("table", "original"))
 
 #: One row of progress; parameters are those of :func:`_found_by` and :func:`_moving`.
 _UPDATE = update(_table).where(
@@ -114,7 +117,7 @@ class Progress(CatalogPart):
         found: dict[int, list[TableProgress]] = {job_id: [] for job_id in job_ids}
         with self._database.read() as transaction:
             jobs = select(_job.c.id, _job.c.high_water).where(_job.c.id.in_(found))
-            high_water = {row.id: stamp_of(row.high_water) for row in transaction.execute(jobs)}
+            high_water = {row.id: row.high_water for row in transaction.execute(jobs)}
             rows = transaction.execute(
                 select(_table)
                 .where(_table.c.job_id.in_(found))
@@ -131,7 +134,7 @@ class Progress(CatalogPart):
         with self._database.read() as transaction:
             rows = transaction.execute(
                 select(_table)
-                .where(or_(_table.c.state == TableState.FAILED.value, _table.c.proof != ""))
+                .where(or_(_table.c.state == TableState.FAILED, _table.c.proof != TableProof()))
                 .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
             )
             found: dict[int, list[TableProgress]] = {}
@@ -208,17 +211,17 @@ class Progress(CatalogPart):
             # A scan counts as emitted when it has ended, and for the rates as it goes on.
             lately = sum(max(0, _counted(t) - before[n].counted) for n, t in moved.items())
             values: dict[str, Any] = {}
-            known = stamp_of(row.high_water)
+            known = row.high_water
             reached = _no_higher(high_water or known, moved.values())
             if reached is not None and reached != known:
                 if known is not None and reached < known:
                     _write_down(transaction, job_id, known, moved)
-                values["high_water"] = str(reached)
+                values["high_water"] = reached
             if rows or size:
                 values["emitted_rows"] = row.emitted_rows + rows
                 values["emitted_bytes"] = row.emitted_bytes + size
             if lately or size:
-                values["rate"] = RateWindow.from_text(row.rate).add(now, lately, size).to_text()
+                values["rate"] = row.rate.add(now, lately, size)
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())
@@ -244,7 +247,7 @@ class Progress(CatalogPart):
                 if holders.get(job_id) == (lease.node, lease.token)
             }
             if written:
-                marks = [{"of_job": job, "reached": str(at)} for job, at in written.items()]
+                marks = [{"of_job": job, "reached": at} for job, at in written.items()]
                 transaction.execute(_HIGH_WATER, marks)
         self.offered.saved.update(written)
 
@@ -296,14 +299,13 @@ class Progress(CatalogPart):
             known = next(table for table in self.tables(job_id) if table.table == name)
             if known.state is not TableState.RUNNING:
                 continue
-            done = None if known.done_upto is None else str(known.done_upto)
             with self._database.write() as transaction:
                 transaction.execute(
                     update(_table)
                     .where(_table.c.job_id == job_id, named(_table, name))
                     .values(
                         state=TableState.FAILED.value,
-                        done_upto=done,
+                        done_upto=known.done_upto,
                         error=error.message,
                         error_code=error.code.number,
                         hint=error.hint,
@@ -359,9 +361,7 @@ class Progress(CatalogPart):
                 return None
             _raise_generation(transaction, job_id, now)
             transaction.execute(
-                update(_job)
-                .where(_job.c.id == job_id)
-                .values(targets=list_text(targets), statement=statement)
+                update(_job).where(_job.c.id == job_id).values(targets=targets, statement=statement)
             )
             noted = now if at is None else at.wall
             record(transaction, noted, job_id, "rename", text, table=str(new))
@@ -371,9 +371,7 @@ class Progress(CatalogPart):
     def save_proof(self, job_id: int, table: TableName, proof: TableProof) -> None:
         """Write down how much of a table was compared with its target."""
         with self._database.write(notify=False) as transaction:
-            transaction.execute(
-                update(_table).where(_is(job_id, table)).values(proof=proof.to_json())
-            )
+            transaction.execute(update(_table).where(_is(job_id, table)).values(proof=proof))
 
     def note_name(self, table: TableName, table_id: int) -> None:
         """Record that a table was seen under this name; :meth:`names` returns it from now on."""
@@ -433,24 +431,10 @@ def insert_tables(
                 f'target "{name.schema}.{name.name}" already watched by changefeed',
             )
         watched.add(name)
-        inserted.append(
-            {
-                "job_id": job_id,
-                "source": name.source,
-                "schema": name.schema,
-                "name": name.name,
-                "topic": table.topic,
-                "columns": list_text(table.columns),
-                "values_from": list_text(table.values_from),
-                "values_to": list_text(table.values_to),
-                "partition": table.partition.to_json() if table.partition else None,
-                "joined": table.joined,
-                "added_at": table.added_at or now,
-                "table_id": table.table_id,
-                "original": _original_text(table.original),
-                **_moving(table),
-            }
-        )
+        row = {field: getattr(table, field) for field in _ASKED} | _moving(table)
+        row |= {"job_id": job_id, "source": name.source, "schema": name.schema, "name": name.name}
+        row |= {"added_at": table.added_at or now, "original": _parts(table.original)}
+        inserted.append(row)
     if inserted:
         transaction.execute(insert(_table), inserted)
 
@@ -471,7 +455,7 @@ def set_name(transaction: Transaction, job_id: int, old: TableName, new: TableNa
     row = transaction.execute(select(_table).where(_is(job_id, old))).one_or_none()
     if row is None:
         return False
-    original = _original_text(_progress(row).renamed(new).original)
+    original = _parts(_progress(row).renamed(new).original)
     transaction.execute(
         update(_table)
         .where(_is(job_id, old))
@@ -550,25 +534,7 @@ def _counted(table: TableProgress) -> int:
 
 
 def _moving(table: TableProgress) -> dict[str, Any]:
-    """The columns that a runner changes; the others are what a statement asked for."""
-    return {
-        "schema_version": table.schema_version,
-        "state": table.state.value,
-        "scan_wanted": table.scan_wanted,
-        "scan_at": stamp_text(table.scan_at),
-        "done_upto": stamp_text(table.done_upto),
-        "start": table.start,
-        "scan_rows": table.scan_rows,
-        "scan_total": table.scan_total,
-        "emitted_rows": table.emitted_rows,
-        "emitted_bytes": table.emitted_bytes,
-        "error": table.error,
-        "error_code": table.error_code,
-        "hint": table.hint,
-        "rescanned": table.rescanned,
-        "gap": table.gap,
-        "repair": table.repair.to_json() if table.repair else "",
-    }
+    return {field: getattr(table, field) for field in _MOVING}
 
 
 def _stored(
@@ -622,9 +588,7 @@ def _write_down(
         lifted = _raised(table, high_water)
         if table.table not in given and lifted != table:
             transaction.execute(
-                update(_table)
-                .where(_is(job_id, table.table))
-                .values(done_upto=stamp_text(lifted.done_upto))
+                update(_table).where(_is(job_id, table.table)).values(done_upto=lifted.done_upto)
             )
 
 
@@ -649,42 +613,14 @@ def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
 
 
 def _progress(row: Row[Any]) -> TableProgress:
-    return TableProgress(
-        table=TableName(row.source, row.schema, row.name),
-        topic=row.topic,
-        schema_version=row.schema_version,
-        state=TableState(row.state),
-        scan_wanted=bool(row.scan_wanted),
-        scan_at=stamp_of(row.scan_at),
-        done_upto=stamp_of(row.done_upto),
-        start=row.start,
-        scan_rows=row.scan_rows,
-        scan_total=row.scan_total,
-        emitted_rows=row.emitted_rows,
-        emitted_bytes=row.emitted_bytes,
-        error=row.error,
-        error_code=row.error_code,
-        hint=row.hint,
-        columns=list_of(row.columns),
-        values_from=list_of(row.values_from),
-        values_to=list_of(row.values_to),
-        partition=Partition.from_json(row.partition) if row.partition else None,
-        joined=bool(row.joined),
-        added_at=row.added_at,
-        table_id=row.table_id,
-        rescan=row.rescan,
-        rescanned=row.rescanned,
-        gap=row.gap,
-        original=_original(row),
-        repair=RowRepair.from_json(row.repair) if row.repair else None,
-        proof=TableProof.from_json(row.proof) if row.proof else TableProof(),
-    )
+    same = {field: getattr(row, field) for field in _SAME}
+    name = TableName(row.source, row.schema, row.name)
+    return TableProgress(table=name, original=_original(row), **same)
 
 
-def _original_text(name: TableName | None) -> str:
-    return list_text(() if name is None else (name.schema, name.name))
+def _parts(name: TableName | None) -> tuple[str, ...]:
+    return () if name is None else (name.schema, name.name)
 
 
 def _original(row: Any) -> TableName | None:
-    parts = list_of(row.original)
-    return TableName(row.source, *parts) if parts else None
+    return TableName(row.source, *row.original) if row.original else None

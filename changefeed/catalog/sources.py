@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, named, stamp_of, stamp_text
+from changefeed.catalog.database import CatalogPart, named
 from changefeed.catalog.model import TableProgress
 from changefeed.catalog.rows import Gap, SourceState
 from changefeed.core.clock import Timestamp
@@ -46,18 +45,12 @@ def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], n
 def save(transaction: Transaction, name: str, now: int, **given: Any) -> None:
     """Change the given fields of a source's row, in a transaction that is open; make the row where
     there is none."""
-    columns = _columns(SourceState(name, **given, updated=now))
+    state = SourceState(name, **given, updated=now)
+    columns = {field.name: getattr(state, field.name) for field in fields(state)}
     changed = {key: columns[key] for key in (*given, "updated")}
     done = transaction.execute(update(_table).where(_table.c.name == name).values(changed))
     if not done.rowcount:
         transaction.execute(insert(_table).values(columns))
-
-
-def _columns(state: SourceState) -> dict[str, Any]:
-    return asdict(state) | {
-        "memo": json.dumps(dict(state.memo), sort_keys=True) if state.memo else "",
-        "frontier": stamp_text(state.frontier),
-    }
 
 
 class Sources(CatalogPart):
@@ -142,7 +135,7 @@ class Sources(CatalogPart):
         with self._database.write() as transaction:
             transaction.execute(delete(_captured).where(_captured.c.source == name))
             transaction.execute(delete(_names).where(_names.c.source == name))
-            transaction.execute(update(_progress).where(waiting).values(done_upto=str(end)))
+            transaction.execute(update(_progress).where(waiting).values(done_upto=end))
             transaction.execute(
                 update(_table).where(_table.c.name == name).values(identity="", position="")
             )
@@ -154,10 +147,7 @@ class Sources(CatalogPart):
         """
         with self._database.read() as transaction:
             rows = transaction.execute(select(_captured).where(_captured.c.source == source))
-            return {
-                TableName(row.source, row.schema, row.name): Timestamp.parse(row.since)
-                for row in rows
-            }
+            return {TableName(row.source, row.schema, row.name): row.since for row in rows}
 
     def captured_table_ids(self, source: str) -> dict[TableName, int]:
         """Like :meth:`captured`: which table each name stood for, 0 where that is not known."""
@@ -195,7 +185,7 @@ class Sources(CatalogPart):
                         source=source,
                         schema=table.schema,
                         name=table.name,
-                        since=str(kept.get(table, since)),
+                        since=kept.get(table, since),
                         table_id=wanted[table],
                     )
                 )
@@ -228,19 +218,7 @@ class Sources(CatalogPart):
 
 
 def _state(row: Row[Any]) -> SourceState:
-    return SourceState(
-        name=row.name,
-        memo=json.loads(row.memo) if row.memo else {},
-        holds=row.holds,
-        identity=row.identity,
-        status=row.status,
-        error=row.error,
-        error_code=row.error_code,
-        position=row.position,
-        frontier=stamp_of(row.frontier),
-        updated=row.updated,
-        renewal=bool(row.renewal),
-    )
+    return SourceState(**row._mapping)
 
 
 def concerns(gap: Gap, table: TableProgress) -> bool:

@@ -1,24 +1,43 @@
 """The tables of the state database, the same on SQLite and PostgreSQL.
 
-Timestamps (HLC) are kept as their written form, times as ns, lists as JSON text.
+Timestamps (HLC) are kept as their written form, times as ns, lists as JSON text; the types of the
+columns write and read them. SQLAlchemy's object mapping is not used: to import it and to map these
+tables takes 95 ms of CPU, a quarter of what ``SHOW JOBS`` takes from the command line.
 Any change here raises :data:`FORMAT`: until the first release there is one format, and a state of
 another one is refused.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     ForeignKey,
     Index,
     Integer,
     MetaData,
     Table,
     Text,
+    TypeDecorator,
     text,
 )
+
+from changefeed.catalog.model import (
+    DesiredStatus,
+    RowRepair,
+    Status,
+    TableProof,
+    TableState,
+)
+from changefeed.catalog.rows import RateWindow
+from changefeed.core.clock import Timestamp
+from changefeed.core.partition import Partition
 
 #: Version of the layout below; a state of another one is refused (CF6002).
 FORMAT = 15
@@ -32,8 +51,63 @@ metadata = MetaData()
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
 
+class _TextForm(TypeDecorator[Any]):
+    """A value that is kept as text. ``nothing`` is the text of what is empty, and the other way
+    round where ``empty`` is not None."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(
+        self,
+        write: Callable[[Any], str] = str,
+        read: Callable[[str], Any] = str,
+        *,
+        nothing: str | None = None,
+        empty: Any = None,
+    ) -> None:
+        super().__init__()
+        self.write, self.read = write, read
+        self.nothing, self.empty = nothing, empty
+
+    # The processors themselves: a call less for each value of a listing of hundreds of feeds.
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], str | None]:
+        write, nothing, empty = self.write, self.nothing, self.empty
+        return lambda value: nothing if value is None or value == empty else write(value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], Any]:
+        read, nothing, empty = self.read, self.nothing, self.empty
+        return lambda value: empty if value is None or value == nothing else read(value)
+
+
+def _listed(values: Sequence[str]) -> str:
+    return json.dumps(list(values))
+
+
+def _list_of(written: str) -> tuple[str, ...]:
+    return tuple(json.loads(written))
+
+
+def _members(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), sort_keys=True)
+
+
+def _as_written(values: Mapping[str, str]) -> str:
+    return json.dumps(dict(values))
+
+
+_STAMP = _TextForm(str, Timestamp.parse)
+_LIST = _TextForm(_listed, _list_of)
+_REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
+_PROOF = _TextForm(TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof())
+
+
 def _text(name: str, *, null: bool = False) -> Column[str]:
     return Column(name, Text, nullable=null)
+
+
+def _typed(name: str, kind: _TextForm, *, null: bool = False) -> Column[Any]:
+    return Column(name, kind, nullable=null)
 
 
 def _ns(name: str, *, null: bool = False) -> Column[int]:
@@ -95,7 +169,7 @@ function = Table(
     "function",
     metadata,
     Column("name", Text, primary_key=True),
-    _text("arguments"),
+    _typed("arguments", _LIST),
     _text("returns"),
     _text("reference"),
     _text("path"),
@@ -107,14 +181,14 @@ source_state = Table(
     "source_state",
     metadata,
     Column("name", Text, primary_key=True),
-    _text("memo"),
+    _typed("memo", _TextForm(_members, json.loads, nothing="", empty={})),
     _text("holds"),
     _text("identity"),
     _text("status"),
     _text("error"),
     _text("error_code"),
     _text("position"),
-    _text("frontier", null=True),
+    _typed("frontier", _STAMP, null=True),
     _ns("updated"),
     Column("renewal", Boolean, nullable=False, server_default=text("false")),
 )
@@ -127,7 +201,7 @@ captured = Table(
     Column("source", Text, primary_key=True),
     Column("schema", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    _text("since"),
+    _typed("since", _STAMP),
     _count("table_id"),
 )
 
@@ -159,11 +233,11 @@ job = Table(
     _text("name"),
     _text("source"),
     _text("sink_uri", null=True),
-    _text("targets"),
-    _text("options"),
+    _typed("targets", _LIST),
+    _typed("options", _TextForm(_as_written, json.loads)),
     _text("statement"),
-    _text("status"),
-    _text("wanted"),
+    _typed("status", _TextForm(str, Status)),
+    _typed("wanted", _TextForm(str, DesiredStatus)),
     _text("reason"),
     _text("error", null=True),
     _text("error_code", null=True),
@@ -172,14 +246,14 @@ job = Table(
     _ns("started", null=True),
     _ns("modified"),
     _ns("finished", null=True),
-    _text("high_water", null=True),
-    _text("cursor", null=True),
-    _text("end_time", null=True),
+    _typed("high_water", _STAMP, null=True),
+    _typed("cursor", _STAMP, null=True),
+    _typed("end_time", _STAMP, null=True),
     Column("generation", Integer, nullable=False),
     _flag("sinkless"),
     _count("emitted_rows"),
     _count("emitted_bytes"),
-    _text("rate"),
+    _typed("rate", _TextForm(RateWindow.to_text, RateWindow.from_text)),
     _count("taken"),
     sqlite_autoincrement=True,
 )
@@ -205,10 +279,10 @@ job_table = Table(
     Column("name", Text, primary_key=True),
     _text("topic"),
     _ns("schema_version"),
-    _text("state"),
+    _typed("state", _TextForm(str, TableState)),
     _flag("scan_wanted"),
-    _text("scan_at", null=True),
-    _text("done_upto", null=True),
+    _typed("scan_at", _STAMP, null=True),
+    _typed("done_upto", _STAMP, null=True),
     _text("start", null=True),
     _count("scan_rows"),
     _count("scan_total"),
@@ -217,10 +291,10 @@ job_table = Table(
     _text("error", null=True),
     _text("error_code", null=True),
     Column("hint", Text, nullable=False, server_default=""),
-    _text("columns"),
-    _text("values_from"),
-    _text("values_to"),
-    _text("partition", null=True),
+    _typed("columns", _LIST),
+    _typed("values_from", _LIST),
+    _typed("values_to", _LIST),
+    _typed("partition", _TextForm(Partition.to_json, Partition.from_json), null=True),
     _flag("joined"),
     _ns("added_at"),
     _count("table_id"),
@@ -228,11 +302,11 @@ job_table = Table(
     _count("rescanned"),
     _count("gap"),
     # Schema and name that the table had when it came to the feed, once it has another name.
-    Column("original", Text, nullable=False, server_default="[]"),
+    Column("original", _LIST, nullable=False, server_default="[]"),
     # Keys of the rows that the scan that is owed is about; empty: all rows.
-    Column("repair", Text, nullable=False, server_default=""),
+    Column("repair", _REPAIR, nullable=False, server_default=""),
     # What option verify has compared of it; empty: nothing.
-    Column("proof", Text, nullable=False, server_default=""),
+    Column("proof", _PROOF, nullable=False, server_default=""),
 )
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.
