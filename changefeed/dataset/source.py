@@ -279,7 +279,7 @@ class DatasetStream:
         )
 
 
-class DatasetSnapshot:
+class DatasetSnapshot(Snapshot):
     """The current dataset at one version."""
 
     def __init__(self, store: DatasetFolders) -> None:
@@ -306,12 +306,6 @@ class DatasetSnapshot:
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def __enter__(self) -> DatasetSnapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class DatasetPart:

@@ -275,14 +275,16 @@ class Snapshot(Protocol):
         """Release the image at the source. Idempotent."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class Stream(Protocol):

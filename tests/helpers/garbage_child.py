@@ -30,8 +30,7 @@ from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.connect import source_errors
-from changefeed.sources.postgres.copyout import CopyBlock, _SocketCopy
-from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.copyout import CopyBlock, _SocketCopy, parse_csv
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations

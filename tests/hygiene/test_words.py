@@ -51,7 +51,6 @@ SHARED = {
     "PostgreSQL": "the product: a connector of Debezium, and a warehouse",
     "Server": "what an attachment needs of its source; one per source",
     "Sessions": "open sessions that threads take turns with; one per source",
-    "ShapeChange": "a table that looks otherwise than before in a stream; one per source",
     "Shapes": "the shapes that tables have in a stream; one per source",
     "Span": "offsets into a statement's text; grammar/ may not import core/",
     "TableShape": "a table as the stream describes it; one per source",

@@ -38,7 +38,7 @@ from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.mysql.continuity import Continuity
 from changefeed.sources.mysql.gtid import GtidSet
 from changefeed.sources.mysql.kept import read_kept, write_kept
-from changefeed.sources.mysql.prepared import PreparedTransactions
+from changefeed.sources.mysql.open_transaction import PreparedTransactions
 from changefeed.sources.postgres.spool import ScannedTransaction, Spool
 from sinks.base import Batch, ConsumerProgress, Epoch, ScanFiles, SinkContext, Target
 from sinks.reader.sink import ReaderSink

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from changefeed.sources.postgres.copyout import CopyBlock, blank, find_rows
-from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.copyout import CopyBlock, blank, find_rows, parse_csv
 
 #: Lengths whose own bytes hold a "d" and a zero, and those around them.
 AWKWARD = [0, 1, 96, 95, 97, 0x6400 - 4, 0x6463, 0x6464 - 4, 0x10000, 0x640000 - 4, 0x64_0064]

@@ -15,12 +15,13 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Commits, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.flushes import ShapeChange
 from changefeed.sources.postgres.assemble import SAMPLES, Assembler
 from changefeed.sources.postgres.continuity import ServerHistory, Witness
 from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.lsn import position_of
 from changefeed.sources.postgres.pgoutput import Inbox, Keepalive
-from changefeed.sources.postgres.relations import Relations, ShapeChange
+from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.types import ReplicaIdentity, TableDetails, schema_of
 from tests.helpers.postgres_messages import (
@@ -112,10 +113,9 @@ def test_a_message_of_no_transaction_is_one_at_the_time_of_the_one_before(make: 
     told = assembler.outside(601)
     assert (told.lsn, told.xid, told.commit_us, told.at) == (600, 0, 5_000, START.at.next())
     assert told.spoke and not told.skip and assembler.idle
-    flush = assembler.flush(assembler.frontier)
-    assert flush is not None, "its commit is told though it has no rows"
+    (flush,) = assembler.flush(assembler.frontier)  # with its commit, though it has no rows
     assert flush.commits == Commits([5_000_000], [4], [position_of(601)], [0])
-    assert assembler.flush(assembler.frontier) is None
+    assert assembler.flush(assembler.frontier) == ()
     again = assembler.outside(600)
     assert again.skip and not again.spoke
 
@@ -208,8 +208,8 @@ def test_shapes_that_change_between_transactions_have_times_of_their_own(make: M
     old = schema_of(T.details(), "shop")
     new, other = old.with_version(2), replace(old, table=replace(old.table, name="before"))
     changes = [ShapeChange(old, new, False, (other,)), ShapeChange(new, old, True)]
-    flush = assembler.change_shapes(changes)
-    assert flush is not None and flush.frontier == assembler.frontier
+    (flush,) = assembler.change_shapes(changes)
+    assert flush.frontier == assembler.frontier
     one, two = START.at.next(), START.at.next().next()
     assert list(flush.events) == [
         SchemaChange(old, new, one, 5, False),
@@ -217,7 +217,7 @@ def test_shapes_that_change_between_transactions_have_times_of_their_own(make: M
         SchemaChange(new, old, two, 7, True),
     ]
     assert (assembler.frontier.at, assembler.frontier.seq) == (two, 7)
-    assert make().change_shapes([]) is None
+    assert make().change_shapes([]) == ()
 
 
 def test_a_truncate_is_one_of_the_changes_of_its_transaction(make: Make) -> None:

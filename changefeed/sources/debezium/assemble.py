@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,7 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import (
-    Commits,
-    Event,
-    Flush,
-    Frontier,
-    SchemaChange,
-    Truncate,
-)
+from changefeed.core.events import Event, Flush, Frontier, Truncate
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.debezium.carriers import log_values
 from changefeed.sources.debezium.connectors.base import Connector
@@ -45,7 +39,7 @@ from changefeed.sources.debezium.frames import (
     in_halves,
 )
 from changefeed.sources.debezium.shapes import Shapes
-from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.flushes import FlushBuilder, LogCommit
 from changefeed.sources.decoded.rows import CREATED, DELETED, DecodedRows
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.superseded import collapse
@@ -59,14 +53,15 @@ Numbers = npt.NDArray[np.int64]
 _At = tuple[int, int, Callable[[Timestamp, int], Event]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """The end of a transaction: how many items there are up to it, and what its rows carry."""
+class _End(NamedTuple):
+    """The end of a transaction, behind so many items."""
 
     items: int
-    at: Timestamp
-    xid: int
-    commit_us: int
+    commit: LogCommit
+
+    def without(self, items: int) -> _End:
+        """The same, when the first items are gone."""
+        return self._replace(items=self.items - items)
 
 
 @dataclass(slots=True)
@@ -114,8 +109,7 @@ class Assembler:
         #: Transactions at or below this position were read before.
         self._read_upto = "" if connector.resumes_by_offset else start.position
         self._skipped = 0
-        self._last = start.at
-        self._seq = start.seq
+        self._out = FlushBuilder(start)
         self._position = start.position
         self._history = start.history
         self._tables: frozenset[tuple[str, str]] = frozenset()
@@ -123,11 +117,8 @@ class Assembler:
         self._schemas: dict[int, TableSchema] = {}
         #: The shape in which a table came last.
         self._present: dict[TableName, int] = {}
-        self._batches = LogBatches()
         self._pending = _PendingItems()
         self._stored: StoredTransaction | None = None
-        #: Items of the open transaction that are on disk.
-        self._on_disk = 0
         self._disk_told: list[_LogEvent] = []
         self._in_transaction = False
         self._last_row: Mapping[str, Any] | None = None
@@ -135,7 +126,7 @@ class Assembler:
     @property
     def frontier(self) -> Frontier:
         """What was read completely so far."""
-        return Frontier(self._last, self._position, self._seq, self._history)
+        return Frontier(self._out.last, self._position, self._out.seq, self._history)
 
     @property
     def idle(self) -> bool:
@@ -159,8 +150,7 @@ class Assembler:
 
     def caught_up(self, now_ns: int) -> None:
         """The source had nothing more to send at that time."""
-        if now_ns > self._last.version:
-            self._last = Timestamp(now_ns)
+        self._out.pass_time(now_ns)
 
     # ----------------------------------------------------------------------------- batches
 
@@ -174,11 +164,10 @@ class Assembler:
                 keyless = schema.keyless
                 wanted.append(in_halves(group) if keyless else (group, np.zeros(1, np.int64)))
         numbers, events = self._numbered(batch, [group for group, _ in wanted], told)
-        ends: list[_Commit] = []
-        commits: list[tuple[Timestamp, str, int]] = []
+        ends: list[_End] = []
         for mark in batch.marks:
             after = mark.at + (mark.kind == "truncate")
-            self._mark(mark, int(numbers[after]), ends, commits)
+            self._mark(mark, int(numbers[after]), ends)
         first = self._pending.items
         for group, half in wanted:
             part, unsent = self._rows(group, numbers[group.at] + half)
@@ -188,16 +177,15 @@ class Assembler:
         self._pending.items = max(first, int(numbers[-1]))
         if self._skipped:
             self._drop(self._skipped)
-            ends = [replace(end, items=end.items - self._skipped) for end in ends]
+            ends = [end.without(self._skipped) for end in ends]
             self._skipped = 0
+        if ends and self._stored is not None:
+            large = ends.pop(0)
+            yield from self._give_out_stored(self._stored, large)
+            ends = [end.without(large.items) for end in ends]
         if ends:
-            if self._stored is not None:
-                first_end = ends.pop(0)
-                yield from self._give_out_stored(first_end, commits)
-                ends = [replace(end, items=end.items - first_end.items) for end in ends]
-            yield from self._give_out(ends, commits)
-        elif commits:
-            yield Flush((), self.frontier, _commits(commits))
+            self._give_out(ends)
+        yield from self._out.flush(self.frontier)
         if self._pending.bytes >= self._batch_bytes:
             self._store()
 
@@ -212,7 +200,7 @@ class Assembler:
             if name is not None:
                 schema = self._schema(mark.table, told, mark.at)
                 counted[mark.at] += 1
-                told.append((mark.at, 1, _truncation(schema)))
+                told.append((mark.at, 1, partial(Truncate, schema)))
         for group in wanted:
             np.add.at(counted, group.at, 1)
         for at, kind, _ in told:
@@ -240,7 +228,7 @@ class Assembler:
         if self._present.get(name) != table:
             known, change = self._shapes.resolve(name, self._frame_shapes[table])
             if change is not None:
-                told.append((at, 0, _change(change.old, change.new, change.rewritten)))
+                told.append((at, 0, change.event))
             self._schemas[table], self._present[name] = known, table
         return self._schemas[table]
 
@@ -255,23 +243,22 @@ class Assembler:
         self,
         mark: RecordMark,
         items: int,
-        ends: list[_Commit],
-        commits: list[tuple[Timestamp, str, int]],
+        ends: list[_End],
     ) -> None:
         self._last_row = mark.source or self._last_row
         if mark.kind == "begin":
             if self._in_transaction:
-                self._end(mark, items, ends, commits)
+                self._end(mark, items, ends)
             self._in_transaction = True
         elif mark.kind == "end" or (mark.kind == "truncate" and self._connector.truncate_commits):
-            self._end(mark, items, ends, commits)
+            self._end(mark, items, ends)
             self._in_transaction = False
         elif mark.kind == "beat":
             position = self._connector.position(mark.offset[1])
             if self._connector.ends_by_position and position > self._position:
                 self._in_transaction = False
             if not self._in_transaction:
-                self._end(mark, items, ends, commits)
+                self._end(mark, items, ends)
                 self._move(position, mark.offset)
 
     def _move(self, position: str, offset: Offset) -> None:
@@ -282,8 +269,7 @@ class Assembler:
         self,
         mark: RecordMark,
         items: int,
-        ends: list[_Commit],
-        commits: list[tuple[Timestamp, str, int]],
+        ends: list[_End],
     ) -> None:
         """A transaction is complete: the items before ``items`` that no earlier one has."""
         source = self._last_row or {}
@@ -294,13 +280,13 @@ class Assembler:
                 return
             self._move(position, mark.offset)
         before = ends[-1].items if ends else self._skipped
-        if items <= before and not (self._on_disk and not ends):
+        on_disk = self._stored is not None and self._stored.rows > 0
+        if items <= before and not (on_disk and not ends):
             return
         commit_us = _commit_us(source)
-        self._last = self._last.at_least(commit_us * 1000)
+        self._out.reach(commit_us)
         xid = self._connector.transaction_id(source)
-        ends.append(_Commit(items, self._last, xid, commit_us))
-        commits.append((self._last, self._position, xid))
+        ends.append(_End(items, LogCommit(self._out.last, xid, commit_us, self._position)))
 
     # ------------------------------------------------------------------------------- rows
 
@@ -347,7 +333,6 @@ class Assembler:
         return StoredRows(schema, rows, numbers.astype(np.int64)), unsent
 
     def _store(self) -> None:
-        """Put the items of the open transaction to disk."""
         pending, self._pending = self._pending, _PendingItems()
         if any(pending.unsent):
             raise ChangefeedError(
@@ -358,61 +343,49 @@ class Assembler:
             )
         if self._stored is None:
             self._stored = StoredTransaction(self._spool / "transaction")
-            self._on_disk = 0
+        stored = self._stored
         for part in pending.rows:
-            part.number[:] += self._on_disk
+            part.number[:] += stored.rows
         for told in pending.told:
-            told.number += self._on_disk
+            told.number += stored.rows
         self._disk_told += pending.told
-        self._stored.append(pending.rows, pending.items)
-        self._on_disk += pending.items
+        stored.append(pending.rows, pending.items)
 
-    def _give_out_stored(
-        self, commit: _Commit, commits: list[tuple[Timestamp, str, int]]
-    ) -> Iterator[Flush]:
-        """The large transaction: flushes without a frontier; its end goes out with what follows."""
-        tail = self._split(commit.items)
+    def _give_out_stored(self, stored: StoredTransaction, end: _End) -> Iterator[Flush]:
+        """The large transaction: flushes without a frontier; its last rows and its end go out with
+        what follows."""
+        tail = self._split(end.items)
         self._store()
-        stored, told = self._stored, self._disk_told
-        if stored is None:
-            raise AssertionError("nothing is stored")
-        whole = _Commit(self._on_disk, commit.at, commit.xid, commit.commit_us)
-        shift = np.array(sorted(each.number for each in told), np.int64)
-        if told:
-            yield Flush(tuple(t.make(commit.at, self._seq + t.number + 1) for t in told), None)
+        events = self._disk_told
+        shift = np.array(sorted(each.number for each in events), np.int64)
+        for each in events:
+            self._out.add(each.make(end.commit.at, self._out.seq + each.number + 1))
         for replayed in stored.replay():
-            events: list[Event] = []
+            yield from self._out.flush(None)
             for part in replayed:
-                ordinal = part.number - np.searchsorted(shift, part.number)
-                of = np.zeros(len(part.number), np.intp)
-                events.append(
-                    self._batches.make(
-                        part.schema,
-                        part.rows.after,
-                        part.marked,
-                        [whole],
-                        of=of,
-                        number=part.number + self._seq + 1,
-                        ordinal=ordinal,
-                    )
+                self._out.rows(
+                    part.schema,
+                    part.rows.after,
+                    part.marked,
+                    [end.commit],
+                    of=np.zeros(len(part.number), np.intp),
+                    number=part.number,
+                    ordinal=part.number - np.searchsorted(shift, part.number),
                 )
-            yield Flush(tuple(events), None)
-        self._seq += self._on_disk
-        stored.discard()
-        self._stored, self._on_disk, self._disk_told = None, 0, []
-        first, rest = commits[:1], commits[1:]
-        del commits[:]
-        commits += rest
+        self._out.seq += stored.rows
+        self._discard(stored)
+        self._out.add_commit(end.commit)
         self._pending = tail
-        # Its position is this flush's, whatever was read behind it.
-        yield Flush((), self.frontier if not rest else None, _commits(first))
+
+    def _discard(self, stored: StoredTransaction) -> None:
+        stored.discard()
+        self._stored, self._disk_told = None, []
 
     def _drop(self, items: int) -> None:
         """Forget the first items: they were read before."""
         self._pending = self._split(items)
         if self._stored is not None:
-            self._stored.discard()
-            self._stored, self._on_disk, self._disk_told = None, 0, []
+            self._discard(self._stored)
 
     def _split(self, items: int) -> _PendingItems:
         """Keep the items before ``items``; give back the others, counted from there."""
@@ -440,23 +413,19 @@ class Assembler:
 
     # ------------------------------------------------------------------------- giving out
 
-    def _give_out(
-        self, ends: list[_Commit], commits: list[tuple[Timestamp, str, int]]
-    ) -> Iterator[Flush]:
-        """All complete transactions, of which ``ends`` are the ends, in one flush."""
-        if not ends:
-            if commits:
-                yield Flush((), self.frontier, _commits(commits))
-            return
+    def _give_out(self, ends: list[_End]) -> None:
+        """All complete transactions, of which ``ends`` are the ends."""
         tail = self._split(ends[-1].items)
         whole, self._pending = self._pending, tail
+        commits = [end.commit for end in ends]
         bounds = np.array([end.items for end in ends], np.int64)
         firsts = np.concatenate([[0], bounds[:-1]])
         shift = np.array(sorted(told.number for told in whole.told), np.int64)
-        events: list[tuple[int, Event]] = []
+        given: list[tuple[int, Callable[[], None]]] = []
         for told in whole.told:
-            end = ends[int(np.searchsorted(bounds, told.number, "right"))]
-            events.append((told.number, told.make(end.at, self._seq + told.number + 1)))
+            commit = commits[int(np.searchsorted(bounds, told.number, "right"))]
+            event = told.make(commit.at, self._out.seq + told.number + 1)
+            given.append((told.number, partial(self._out.add, event)))
         for part, unsent in _together(whole):
             for cut in _cuts(part.number, [told.number for told in whole.told]):
                 piece = part if cut == slice(0, len(part.number)) else _sliced(part, cut, 0)
@@ -464,44 +433,27 @@ class Assembler:
                 base = firsts[of]
                 ordinal = piece.number - base
                 ordinal -= np.searchsorted(shift, piece.number) - np.searchsorted(shift, base)
-                batch = self._batches.make(
+                masks = {column: where[cut] for column, where in unsent.items()}
+                rows = partial(
+                    self._out.rows,
                     piece.schema,
                     piece.rows.after,
                     collapse(piece.schema, piece.rows, of),
-                    ends,
+                    commits,
                     of=of,
-                    number=piece.number + self._seq + 1,
+                    number=piece.number,
                     ordinal=ordinal,
-                    missing=missing_column(
-                        piece.schema, {c: w[cut] for c, w in unsent.items()}, len(of)
-                    ),
+                    missing=missing_column(piece.schema, masks, len(of)),
                 )
-                events.append((int(piece.number[0]), batch))
-        self._seq += int(bounds[-1])
-        ordered = tuple(event for _, event in sorted(events, key=lambda each: each[0]))
-        yield Flush(ordered, self.frontier, _commits(commits))
+                given.append((int(piece.number[0]), rows))
+        for _, give in sorted(given, key=lambda each: each[0]):
+            give()
+        self._out.seq += int(bounds[-1])
+        for commit in commits:
+            self._out.add_commit(commit)
 
 
 # ------------------------------------------------------------------------------------ parts
-
-
-def _truncation(schema: TableSchema) -> Callable[[Timestamp, int], Event]:
-    return lambda at, seq: Truncate(schema, at, seq)
-
-
-def _change(
-    old: TableSchema, new: TableSchema, rewritten: bool
-) -> Callable[[Timestamp, int], Event]:
-    return lambda at, seq: SchemaChange(old, new, at, seq, rewritten)
-
-
-def _commits(ended: list[tuple[Timestamp, str, int]]) -> Commits:
-    return Commits(
-        [at.wall for at, _, _ in ended],
-        [at.logical for at, _, _ in ended],
-        [position for _, position, _ in ended],
-        [xid for _, _, xid in ended],
-    )
 
 
 def _commit_us(source: Mapping[str, Any]) -> int:

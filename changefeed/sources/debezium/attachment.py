@@ -51,16 +51,13 @@ class DoorAttachment(Attachment):
 
     @property
     def memo(self) -> Memo:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return dict(self._memo)
 
     @property
     def holds(self) -> str:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return self._source.connector.holds(self._memo)
 
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         connector = self._source.connector
 
         def find(session: CatalogSession) -> list[ChangefeedError]:
@@ -70,8 +67,6 @@ class DoorAttachment(Attachment):
         return [*problems, *(each for found in self.check_tables(watches) for each in found)]
 
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
-        """See :class:`changefeed.sources.base.Attachment`."""
-
         def find(session: CatalogSession) -> list[list[ChangefeedError]]:
             return [self._problems(session, watch) for watch in watches]
 
@@ -92,7 +87,6 @@ class DoorAttachment(Attachment):
         return found
 
     def capture(self, tables: Sequence[TableName], *, resume: bool) -> CaptureResult:
-        """See :class:`changefeed.sources.base.Attachment`."""
         connector = self._source.connector
         if resume and "start" not in self._memo:
             raise _nothing_held(self._source.name)
@@ -117,13 +111,11 @@ class DoorAttachment(Attachment):
         return CaptureResult(problems=problems)
 
     def start(self) -> tuple[Position, str]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if "start" not in self._memo:
             raise _nothing_held(self._source.name)
         return str(self._memo["start"]), str(self._memo["history"])
 
     def stream(self, request: StreamRequest) -> Stream:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if "start" not in self._memo:
             raise _nothing_held(self._source.name)
         if request.identity and (present := self._source.identity()) != request.identity:
@@ -140,7 +132,6 @@ class DoorAttachment(Attachment):
         return self._source.describe_tables([table]).get(table)
 
     def release(self) -> None:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if "start" not in self._memo:
             return
         connector = self._source.connector

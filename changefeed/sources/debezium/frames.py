@@ -132,8 +132,6 @@ _TYPES = {"t": pa.string(), "z": pa.bool_(), "i": pa.int64(), "d": pa.float64()}
 
 
 class _Parts:
-    """The parts of a group, one after the other."""
-
     def __init__(self, whole: pa.Buffer, start: int, places: Sequence[Sequence[int]]) -> None:
         self._whole = whole
         self._start = start

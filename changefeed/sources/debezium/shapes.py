@@ -8,22 +8,13 @@ Debezium says alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.sources.debezium.carriers import column_of, fits
 from changefeed.sources.debezium.frames import TableShape
+from changefeed.sources.decoded.flushes import ShapeChange
 
 Describe = Callable[[TableName], TableSchema | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeChange:
-    """A table looks otherwise than before."""
-
-    old: TableSchema
-    new: TableSchema
-    rewritten: bool
 
 
 class Shapes:

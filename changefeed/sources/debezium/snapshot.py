@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,7 +24,7 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.schema import KeyRange, TableName, TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, range_of
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, Snapshot, range_of
 from changefeed.sources.debezium.carriers import fits, log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.door import Door
@@ -34,6 +33,7 @@ from changefeed.sources.debezium.ranges import in_range
 from changefeed.sources.debezium.sessions import Sessions
 from changefeed.sources.debezium.stream import engine_properties
 from changefeed.sources.decoded.disk import no_room
+from changefeed.sources.decoded.scans import chosen_columns, table_changed
 
 #: Rows of one batch in a file: a part reads whole batches.
 BATCH_ROWS = 1024
@@ -45,9 +45,6 @@ _FAILED = frozenset({"Initial Snapshot: ABORTED", "Initial Snapshot: SKIPPED"})
 
 @dataclass(slots=True)
 class _StoredBatch:
-    """A batch of rows in a file: the file and its proof, which batch of it, how many rows and
-    bytes."""
-
     path: Path
     proof: FileProof
     number: int
@@ -55,7 +52,7 @@ class _StoredBatch:
     bytes: int
 
 
-class DoorSnapshot:
+class DoorSnapshot(Snapshot):
     """An image of tables as files. Thread-safe."""
 
     def __init__(
@@ -82,21 +79,20 @@ class DoorSnapshot:
         self._position: Position = ""
         self._before = before
         self._error: ChangefeedError | None = None
-        self._positiond = threading.Event()
+        self._positioned = threading.Event()
         self._done = threading.Event()
         self._closed = False
         self._door: Door | None = None
         self._thread = threading.Thread(target=self._run, name="door-scan", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._positiond)
+            self._wait(self._positioned)
         except BaseException:
             self.close()
             raise
 
     @property
     def position(self) -> Position:
-        """See :class:`changefeed.sources.base.Snapshot`."""
         return self._position or self._before
 
     def parts(
@@ -116,8 +112,8 @@ class DoorSnapshot:
         self._wait(self._done)
         known = self._tables.get(table.table)
         if known is None or known.fingerprint() != table.fingerprint():
-            raise _changed(table.table)
-        chosen = range(len(table.columns)) if columns is None else sorted({*columns, *table.key})
+            raise table_changed(table.table, "its columns changed")
+        chosen = chosen_columns(table, columns)
         pieces = self._pieces.get(table.table, [])
         groups: list[list[_StoredBatch]] = []
         size = 0
@@ -131,7 +127,7 @@ class DoorSnapshot:
             DoorPart(
                 table,
                 tuple((piece.path, piece.proof, piece.number) for piece in group),
-                tuple(chosen),
+                chosen,
                 range_of(keys) or KeyRange(),
                 sum(piece.rows for piece in group),
                 sum(piece.bytes for piece in group),
@@ -140,23 +136,11 @@ class DoorSnapshot:
         ]
 
     def close(self) -> None:
-        """See :class:`changefeed.sources.base.Snapshot`."""
         self._closed = True
         if self._door is not None:
             self._door.close()
         self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _wait(self, event: threading.Event) -> None:
         event.wait()
@@ -178,7 +162,7 @@ class DoorSnapshot:
         except OSError as error:
             self._error = no_room(error)
         finally:
-            self._positiond.set()
+            self._positioned.set()
             self._done.set()
 
     def _read(self) -> None:
@@ -227,7 +211,7 @@ class DoorSnapshot:
         if not self._position and (batch.groups or done):
             offsets = [mark.offset[1] for mark in batch.marks if mark.offset[1]]
             self._position = self._connector.scan_position(offsets[0]) if offsets else self._before
-            self._positiond.set()
+            self._positioned.set()
         return done
 
     def _group(self, group: Group, shape: TableShape) -> None:
@@ -272,7 +256,6 @@ class DoorPart:
     bytes_estimate: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`changefeed.sources.base.ScanPart.read`."""
         verified = None
         for path, proof, number in self.batches:
             try:
@@ -296,18 +279,9 @@ class DoorPart:
             yield pa.RecordBatch.from_arrays(kept, batch.schema.names)
 
 
-def _changed(table: TableName) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SCAN_INTERRUPTED,
-        f"table {table} changed while its scan began",
-        hint="the scan starts again.",
-    )
-
-
 def _other_shape(schema: TableSchema, shape: TableShape, *, long_times: bool) -> ChangefeedError:
-    """The database describes a table otherwise than Debezium sends it."""
     if [c.name for c in shape.columns] != [c.name for c in schema.columns]:
-        return _changed(schema.table)
+        return table_changed(schema.table, "its columns changed")
     wrong = next(
         (column, carrier)
         for carrier, column in zip(shape.columns, schema.columns, strict=True)

@@ -46,20 +46,15 @@ class DebeziumSource(Source):
 
     @property
     def database(self) -> str:
-        """See :class:`changefeed.sources.base.Source`."""
         return self.connector.address.database or self.name
 
     def identity(self) -> str:
-        """See :class:`changefeed.sources.base.Source`."""
         return str(self.sessions.ask(self.connector.identity))
 
     def attach(self, owner: str, memo: Memo | None) -> DoorAttachment:
-        """See :class:`changefeed.sources.base.Source`."""
         return DoorAttachment(self, owner, memo)
 
     def tables(self) -> list[TableInfo]:
-        """See :class:`changefeed.sources.base.Source`."""
-
         def find(session: CatalogSession) -> list[TableInfo]:
             sizes = self.connector.sizes(session)
             found = []
@@ -126,14 +121,11 @@ class DebeziumSource(Source):
         )
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
-        """See :class:`changefeed.sources.base.Source`."""
         watch = Watch(name=name, schema=schema)
         found: TableSchema = self.sessions.ask(lambda session: self.described(session, watch))
         return found
 
     def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
-        """See :class:`changefeed.sources.base.Source`."""
-
         def find(session: CatalogSession) -> dict[TableName, TableSchema]:
             found = {}
             for table in tables:
@@ -148,8 +140,6 @@ class DebeziumSource(Source):
         return shapes
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
-        """See :class:`changefeed.sources.base.Source`."""
-
         def find(session: CatalogSession) -> list[tuple[str, str]]:
             return self.connector.tables(session)
 
@@ -168,14 +158,11 @@ class DebeziumSource(Source):
         )
 
     def current_position(self) -> Position:
-        """See :class:`changefeed.sources.base.Source`."""
         return str(self.sessions.ask(self.connector.current))
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
-        """See :class:`changefeed.sources.base.Source`."""
         return range_problem(table, keys)
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> Snapshot:
-        """See :class:`changefeed.sources.base.Source`."""
         before = self.current_position()
         return DoorSnapshot(self.connector, self.name, tables, before, self.sessions)

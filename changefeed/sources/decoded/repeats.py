@@ -119,7 +119,6 @@ class Repeats:
         self._found = stretches(marks_of(self._found_path, ends))
 
     def _part(self, part: int, parts: int) -> tuple[npt.NDArray[np.void], Places]:
-        """The records of one part of the hashes, with their numbers."""
         chosen, numbers, start = [], [], 0
         for stretch in stretches(self._marks):
             block = _read(self._records_path, stretch, _RECORD)
@@ -142,7 +141,6 @@ class Repeats:
 
 
 def _read(path: Path, stretch: Stretch, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Records as they were written."""
     content = np.empty(stretch.end - stretch.start, np.uint8)
     try:
         fd = os.open(path, os.O_RDONLY)

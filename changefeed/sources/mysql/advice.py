@@ -67,7 +67,6 @@ def _server(session: MySQLSession) -> Iterator[str]:
 
 
 def _retention(session: MySQLSession, known: Mapping[str, str]) -> Iterator[str]:
-    """How long the server keeps its binlogs."""
     provider = providers.of(session)
     if provider.hours:
         hours = _retained_hours(session)

@@ -58,20 +58,16 @@ class MySQLAttachment(Attachment):
 
     @property
     def memo(self) -> Memo:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return dict(self._memo)
 
     @property
     def holds(self) -> str:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return f"a binlog reader with server_id {self._memo['server_id']}"
 
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return checks.check(self._source.address, self._source.address.database, watches)
 
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         with self._source.sessions.session() as session:
             return checks.table_problems(session, self._source.address.database, watches)
 
@@ -120,13 +116,11 @@ class MySQLAttachment(Attachment):
             self._memo["left_out"] = kept
 
     def start(self) -> tuple[Position, str]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if "start" not in self._memo:
             raise _nothing_held()
         return str(self._memo["start"]), str(self._memo["history"])
 
     def stream(self, request: StreamRequest) -> Stream:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if "start" not in self._memo:
             raise _nothing_held()
         source = self._source

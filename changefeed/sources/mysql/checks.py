@@ -128,7 +128,6 @@ def check_user(session: MySQLSession) -> Iterator[ChangefeedError]:
 
 
 def _may_replicate(session: MySQLSession) -> bool:
-    """Whether a grant, of the account or of its roles, allows to read the binlog."""
     words = (" REPLICATION SLAVE", " ALL PRIVILEGES ON *.*", " REPLICATION REPLICA")
     grants = [str(row[0]).upper().replace(",", ", ") for row in session.rows("SHOW GRANTS")]
     globally = [grant for grant in grants if " ON *.* " in f"{grant} "]

@@ -291,7 +291,6 @@ _ALIASES = {
 
 
 def _definition(cursor: TokenReader) -> ColumnDefinition | None:
-    """A column's name, type and attributes, to the end of the clause."""
     name, kind = cursor.name(), cursor.word().lower()
     if not name or not kind:
         return None

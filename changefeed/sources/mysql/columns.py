@@ -38,8 +38,6 @@ _ALL, _FIRST = np.uint64((1 << 64) - 1), np.uint64(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """The cells of one column and what is known of it."""
-
     block: Block
     cells: Cells
     shape: ColumnShape
@@ -204,7 +202,6 @@ def _without(valid: Mask | None, lost: Mask) -> Mask | None:
 
 
 def _behind(given: _Input) -> int:
-    """Bytes of the fraction of a second."""
     return (given.shape.meta + 1) // 2
 
 

@@ -6,10 +6,11 @@ matter of :mod:`.clauses`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from changefeed.sources.mysql.binlog import QueryEvent
+from changefeed.sources.mysql.binlog import QueryEvent, misfit, xa_name
 from changefeed.sources.mysql.clauses import Clause, exchanged, read_clauses
 from changefeed.sources.mysql.tokens import Token, TokenReader, split, tokens, unquoted
 
@@ -64,13 +65,10 @@ def names_in(query: QueryEvent) -> set[Named]:
 
 
 def _names(token: Token) -> bool:
-    """It may be a name."""
     return bool(token["word"] or token["quoted"])
 
 
 class _Reader(TokenReader):
-    """One pass over the tokens of a statement."""
-
     def __init__(self, given: Sequence[Token], database: str) -> None:
         super().__init__(given)
         self._database = database
@@ -169,7 +167,6 @@ class _Reader(TokenReader):
                 return
 
     def _name(self) -> Named | None:
-        """The next name of a table."""
         first = self.name()
         if first is None:
             return None
@@ -183,3 +180,42 @@ class _Reader(TokenReader):
 _BEFORE_TABLE = frozenset(
     {"ONLINE", "OFFLINE", "IGNORE", "OR", "REPLACE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR"}
 )
+
+
+#: Statements whose changes should have been sent as rows.
+WRITES = frozenset(
+    {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "WITH", "SET", "SELECT", "DO", "CALL"}
+)
+
+_SAVEPOINT = re.compile(
+    r"\s*(?:SAVEPOINT|ROLLBACK\s+(?:WORK\s+)?TO(?:\s+SAVEPOINT(?!\s*$))?)\s*"
+    r"(`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+)",
+    re.I,
+)
+_XA = re.compile(r"\s*XA\s+(\w+)(?:\s+X'([0-9a-f]*)'\s*,\s*X'([0-9a-f]*)'\s*,\s*(-?\d+))?", re.I)
+
+
+def savepoint(statement: str) -> str:
+    """The name, in lower case, of a savepoint that is set or gone back to; empty: ROLLBACK ends the
+    transaction."""
+    match = _SAVEPOINT.match(statement)
+    if match is None:
+        return ""
+    name, quote = match[1], match[1][0]
+    plain = name[1:-1].replace(quote * 2, quote) if quote in '`"' else name
+    return plain.casefold()
+
+
+def xa_verb(statement: str) -> tuple[str, str]:
+    """The verb of an XA statement, and the name of the transaction that it decides (or none).
+
+    Raises:
+        ChangefeedError: CF2105 a statement that is not known.
+    """
+    match = _XA.match(statement)
+    verb = match[1].upper() if match else ""
+    if verb in ("START", "BEGIN", "END"):
+        return verb, ""
+    if match is None or match[2] is None or verb not in ("COMMIT", "ROLLBACK"):
+        raise misfit("an XA statement that is not known")
+    return verb, xa_name(bytes.fromhex(match[2]), bytes.fromhex(match[3]), int(match[4]))

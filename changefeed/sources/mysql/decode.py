@@ -119,7 +119,6 @@ def _partial_images(before: tuple[int, ...], after: tuple[int, ...], columns: in
 
 
 def _present(cursor: ByteReader, count: int) -> tuple[int, ...]:
-    """Positions of the columns that an image has."""
     bitmap = int.from_bytes(cursor.take((count + 7) // 8), "little")
     return tuple(column for column in range(count) if bitmap >> column & 1)
 
@@ -302,7 +301,6 @@ def _many_in_turn(
 def _few_in_turn(
     data: bytearray, events: RowEvents, parts: Sequence[ImageShape], charsets: Charsets
 ) -> tuple[Offsets, list[list[pa.Array]]]:
-    """Value by value: the same."""
     readers = [RowReader(shape, schema, charsets) for shape, schema in parts]
     limit = len(data) - PADDING
     found: list[list[Row]] = [[] for _ in parts]
@@ -381,7 +379,6 @@ def _changed_keys(
     op: Operations,
     schema: TableSchema,
 ) -> Mask | None:
-    """Rows that an update moves to another key."""
     updates = np.flatnonzero(op == UPDATED)
     if not len(updates):
         return None

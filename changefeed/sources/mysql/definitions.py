@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.flushes import ShapeChange
 from changefeed.sources.decoded.statement_text import shown
-from changefeed.sources.mysql import ddl, statements
+from changefeed.sources.mysql import ddl
 from changefeed.sources.mysql.binlog import QueryEvent
 from changefeed.sources.mysql.clauses import effect
 from changefeed.sources.mysql.ddl import DefinedTables, Named
 from changefeed.sources.mysql.open_transaction import ReadTransaction
-from changefeed.sources.mysql.shapes import ShapeChange, Shapes
+from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tokens import conditional
 
 #: Database and name of the tables that somebody watches.
@@ -88,7 +89,6 @@ class Definitions:
                 yield from self._shapes.replaced(self._shapes.name(*named), kind)
 
     def _altered(self, found: DefinedTables, query: QueryEvent) -> Iterator[ShapeChange]:
-        """What the clauses of an ALTER did to the rows of the watched tables among its own."""
         for named in found.tables[:1] if found.moves else found.tables:
             if not found.clauses or not self._has(named):
                 continue
@@ -110,7 +110,7 @@ class Definitions:
     def note_write(self, query: QueryEvent, first: str, opened: ReadTransaction) -> None:
         """A session writes statements where the rows should be: let the watched tables that this
         one names be read again."""
-        if first not in statements.WRITES:
+        if first not in ddl.WRITES:
             return
         named = ddl.names_in(query)
         for database, table in self._watched:

@@ -129,7 +129,6 @@ def row_image(session: MySQLSession) -> str:
 def _columns(
     session: MySQLSession, where: str, doing: str
 ) -> tuple[Mapping[tuple[str, str], list[ColumnInfo]], Mapping[tuple[str, str], list[str]]]:
-    """The columns of each table, and the names of those that are VIRTUAL."""
     rows = session.rows(
         "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, EXTRA"
         f" FROM information_schema.COLUMNS {where}"

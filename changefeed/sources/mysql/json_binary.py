@@ -93,7 +93,6 @@ def quoted(text: str) -> str:
 
 
 def _counted(data: bytes) -> bytes:
-    """Bytes behind their length, seven bits a byte."""
     length = 0
     for offset in range(min(5, len(data))):
         byte = data[offset]
@@ -107,8 +106,6 @@ def _counted(data: bytes) -> bytes:
 
 
 class _Container:
-    """An object or array: counts, entries of keys, entries of values."""
-
     def __init__(self, kind: int, data: bytes) -> None:
         self.object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
         self.size = 4 if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
@@ -164,7 +161,6 @@ def _container(kind: int, data: bytes, depth: int) -> str:
 
 
 def _opaque(kind: int, data: bytes) -> str:
-    """A value of one of MySQL's own types inside JSON."""
     reader = _OPAQUES.get(kind)
     if reader is not None:
         return reader(data)
@@ -178,7 +174,6 @@ def _decimal(data: bytes) -> str:
 
 
 def _packed(data: bytes) -> tuple[int, int, bool]:
-    """Seconds' part, microseconds and sign of a time."""
     whole = int(_unpack("<q", data))
     magnitude = abs(whole)
     return magnitude >> 24, magnitude & 0xFFFFFF, whole < 0

@@ -237,7 +237,6 @@ def _followed(data: Bytes, filled: int, offset: int = 0) -> tuple[Offsets, Offse
 
 
 def _columns(data: Bytes, starts: Offsets, ends: Offsets, columns: int) -> list[Values]:
-    """The values of all rows, a column at a time."""
     found = []
     offset, last = starts, len(data) - _SLACK
     for _ in range(columns):

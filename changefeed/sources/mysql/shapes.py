@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.types import Kind
 from changefeed.sources.base import as_sent
+from changefeed.sources.decoded.flushes import ShapeChange
 from changefeed.sources.mysql.clauses import ColumnDefinition, Effect
 from changefeed.sources.mysql.kept import read_kept, write_kept
 from changefeed.sources.mysql.tablemap import Charsets, ColumnShape, TableShape, type_text
@@ -28,19 +29,6 @@ _FILE = "dropped_columns.json"
 Describe = Callable[[TableName], TableSchema | None]
 Problem = Callable[[TableName], ChangefeedError | None]
 Intern = Callable[[TableSchema], TableSchema]
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeChange:
-    """A table has another shape, other values or other rows than before, as
-    :class:`~changefeed.core.events.SchemaChange` describes it."""
-
-    old: TableSchema
-    new: TableSchema
-    rewritten: bool
-    moved: bool = False
-    why: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -162,7 +150,9 @@ class Shapes:
             again = {definition.name.casefold() for definition in done.added}
             gone = [(c, "") for c in sorted(done.dropped) if c.casefold() in again]
             renamed = (*done.renamed, *gone) if new != known else ()
-            yield ShapeChange(known, new, bool(done.why), done.moved, done.why, renamed)
+            yield ShapeChange(
+                known, new, bool(done.why), moved=done.moved, why=done.why, renamed=renamed
+            )
 
     def defer(self, name: TableName, done: Effect) -> None:
         """Take note of what a statement did, for the next row under the name."""
@@ -265,7 +255,7 @@ class Shapes:
         noted = self._take_notes(old, new)
         self._noted[new] = _StatementNotes(noted.touched, told=bool(noted.why))
         before = self._under(old, was, now)
-        return ShapeChange(before, now, bool(noted.why), noted.moved, noted.why)
+        return ShapeChange(before, now, bool(noted.why), moved=noted.moved, why=noted.why)
 
     def moved_with(
         self, old: TableName, shape: TableShape, *, read: bool
@@ -281,11 +271,10 @@ class Shapes:
         schema, change = self.resolve(shape, was)
         before = self._under(old, was, schema)
         rewritten = bool(noted.why) or _unexplained(before, schema, noted)
-        moved = ShapeChange(before, schema, rewritten, noted.moved, noted.why)
+        moved = ShapeChange(before, schema, rewritten, moved=noted.moved, why=noted.why)
         return schema, [moved] if change is None or not read else [change, moved]
 
     def _take_notes(self, old: TableName, new: TableName) -> _StatementNotes:
-        """What was done to a table since its last row, beside the rename."""
         noted = self._noted.pop(old, _StatementNotes())
         # What readers of the old name were told they know; of the new name they are none yet.
         found = _StatementNotes(noted.touched, noted.told)

@@ -29,8 +29,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
@@ -39,7 +37,8 @@ from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import KeyRange, TableSchema
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, Snapshot
+from changefeed.sources.decoded.scans import chosen_columns, snapshot_gone, table_changed
 from changefeed.sources.mysql import coordinates, describe
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.coordinates import BinlogCoordinates
@@ -72,7 +71,7 @@ class SnapshotPatience:
     lock: int = 10
 
 
-class MySQLSnapshot:
+class MySQLSnapshot(Snapshot):
     """Sessions that all see the same instant, until closed. Thread-safe."""
 
     def __init__(
@@ -127,7 +126,7 @@ class MySQLSnapshot:
             found = describe.read_tables(session, [(name.schema, name.name)])
             now = found.get((name.schema, name.name))
             if now is None or not _read_alike(now.schema(name.source), table):
-                raise _changed(table, "its columns changed")
+                raise table_changed(table.table, "its columns changed")
             if isinstance(keys, KeySet):
                 ranges, where = [""], one_of(table, keys)
             else:
@@ -137,7 +136,7 @@ class MySQLSnapshot:
             MySQLPart(
                 snapshot=self._number,
                 table=table,
-                columns=_chosen(table, columns),
+                columns=chosen_columns(table, columns),
                 where=" AND ".join(filter(None, (where, cut))),
                 rows_estimate=max(1, now.rows // len(ranges)),
                 bytes_estimate=max(1, now.bytes // len(ranges)),
@@ -184,7 +183,7 @@ class MySQLSnapshot:
         while self._clock.monotonic() < deadline and not self._closed.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._idle.get(timeout=0.2)
-        raise _gone("it was closed, or no session became free in time")
+        raise snapshot_gone("it was closed, or no session became free in time")
 
     def _lose(self, session: MySQLSession) -> None:
         """Close a session that broke: no other can have its image. The last one ends the snapshot.
@@ -202,17 +201,6 @@ class MySQLSnapshot:
         _OPEN.pop(self._number, None)
         for session in list(self._sessions):
             session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read_alike(one: TableSchema, other: TableSchema) -> bool:
@@ -238,22 +226,15 @@ class MySQLPart:
     bytes_estimate: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`changefeed.sources.base.ScanPart.read`."""
         snapshot = _OPEN.get(self.snapshot)
         if snapshot is None:
-            raise _gone("it lives in sessions of another process, or was closed")
+            raise snapshot_gone("it lives in sessions of another process, or was closed")
         with snapshot.session(self.table) as session:
             yield from read_table(session, self.table, self.columns, self.where)
 
 
 #: The open snapshots of this process. A part names its own, and is small.
 _OPEN: weakref.WeakValueDictionary[str, MySQLSnapshot] = weakref.WeakValueDictionary()
-
-
-def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...]:
-    if columns is None:
-        return tuple(range(len(table.columns)))
-    return tuple(sorted({*columns, *table.key}))
 
 
 # ------------------------------------------------------------------------- one instant
@@ -266,7 +247,6 @@ def _common_snapshot(
     patience: SnapshotPatience,
     clock: Clock,
 ) -> tuple[list[MySQLSession], BinlogCoordinates]:
-    """Sessions with the same snapshot, and its coordinates."""
     sessions: list[MySQLSession] = []
     try:
         sessions += (_reader(address) for _ in range(READERS))
@@ -379,7 +359,6 @@ def _locked(
     mode: str,
     seconds: int,
 ) -> BinlogCoordinates:
-    """Begin all snapshots while nobody can write to the tables."""
     if not tables:
         raise ChangefeedError(
             Code.SOURCE_BUSY, "the server was never without commits: no snapshot could begin"
@@ -424,33 +403,16 @@ def _locked(
 # ------------------------------------------------------------------------- failures
 
 
-def _gone(why: str) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SCAN_INTERRUPTED,
-        "the snapshot of the initial scan is gone",
-        detail=why,
-        hint="the scan of the table is repeated automatically.",
-    )
-
-
-def _changed(table: TableSchema, why: str) -> ChangefeedError:
-    return ChangefeedError(
-        Code.SCAN_INTERRUPTED,
-        f"table {table.table} changed during its initial scan: {why}",
-        hint="the scan of the table is repeated automatically.",
-    )
-
-
 def _reading_failed(
     session: MySQLSession, table: TableSchema, error: ChangefeedError
 ) -> ChangefeedError:
     if error_number(error) in _CHANGED:
-        return _changed(table, error.detail or "it was altered")
+        return table_changed(table.table, error.detail or "it was altered")
     if error.code is Code.SOURCE_PERMISSION_MISSING:
         hint = describe.grant_select(session, table.table.schema, table.table.name)
         return ChangefeedError(
             Code.TABLE_NOT_SCANNABLE, error.message, detail=error.detail, hint=hint
         )
     if error.code is Code.SOURCE_UNREACHABLE:
-        return _gone(error.detail or error.message)
+        return snapshot_gone(error.detail or error.message)
     return error

@@ -374,7 +374,6 @@ class _EndSession:
         self._end = EndOfLog(self._ask, query)
 
     def reached(self, read_upto: BinlogPosition) -> bool:
-        """See :meth:`EndOfLog.reached`."""
         return self._end.reached(read_upto)
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:

@@ -3,8 +3,8 @@
 Pure: no socket, no clock. The same events after the same frontier give the same flushes, so a
 crash between receiving and making durable changes nothing.
 
-* The binlog has transactions in commit order, each as a whole. :mod:`.begins` says which were read
-  before.
+* The binlog has transactions in commit order, each as a whole. :mod:`.position` says which were
+  read before.
 * Statements of DDL go to :mod:`.definitions`, row events wait in :mod:`.waiting`.
 * Rows of complete transactions are decoded together, a table at a time (:mod:`.decode`), and get
   timestamps, numbers and positions in :mod:`.flushes`.
@@ -24,16 +24,10 @@ import numpy as np
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.sources.decoded.flushes import LogCommit, ShapeChange
 from changefeed.sources.decoded.stored import StoredRows, StoredTransaction
 from changefeed.sources.decoded.unsent import fill_from_transaction
-from changefeed.sources.mysql import binlog, ddl, statements
-from changefeed.sources.mysql.begins import (
-    MariaBegins,
-    Met,
-    begins_of,
-    maria_begins,
-    mysql_begins,
-)
+from changefeed.sources.mysql import binlog, ddl
 from changefeed.sources.mysql.binlog import EventType, Header, QueryEvent, misfit
 from changefeed.sources.mysql.decode import (
     DELETE,
@@ -46,17 +40,27 @@ from changefeed.sources.mysql.decode import (
 )
 from changefeed.sources.mysql.defaults import Ask, Defaults, nothing
 from changefeed.sources.mysql.definitions import Definitions, Tables
-from changefeed.sources.mysql.flushes import BinlogCommit, FlushBuilder
-from changefeed.sources.mysql.open_transaction import ReadTransaction
+from changefeed.sources.mysql.flushes import BinlogFlushes
+from changefeed.sources.mysql.open_transaction import (
+    PreparedTransactions,
+    ReadTransaction,
+    unknown_rows,
+)
 from changefeed.sources.mysql.partial_tables import (
     CALM_SECONDS,
     may_be_raised,
     parts_only,
 )
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
-from changefeed.sources.mysql.prepared import PreparedTransactions, unknown_rows
+from changefeed.sources.mysql.position import (
+    MariaBegins,
+    Met,
+    begins_of,
+    maria_begins,
+    mysql_begins,
+)
 from changefeed.sources.mysql.renames import Renames
-from changefeed.sources.mysql.shapes import ShapeChange, Shapes
+from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.short_transactions import ShortTransaction, find_short
 from changefeed.sources.mysql.tablemap import (
     TableShape,
@@ -124,7 +128,7 @@ class Assembler:
         self._prepared = PreparedTransactions(folder / "xa")
         self._renames = Renames(folder, start.position)
         shapes.keep_in(folder)
-        self._out = FlushBuilder(start, read_upto, shapes, self._renames, end)
+        self._out = BinlogFlushes(start, read_upto, shapes, self._renames, end)
         self._batch_bytes = batch_bytes
         self._small = small
         self._wanted: Tables = frozenset()
@@ -133,7 +137,7 @@ class Assembler:
         self._maps: dict[int, tuple[bytes, WatchedTable | None]] = {}
         self._maps_outdated = False
         self._waiting = PendingEvents()
-        self._finished: list[tuple[int, BinlogCommit]] = []
+        self._finished: list[tuple[int, LogCommit]] = []
         self._open: ReadTransaction | None = None
         #: Changes of shape that a transaction met which was rolled back: the next one tells them.
         self._carried: list[ShapeChange] = []
@@ -175,11 +179,13 @@ class Assembler:
     def caught_up(self, now_ns: int) -> None:
         """The server had nothing more to send at that time."""
         if now_ns > self._out.last.version:
-            commit = self._out.caught_up(now_ns)
-            told = self._overdue(now_ns)
-            if told:
+            self._out.pass_time(now_ns)
+            changes = self._overdue(now_ns)
+            if changes:
+                position = self._read_upto.position
+                commit = LogCommit(self._out.last, 0, now_ns // 1000, position)
                 self._out.add_commit(commit)
-                self._out.announce(told, [], commit)
+                self._out.announce(changes, [], commit)
 
     def save(self) -> None:
         """Make durable what a later stream has to know, before a flush is out that relies on it.
@@ -308,7 +314,7 @@ class Assembler:
     def flush(self) -> Iterator[Flush]:
         """All complete transactions."""
         self._decode_finished()
-        yield from self._out.flushed(self.frontier)
+        yield from self._out.flush(self.frontier)
 
     # -------------------------------------------------------------------------- events
 
@@ -416,7 +422,7 @@ class Assembler:
             return self._commit(header.seconds)
         elif first == "SAVEPOINT":
             rows = len(self._waiting) - opened.first
-            opened.savepoints[statements.savepoint(query.text)] = rows
+            opened.savepoints[ddl.savepoint(query.text)] = rows
         elif first == "ROLLBACK":
             self._rollback(query, opened)
         elif opened.begun:
@@ -428,7 +434,7 @@ class Assembler:
 
     def _rollback(self, query: QueryEvent, opened: ReadTransaction) -> None:
         """Written only where tables without transactions were changed as well."""
-        name = statements.savepoint(query.text)
+        name = ddl.savepoint(query.text)
         if not name:
             self._waiting.split(opened.first)
             self._carried += opened.changes
@@ -456,7 +462,6 @@ class Assembler:
         self._open = None
 
     def _definition(self, query: QueryEvent, first: str, header: Header) -> Flushes:
-        """A statement that is a transaction by itself: DDL."""
         opened = self._open
         if opened is not None and not opened.skip:
             emptied = self._definitions.take(query, first, opened)
@@ -471,7 +476,7 @@ class Assembler:
         commit = self._finish(seconds, touched=True)
         if commit is not None and opened is not None:
             self._ended(opened, commit)
-            self._out.truncated(schema, commit)
+            self._out.truncate(schema, commit.at)
 
     def _xid(self, header: Header, raw: EventBytes) -> Flushes:
         if self._open is None:
@@ -654,13 +659,12 @@ class Assembler:
         the large one."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
-        yield from self._out.flushed(self.frontier)
+        yield from self._out.flush(self.frontier)
         self._waiting, opened.first = tail, 0
         if len(tail.data) >= self._batch_bytes // 2:
             self._store(opened)
 
     def _store(self, opened: ReadTransaction) -> None:
-        """Put the rows of the open transaction to disk; nothing else waits."""
         if opened.stored is None:
             opened.stored = StoredTransaction(self._spool / "transaction")
         parts, count, _, lost = self._waiting.decoded(self._shapes.charsets, self._small)
@@ -677,7 +681,6 @@ class Assembler:
         opened.savepoints = dict.fromkeys(opened.savepoints, -1)
 
     def _commit(self, seconds: int) -> Flushes:
-        """The open transaction is complete."""
         opened = self._open
         if opened is None:
             raise misfit("a commit without a transaction")
@@ -716,7 +719,7 @@ class Assembler:
         if self._carried and not opened.skip:
             opened.changes, self._carried = [*self._carried, *opened.changes], []
 
-    def _finish(self, seconds: int, *, touched: bool) -> BinlogCommit | None:
+    def _finish(self, seconds: int, *, touched: bool) -> LogCommit | None:
         """End the open transaction; None for one that was read before."""
         opened, self._open = self._open, None
         if opened is None:
@@ -732,7 +735,7 @@ class Assembler:
         self._read_upto.passed(self._file, self._offset)
         return self._out.committed(commit_us, opened.xid, touched=touched)
 
-    def _ended(self, opened: ReadTransaction, commit: BinlogCommit) -> None:
+    def _ended(self, opened: ReadTransaction, commit: LogCommit) -> None:
         """Tell what a transaction did to tables, before its rows, and go by it."""
         self._out.announce(opened.changes, opened.ddl, commit)
         for schema, why in opened.again.values():
@@ -763,7 +766,7 @@ class Assembler:
             self._waiting = tail
             self._store(opened)
         self._decode_finished()
-        yield from self._out.flushed(self.frontier)
+        yield from self._out.flush(self.frontier)
         self._adopt_stored(opened, stored)
         commit = self._finish(seconds, touched=True)
         if commit is None:
@@ -771,12 +774,12 @@ class Assembler:
         self._ended(opened, commit)
         yield from self._out.replay(stored, commit)
         for schema, why in opened.lost.values():
-            self._out.unreadable(schema, why, commit)
+            self._out.lose(schema, why, commit)
         if discard:
             stored.discard()
         else:
             self._decided.append((self._read_upto.position, stored))
-        yield from self._out.flushed(self.frontier)
+        yield from self._out.flush(self.frontier)
 
     def _adopt_stored(self, opened: ReadTransaction, stored: StoredTransaction) -> None:
         """Rows that were stored before the binlog had less, or more, of rows before a change."""
@@ -792,7 +795,7 @@ class Assembler:
     # -------------------------------------------------------------------------- XA
 
     def _xa(self, query: QueryEvent, header: Header, opened: ReadTransaction) -> Flushes:
-        verb, name = statements.xa_verb(query.text)
+        verb, name = ddl.xa_verb(query.text)
         if not name:
             opened.begun = True
             return None
@@ -832,7 +835,7 @@ class Assembler:
         """Keep the rows of a prepared transaction until it is decided."""
         tail = self._waiting.split(opened.first)
         self._decode_finished()
-        yield from self._out.flushed(self.frontier)
+        yield from self._out.flush(self.frontier)
         self._waiting, opened.first = tail, 0
         self._store(opened)
         stored = opened.stored
@@ -861,7 +864,7 @@ class Assembler:
         waiting, self._waiting = self._waiting, tail or PendingEvents()
         if opened is not None:
             opened.first = 0
-        self._out.rows(waiting, finished, self._small)
+        self._out.decode(waiting, finished, self._small)
 
 
 #: What may be wrong with the description of one table, and with its rows in one event, and is no

@@ -143,8 +143,6 @@ def _unpaired() -> ChangefeedError:
 
 
 class _Walk:
-    """The images of one layout."""
-
     def __init__(self, block: Block, layout: Layout) -> None:
         self.block, self.layout = block, layout
         #: Of each group, the width of its columns of fixed width.

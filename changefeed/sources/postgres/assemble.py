@@ -14,8 +14,7 @@ What comes in which order is read by :mod:`.inbox_pass`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -23,19 +22,9 @@ import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import (
-    ChangeBatch,
-    Commits,
-    Ddl,
-    Event,
-    Flush,
-    Frontier,
-    Position,
-    SchemaChange,
-    Truncate,
-)
+from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import BeforeImage, TableSchema
-from changefeed.sources.decoded.log_batches import LogBatches
+from changefeed.sources.decoded.flushes import FlushBuilder, LogCommit, ShapeChange
 from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, collapse
@@ -49,12 +38,13 @@ from changefeed.sources.postgres.logical_messages import (
     decode_messages,
     with_prefix,
 )
+from changefeed.sources.postgres.lookup import LookupResult
 from changefeed.sources.postgres.lsn import lsn_of, position_of
-from changefeed.sources.postgres.relations import Relations, ShapeChange
-from changefeed.sources.postgres.replay import Collapse
+from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.transactions import (
+    Collapse,
     OpenTransaction,
     RowMessages,
     Shapes,
@@ -71,40 +61,9 @@ SAMPLES = 16
 _OF_ONE_TABLE = frozenset({Code.UNEXPECTED_MESSAGE, Code.NOT_SUPPORTED})
 
 
-class LookupAnswer(Protocol):
-    """What a lookup answers: see :class:`changefeed.sources.postgres.lookup.LookupResult`."""
-
-    @property
-    def present(self) -> pa.BooleanArray:
-        """Whether there is such a row now."""
-        ...
-
-    @property
-    def values(self) -> Sequence[pa.Array | None]:
-        """Values by column asked for; None for a column that can no longer be read."""
-        ...
-
-
 #: Values of columns (positions) of rows given by their key, an array a key column, where they are
 #: still as the (sub)transactions of the last argument wrote them.
-LookupCall = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], LookupAnswer]
-
-
-@dataclass(slots=True)
-class _Commits:
-    wall: list[int] = field(default_factory=list)
-    logical: list[int] = field(default_factory=list)
-    position: list[str] = field(default_factory=list)
-    xid: list[int] = field(default_factory=list)
-
-    def add(self, transaction: OpenTransaction, position: str) -> None:
-        self.wall.append(transaction.at.wall)
-        self.logical.append(transaction.at.logical)
-        self.position.append(position)
-        self.xid.append(transaction.xid)
-
-    def freeze(self) -> Commits:
-        return Commits(self.wall, self.logical, self.position, self.xid)
+LookupCall = Callable[[TableSchema, Sequence[int], Sequence[pa.Array], pa.Array], LookupResult]
 
 
 class Assembler:
@@ -148,9 +107,8 @@ class Assembler:
         #: A later one than the witness: there are many commits to a frontier.
         self._newest: OpenTransaction | None = None
         self._redelivery = redelivery
-        self._last = start.at
+        self._out = FlushBuilder(start)
         self._position = self._start
-        self._seq = start.seq
         self.relations = relations
         self._messages = relations.messages
         self.spool = spool
@@ -166,15 +124,12 @@ class Assembler:
         self.streaming: int | None = None
         #: The open transaction goes into the spool.
         self.spooling = False
-        self._events: list[Event] = []
-        self._commits = _Commits()
-        self._batches = LogBatches()
         self._samples: list[tuple[int, int]] = []
 
     @property
     def frontier(self) -> Frontier:
         """What was read completely so far."""
-        return self.frontier_at(self._last)
+        return self.frontier_at(self._out.last)
 
     def frontier_at(self, at: Timestamp) -> Frontier:
         """What was read completely so far, all of it at or below ``at``."""
@@ -184,7 +139,7 @@ class Assembler:
             # What lies before cannot be asked for again: it has another publication.
             self._witness = None
         history = ServerHistory(self._timeline, self._witness).text()
-        return Frontier(at, position_of(self._position), self._seq, history)
+        return Frontier(at, position_of(self._position), self._out.seq, history)
 
     @property
     def idle(self) -> bool:
@@ -199,12 +154,7 @@ class Assembler:
     @property
     def last(self) -> Timestamp:
         """The newest timestamp given out."""
-        return self._last
-
-    def _pass_time(self, at_ns: int) -> None:
-        """Everything that was committed at that time was read: nothing at or below it follows."""
-        if at_ns > self._last.version:
-            self._last = Timestamp(at_ns)
+        return self._out.last
 
     # ------------------------------------------------------------------- transactions
 
@@ -212,21 +162,21 @@ class Assembler:
         """The next transaction in commit order; one that the frontier covers is skipped."""
         covered = lsn < self._start
         beyond = self._upto is not None and lsn >= self._upto
-        previous = self._last
+        previous = self._out.last
         if not covered:
             self._pass_start()
         if beyond:
             self._reach(lsn)
         elif not covered:
-            self._last = previous.at_least(commit_us * 1000)
+            self._out.reach(commit_us)
         skip = covered or beyond
-        self.open = OpenTransaction(lsn, xid, self._last, previous, commit_us, skip)
+        self.open = OpenTransaction(lsn, xid, self._out.last, previous, commit_us, skip)
         return self.open
 
     def outside(self, end: int) -> OpenTransaction:
         """A logical message outside of any transaction, by the end of its record: a transaction of
         its own, which committed when the one before it did."""
-        transaction = self.begin(end - 1, self._last.wall // 1_000, 0)
+        transaction = self.begin(end - 1, self._out.last.wall // 1_000, 0)
         transaction.spoke = not transaction.skip
         self.commit(end)
         return transaction
@@ -245,7 +195,8 @@ class Assembler:
             # Messages do not make a witness: a later stream may not ask for them.
             self._newest = transaction
         if transaction.touched or transaction.spoke:
-            self._commits.add(transaction, position_of(end))
+            at, xid, commit_us = transaction.at, transaction.xid, transaction.commit_us
+            self._out.add_commit(LogCommit(at, xid, commit_us, position_of(end)))
 
     def _pass_start(self) -> None:
         """What the server sends from here on is new."""
@@ -278,7 +229,7 @@ class Assembler:
         self._position = max(self._position, lsn)
         for place, at_ns in self._samples:
             if place <= self._position:
-                self._pass_time(at_ns)
+                self._out.pass_time(at_ns)
         self._samples = [sample for sample in self._samples if sample[0] > self._position]
 
     @property
@@ -286,20 +237,16 @@ class Assembler:
         """Everything up to there was read."""
         return self._position
 
-    def change_shapes(self, changes: Iterable[ShapeChange]) -> Flush | None:
+    def change_shapes(self, changes: Iterable[ShapeChange]) -> tuple[Flush, ...]:
         """Tables have another shape from here on, between two transactions."""
         for change in changes:
-            self._last = self._last.next()
-            self._append_change(change, self._last)
+            self._out.last = self._out.last.next()
+            self._out.change(change, self._out.last)
         return self.flush(self.frontier)
 
-    def flush(self, frontier: Frontier | None) -> Flush | None:
-        """What has gathered, None if nothing has."""
-        if not self._events and not self._commits.wall:
-            return None
-        made = Flush(tuple(self._events), frontier, self._commits.freeze())
-        self._events, self._commits = [], _Commits()
-        return made
+    def flush(self, frontier: Frontier | None) -> tuple[Flush, ...]:
+        """A flush of all that has gathered; none if nothing has."""
+        return self._out.flush(frontier)
 
     # ---------------------------------------------------------------------------- rows
 
@@ -354,17 +301,8 @@ class Assembler:
         for oid, schema, name, part in definition.tables:
             kind = definition.kind(part=part)
             for table in self.relations.named(oid, schema, name):
-                self._seq += 1
-                self._events.append(
-                    Ddl(
-                        table,
-                        kind,
-                        definition.statement,
-                        position_of(transaction.lsn),
-                        transaction.at,
-                        self._seq,
-                    )
-                )
+                position = position_of(transaction.lsn)
+                self._out.define(table, kind, definition.statement, position, transaction.at)
 
     def _rows(
         self,
@@ -420,28 +358,17 @@ class Assembler:
                         raise
                     lost.append((oid, part.message, error))
                     continue
-            self._events.append(self._batch(part, number, ordinals, rows, marked))
-        self._seq += int(width.sum())
+            self._add(part, number, ordinals, rows, marked)
+        self._out.seq += int(width.sum())
         for oid, at, problem in lost:
             self._tell_unreadable(shapes.schemas[oid], rows.transactions[rows.of[at[-1]]], problem)
 
     def _tell_unreadable(
         self, schema: TableSchema, transaction: OpenTransaction, error: ChangefeedError
     ) -> None:
-        """A transaction changed rows of a table, and they cannot be read."""
-        self._seq += 1
         why = f"{error.message}; {error.hint}" if error.hint else error.message
-        self._events.append(
-            SchemaChange(
-                schema,
-                schema,
-                transaction.at,
-                self._seq,
-                rewritten=True,
-                unreadable=True,
-                why=f"changes of {schema.table.schema}.{schema.table.name} cannot be read: {why}",
-            )
-        )
+        text = f"changes of {schema.table.schema}.{schema.table.name} cannot be read: {why}"
+        self._out.unreadable(schema, text, transaction.at)
 
     def _chosen(self, oids: Iterable[int]) -> list[int]:
         """Those of the tables whose rows are wanted; logical messages have their own rule."""
@@ -451,22 +378,7 @@ class Assembler:
     def _tell_change(self, shapes: Shapes, oid: int, transaction: OpenTransaction) -> None:
         change = shapes.changes.get(oid)
         if change is not None:
-            self._append_change(change, transaction.at)
-
-    def _append_change(self, change: ShapeChange, at: Timestamp) -> None:
-        for old in change.all_old:
-            self._seq += 1
-            self._events.append(
-                SchemaChange(
-                    old,
-                    change.new,
-                    at,
-                    self._seq,
-                    change.rewritten,
-                    moved=change.moved,
-                    why=change.why,
-                )
-            )
+            self._out.change(change, transaction.at)
 
     def _decode(
         self, data: bytearray, block: Block, schema: TableSchema, rows: RowMessages, at: Places
@@ -492,24 +404,24 @@ class Assembler:
         ordinals: Places = starts - (first - given)[rows.of]
         return ordinals
 
-    def _batch(
+    def _add(
         self,
         part: _TableRows,
         number: Places,
         ordinals: Places,
         rows: RowMessages,
         marked: CollapsedRows,
-    ) -> ChangeBatch:
+    ) -> None:
         found, message = part.rows, part.message
         # This replaces columns of the images after.
         missing = self._fill(part.schema, found, rows.writers[message], rows.transactions)
-        return self._batches.make(
+        self._out.rows(
             part.schema,
             found.after,
             marked,
             rows.transactions,
             of=rows.of[message],
-            number=self._seq + 1 + number,
+            number=number,
             ordinal=ordinals[message] + _seconds(message),
             missing=missing,
         )
@@ -543,9 +455,8 @@ class Assembler:
         for oid in oids:
             self._tell_change(shapes, oid, transaction)
         for oid in oids:
-            self._seq += 1
             transaction.rows += 1
-            self._events.append(Truncate(shapes.schemas[oid], transaction.at, self._seq))
+            self._out.truncate(shapes.schemas[oid], transaction.at)
             self.relations.emptied(oid, transaction.xid)
 
 
@@ -566,7 +477,6 @@ def _witness(transaction: OpenTransaction) -> Witness:
 
 
 def _by_table(oids: Places) -> list[tuple[int, Places]]:
-    """Row places by table."""
     first = int(oids[0])
     if (oids == first).all():
         return [(first, np.arange(len(oids)))]

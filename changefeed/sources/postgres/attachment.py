@@ -160,7 +160,6 @@ class PostgresAttachment(Attachment):
 
     @property
     def memo(self) -> Memo:
-        """See :class:`changefeed.sources.base.Attachment`."""
         before = {"predecessor": self._predecessor.memo()} if self._predecessor else {}
         messages = {"messages": True} if self._messages else {}
         ddl = {"ddl": True} if self._ddl else {}
@@ -172,17 +171,14 @@ class PostgresAttachment(Attachment):
 
     @property
     def holds(self) -> str:
-        """See :class:`changefeed.sources.base.Attachment`."""
         if self._given is None:
             return f"slot {self.slot}, publication {self.publication}"
         return "" if self._given.slot else f"slot {self.slot}"
 
     def check(self, watches: Sequence[Watch]) -> list[ChangefeedError]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         return checks.check(self._source.name, self._source.address, watches, self._plan)
 
     def check_tables(self, watches: Sequence[Watch]) -> list[list[ChangefeedError]]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("check tables") as connection:
             return checks.table_problems(connection, watches, self._plan)
 
@@ -423,7 +419,6 @@ class PostgresAttachment(Attachment):
             )
 
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
-        """See :class:`changefeed.sources.base.Attachment`."""
         with self._sessions.session("look at the publication") as connection:
             if self._given is not None:
                 return given.altered(connection, self.publication, self._given, tables)
@@ -469,7 +464,6 @@ class PostgresAttachment(Attachment):
         return begun or state.confirmed, ""
 
     def stream(self, request: StreamRequest) -> ReplicationStream:
-        """See :class:`changefeed.sources.base.Attachment`."""
         source, identity = self._source, request.identity
         if identity and (present := source.identity()) != identity:
             raise ChangefeedError(
@@ -511,7 +505,6 @@ class PostgresAttachment(Attachment):
         self._streaming = False
 
     def release(self) -> None:
-        """See :class:`changefeed.sources.base.Attachment`."""
         doing = "remove what changefeeds made in the database"
         held = self._given
         if held is None or not held.slot:

@@ -37,8 +37,7 @@ from changefeed.sources.postgres.connect import (
     source_errors,
 )
 from changefeed.sources.postgres.details import identity_of
-from changefeed.sources.postgres.introspect import Relation, quoted
-from changefeed.sources.postgres.scattered import read_scattered
+from changefeed.sources.postgres.introspect import Relation, quoted, read_scattered
 from changefeed.sources.postgres.types import ReplicaIdentity
 
 #: Oldest server that works.
@@ -819,7 +818,6 @@ def warnings(
 
 
 def _unsynchronised(connection: PsycopgConnection) -> Iterator[str]:
-    """Standbys that a failover slot does not wait for."""
     known = server.settings(connection, ["synchronized_standby_slots"])
     if known.get("synchronized_standby_slots") != "":
         return
@@ -839,7 +837,6 @@ def _unsynchronised(connection: PsycopgConnection) -> Iterator[str]:
 
 
 def _held_back(connection: PsycopgConnection, much_log: int) -> Iterator[str]:
-    """Slots that nobody reads from, and that keep much of the log on the server's disk."""
     rows = connection.execute(
         "SELECT slot_name::text, pg_catalog.pg_wal_lsn_diff("
         "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()"

@@ -12,7 +12,7 @@ import re
 import select
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,8 +20,8 @@ import psycopg
 from psycopg import conninfo, pq
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.uri import ESCAPES
-from changefeed.sources.postgres.login import login
 
 PsycopgConnection = psycopg.Connection[tuple[Any, ...]]
 
@@ -93,7 +93,6 @@ def _without(values: Mapping[str, str], names: Set[str]) -> dict[str, str]:
 
 
 def _environment() -> Set[str]:
-    """Parameters that environment variables of libpq set."""
     options = pq.Conninfo.get_defaults()
     return {o.keyword.decode() for o in options if o.val is not None and o.val != o.compiled}
 
@@ -179,7 +178,6 @@ def _malformed(message: str) -> ChangefeedError:
 
 
 def _parameters() -> list[str]:
-    """What libpq takes."""
     return [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
 
 
@@ -457,3 +455,27 @@ def _message(error: psycopg.Error) -> str:
     text = re.sub(r"^connection (failed|is bad): ", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "no reason given"
+
+
+def login(
+    info: str, understood: Callable[[str], bool], **how: Any
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection. ``understood``: the text of an error says enough without its SQLSTATE.
+
+    Raises:
+        psycopg.Error: with the server's SQLSTATE where it refused in words not understood.
+    """
+    try:
+        return psycopg.connect(info, autocommit=True, **how)
+    except psycopg.OperationalError as error:
+        text = str(error)
+        if error.sqlstate is None and sent_by_server(text) and not understood(text):
+            error.sqlstate = _state_of_refusal(info)
+        raise
+
+
+def _state_of_refusal(info: str) -> str | None:
+    try:
+        return state_of_refusal(lambda: pq.PGconn.connect_start(info.encode()))
+    except psycopg.Error:
+        return None  # the error of the first try says enough

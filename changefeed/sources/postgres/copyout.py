@@ -27,8 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import psycopg
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 from psycopg import errors, sql
 
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.sources.postgres.connect import PsycopgConnection, is_plain
 from changefeed.sources.postgres.garbage import LONGEST_MESSAGE
 
@@ -90,8 +93,6 @@ def joined(rows: Iterable[Piece], size: int = BLOCK_BYTES) -> Iterator[bytes]:
 
 
 class _SocketCopy:
-    """One COPY on the socket of an idle session."""
-
     def __init__(self, connection: PsycopgConnection) -> None:
         self._descriptor = connection.pgconn.socket
         self._data: Bytes = np.empty(0, np.uint8)
@@ -266,3 +267,38 @@ def blank(data: Bytes, rows: Places) -> None:
     for i in range(_HEADER - 1):
         data[rows + i] = ord("-")
     data[rows + _HEADER - 1] = ord(",")
+
+
+def parse_csv(block: CopyBlock, columns: int) -> list[pa.StringArray]:
+    """CSV without a header as string columns; NULL and '' stay apart.
+
+    PostgreSQL writes NULL as nothing and the empty string as ``""``. A row of one NULL is an
+    empty line, which is a row all the same.
+
+    Raises:
+        ChangefeedError: CF2202 the text is not UTF-8 (a SQL_ASCII database holds what it likes).
+    """
+    names = [str(i) for i in range(columns)]
+    present = ["mark", *names] if block.marked else names
+    try:
+        table = pa_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(block.text)),
+            read_options=pa_csv.ReadOptions(
+                column_names=present, block_size=len(block.text) + 1, use_threads=False
+            ),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=pa_csv.ConvertOptions(
+                include_columns=names,
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise ChangefeedError(
+            Code.TABLE_NOT_SCANNABLE,
+            "the table holds text that is not valid UTF-8",
+            hint="the database's encoding is SQL_ASCII or its text was damaged: repair the rows.",
+        ) from error
+    return [column.combine_chunks() for column in table.columns]

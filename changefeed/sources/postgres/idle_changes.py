@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.sources.decoded.flushes import ShapeChange
 from changefeed.sources.postgres.connect import LateSession, source_errors
 from changefeed.sources.postgres.details import published, read_details
 from changefeed.sources.postgres.lsn import LOG_END, parse_lsn
-from changefeed.sources.postgres.relations import Relations, ShapeChange, UnannouncedChange
+from changefeed.sources.postgres.relations import Relations, UnannouncedChange
 from changefeed.sources.postgres.storage import read_storage
 from changefeed.sources.postgres.storage_changes import HeapEvidence, StorageWatch, StoredChange
 from changefeed.sources.postgres.types import TableDetails

@@ -7,19 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import (
-    Flush,
-    Frontier,
-)
+from changefeed.core.events import Flush, Frontier
 from changefeed.sources.postgres import pgoutput
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, StreamMark
 from changefeed.sources.postgres.replay import has_rows, replay
-from changefeed.sources.postgres.transactions import (
-    OpenTransaction,
-    RowMessages,
-)
+from changefeed.sources.postgres.transactions import OpenTransaction, RowMessages
 
 
 def take(assembler: Assembler, inbox: Inbox, cut: Cut) -> Iterator[Flush]:
@@ -75,17 +69,14 @@ class _Pass:
         transaction = to.open
         if transaction is None or transaction.skip:
             self._decode(self.cut.rows)
-            flush = to.flush(to.frontier)
+            yield from to.flush(to.frontier)
         else:
             self._keep(transaction)
             self._spool(self.cut.place)
             # The complete ones need not wait.
-            flush = to.flush(to.frontier_at(transaction.previous))
-        if flush is not None:
-            yield flush
+            yield from to.flush(to.frontier_at(transaction.previous))
 
     def _keep(self, transaction: OpenTransaction) -> None:
-        """Put the open transaction into the spool, from its beginning on."""
         to = self.to
         if to.spooling:
             return
@@ -95,7 +86,6 @@ class _Pass:
         to.spooling = True
 
     def _kept_commit(self, mark: StreamMark) -> Iterator[Flush]:
-        """The transaction in the spool is complete."""
         to, transaction = self.to, self.to.open
         if transaction is None:
             raise ChangefeedError(Code.UNEXPECTED_MESSAGE, "a commit without a begin")
@@ -109,12 +99,10 @@ class _Pass:
     def _replay(
         self, transaction: OpenTransaction, before: Frontier, *, streamed: bool
     ) -> Iterator[Flush]:
-        flush = self.to.flush(before)
-        if flush is not None:
-            yield flush
         to = self.to
-        yield from replay(to, to.relations, to.spool, transaction, streamed=streamed)
-        self.to.spool.discard(transaction.xid)
+        yield from to.flush(before)
+        yield from replay(to, transaction, streamed=streamed)
+        to.spool.discard(transaction.xid)
 
     # -------------------------------------------------------------------------- marks
 
@@ -134,7 +122,6 @@ class _Pass:
         self.to.commit(pgoutput.read_commit(self.inbox.data, mark.place).end)
 
     def _see(self, transaction: OpenTransaction, first: int, upto: int) -> None:
-        """Note what there is of a transaction among these rows."""
         if upto > first:
             transaction.touched |= self.inbox.has_table_rows(first, upto)
             transaction.spoke |= self.inbox.logical_between(first, upto) > 0

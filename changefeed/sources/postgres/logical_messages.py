@@ -162,7 +162,6 @@ def _is_text(value: bytes) -> bool:
 
 
 def _hexadecimal(values: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as the log has them: ``\\xdead``."""
     sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy()
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(2 * sizes, out=offsets[1:])

@@ -20,8 +20,7 @@ from psycopg import sql
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.types import Form, Kind
 from changefeed.sources.postgres.connect import PsycopgConnection, Sessions
-from changefeed.sources.postgres.copyout import copy_out
-from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.copyout import copy_out, parse_csv
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.types import TableDetails, schema_of
 from changefeed.sources.postgres.values import text_column
@@ -199,7 +198,6 @@ def _plain(value: Any) -> str:
 
 
 def _parsed(array: str) -> Any:
-    """The JSON of an array with its numbers as they are written."""
     return json.loads(array, parse_float=str, parse_int=str)
 
 

@@ -200,8 +200,6 @@ class _Publication:
 
 @dataclass(frozen=True, slots=True)
 class _MemberRow:
-    """A row of ``pg_publication_rel``."""
-
     xmin: int
     restricted: bool
 
@@ -379,7 +377,6 @@ def _create(connection: PsycopgConnection, publication: str, tables: Iterable[Me
 
 
 def _options(connection: PsycopgConnection) -> sql.Composable:
-    """What our publications send."""
     options: list[sql.Composable] = [sql.SQL("publish = {}").format(sql.Literal(PUBLISH))]
     if connection.info.server_version >= 130_000:
         options.append(sql.SQL("publish_via_partition_root = true"))

@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import INTEGERS, Kind
 from changefeed.sources.base import as_sent
+from changefeed.sources.decoded.flushes import ShapeChange
 from changefeed.sources.postgres.details import identity_of
 from changefeed.sources.postgres.logical_messages import (
     LOGICAL_OID,
@@ -48,27 +49,6 @@ Describe = Callable[[Sequence[int]], Mapping[int, TableDetails]]
 Intern = Callable[[TableSchema], TableSchema]
 Latest = Callable[[TableName], TableSchema | None]
 Names = Callable[[int], Collection[TableName]]
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeChange:
-    """A table's rows have another shape, or come under another name, than the last ones.
-
-    ``others``: what readers of the log know that have the table under other names than ``old``.
-    The rest is as :class:`~changefeed.core.events.SchemaChange` describes it.
-    """
-
-    old: TableSchema
-    new: TableSchema
-    rewritten: bool
-    others: tuple[TableSchema, ...] = ()
-    moved: bool = False
-    why: str = ""
-
-    @property
-    def all_old(self) -> tuple[TableSchema, ...]:
-        """``old``, and the others."""
-        return (self.old, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +293,6 @@ class Relations:
         self._storage.emptied(oid, xid)
 
     def _last(self, oid: int, name: TableName) -> TableSchema | None:
-        """The last shape of a table that we know of."""
         old = self._schemas.get(oid)
         if old is None and self._latest is not None:
             old = self._latest(name)

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import Flush, Frontier
+from changefeed.core.events import Flush
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.sources.decoded.repeats import (
     EXISTED,
@@ -42,9 +41,9 @@ from changefeed.sources.decoded.rows import DecodedRows, Operations
 from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 from changefeed.sources.postgres import pgoutput
+from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
 from changefeed.sources.postgres.pgoutput import TAG_OFFSET
-from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool, SpoolChunk
 from changefeed.sources.postgres.transactions import (
     OpenTransaction,
@@ -53,54 +52,14 @@ from changefeed.sources.postgres.transactions import (
     table_oids,
 )
 
-#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
-#: its message's place in the stretch.
-Collapse = Callable[[int, TableSchema, DecodedRows, Places], CollapsedRows]
 
-
-class Recipient(Protocol):
-    """What takes the rows of a transaction and makes flushes of them."""
-
-    def shapes(self, oids: Iterable[int]) -> Shapes:
-        """What tables look like to the rows that come now; a change is told once."""
-        ...
-
-    def rows(
-        self,
-        data: bytearray,
-        block: Block,
-        rows: RowMessages,
-        shapes: Shapes | None = None,
-        collapsed: Collapse | None = None,
-    ) -> None:
-        """Rows of one stretch."""
-        ...
-
-    def truncate(self, oids: list[int], transaction: OpenTransaction, shapes: Shapes) -> None:
-        """TRUNCATE of tables, after the rows before it."""
-        ...
-
-    def flush(self, frontier: Frontier | None) -> Flush | None:
-        """What has gathered, None if nothing has."""
-        ...
-
-
-def replay(
-    to: Recipient,
-    relations: Relations,
-    spool: Spool,
-    transaction: OpenTransaction,
-    *,
-    streamed: bool,
-) -> Iterator[Flush]:
+def replay(to: Assembler, transaction: OpenTransaction, *, streamed: bool) -> Iterator[Flush]:
     """Give the rows of a kept transaction to ``to``, and out what has gathered between.
 
-    Args:
-        relations: the tables of the stream.
-        streamed: the server sent it while it ran: each message has the number of its
-            subtransaction, and some may have been rolled back.
+    ``streamed``: the server sent it while it ran: each message has the number of its
+    subtransaction, and some may have been rolled back.
     """
-    yield from _Replay(to, relations, spool, transaction, streamed).run()
+    yield from _Replay(to, transaction, streamed).run()
 
 
 def has_rows(spool: Spool, xid: int) -> bool:
@@ -120,7 +79,6 @@ def has_rows(spool: Spool, xid: int) -> bool:
 
 
 def _not_aborted(block: Block, tags: Places, aborted: Places) -> Places:
-    """Row messages of subtransactions that were not rolled back."""
     if not len(aborted) or not len(tags):
         return tags
     return tags[~np.isin(block.word(tags + 1) & 0xFFFFFFFF, aborted)]
@@ -128,8 +86,6 @@ def _not_aborted(block: Block, tags: Places, aborted: Places) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class _Truncation:
-    """TRUNCATE of these tables, after the rows of a stretch."""
-
     oids: list[int]
     shapes: Shapes
 
@@ -155,8 +111,6 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Plan:
-    """What the first pass found."""
-
     chunks: list[list[_Stretch]] = field(default_factory=list)
     kinds: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     groups: dict[int, int] = field(default_factory=dict)
@@ -185,17 +139,10 @@ class _Plan:
 
 
 class _Replay:
-    def __init__(
-        self,
-        to: Recipient,
-        relations: Relations,
-        spool: Spool,
-        transaction: OpenTransaction,
-        streamed: bool,
-    ) -> None:
+    def __init__(self, to: Assembler, transaction: OpenTransaction, streamed: bool) -> None:
         self.to = to
-        self.relations = relations
-        self.spool = spool
+        self.relations = to.relations
+        self.spool = spool = to.spool
         self.transaction = transaction
         self.streamed = streamed
         self.kept = spool.scanned(transaction.xid)
@@ -210,9 +157,7 @@ class _Replay:
             if any(self._compared(stretch) for part in self.plan.chunks for stretch in part):
                 self._compare(repeats)
             for chunk, stretches in zip(self.kept.chunks(), self.plan.chunks, strict=True):
-                flush = self.to.flush(None)
-                if flush is not None:
-                    yield flush
+                yield from self.to.flush(None)
                 yield from self._chunk(chunk, stretches, repeats)
 
     # -- first pass: shapes and kinds -------------------------------------------------------
@@ -278,7 +223,6 @@ class _Replay:
     # -- second pass: keys ------------------------------------------------------------------
 
     def _compared(self, stretch: _Stretch) -> list[int]:
-        """The tables of a stretch whose keys are compared, in the order of the records."""
         schemas = stretch.shapes.schemas
         return [oid for oid in sorted(stretch.groups) if self.plan.repeats(schemas[oid], oid)]
 
@@ -329,8 +273,8 @@ class _Replay:
         shapes = stretch.shapes
         tags = self._tags(chunk, block, stretch.first, stretch.upto)
         for number, part in enumerate(self._parts(chunk, tags, writes, shapes)):
-            if number and (flush := self.to.flush(None)) is not None:
-                yield flush
+            if number:
+                yield from self.to.flush(None)
             logical = block.data[part] == pgoutput.MESSAGE
             self.transaction.touched |= not logical.all()
             self.transaction.spoke |= bool(logical.any())
@@ -343,7 +287,6 @@ class _Replay:
             shapes = replace(shapes, changes=left)
 
     def _messages(self, block: Block, tags: Places) -> RowMessages:
-        """Rows of this transaction."""
         of = np.zeros(len(tags), np.intp)
         writers = np.full(len(tags), self.transaction.xid)
         if self.streamed:  # each message has the number of its subtransaction
@@ -462,12 +405,10 @@ def _bytes(chunk: SpoolChunk) -> Bytes:
 
 
 def _whole(schema: TableSchema) -> bool:
-    """Changes carry whole old rows."""
     return schema.before_image is BeforeImage.FULL
 
 
 def _identity(column: Column) -> int | str:
-    """What a column keeps when it is renamed."""
     return column.ref
 
 

@@ -34,8 +34,6 @@ from changefeed.sources.postgres.values import text_value
 
 
 class _UnchangedValue:
-    """In place of a value that was not sent because it did not change."""
-
     def __repr__(self) -> str:
         return "unchanged"
 
@@ -116,8 +114,6 @@ def _misfit(schema: TableSchema, what: str) -> ChangefeedError:
 
 
 class _RowLists:
-    """Collects output rows as Python lists."""
-
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
         self.message: list[int] = []

@@ -21,9 +21,10 @@ from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded import scans
+from changefeed.sources.decoded.scans import table_changed
 from changefeed.sources.postgres.connect import PsycopgConnection, connect, is_quiet, translate
-from changefeed.sources.postgres.copyout import CopyBlock, copy_out
-from changefeed.sources.postgres.csv import parse_csv
+from changefeed.sources.postgres.copyout import CopyBlock, copy_out, parse_csv
 from changefeed.sources.postgres.introspect import quoted
 from changefeed.sources.postgres.values import text_column
 
@@ -59,7 +60,6 @@ class PostgresPart:
     bytes_estimate: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`changefeed.sources.base.ScanPart.read`."""
         return read_part(self)
 
     def query(self) -> sql.Composed:
@@ -223,9 +223,9 @@ def _prove_unchanged(connection: PsycopgConnection, part: PostgresPart) -> None:
         )
     )
     if file != part.file:
-        raise table_changed(part.table, "it was truncated or rewritten")
+        raise table_changed(part.table.table, "it was truncated or rewritten")
     if shape != part.shape:
-        raise table_changed(part.table, "its columns changed")
+        raise table_changed(part.table.table, "its columns changed")
 
 
 def _batches(connection: PsycopgConnection, part: PostgresPart) -> Iterator[pa.RecordBatch]:
@@ -234,7 +234,6 @@ def _batches(connection: PsycopgConnection, part: PostgresPart) -> Iterator[pa.R
 
 
 def _batch(part: PostgresPart, block: CopyBlock) -> pa.RecordBatch:
-    """A block of CSV as columns ``a0..an`` in log form."""
     table = part.table
     texts = parse_csv(block, len(part.columns))
     by_place = dict(zip(part.columns, texts, strict=True))
@@ -257,26 +256,12 @@ def _batch(part: PostgresPart, block: CopyBlock) -> pa.RecordBatch:
 # ------------------------------------------------------------------------- failures
 
 
-def table_changed(table: TableSchema, why: str) -> ChangefeedError:
-    """The scan of the table must start again under a new snapshot."""
-    return ChangefeedError(
-        Code.SCAN_INTERRUPTED,
-        f"table {table.table} changed during its initial scan: {why}",
-        hint="the scan of the table is repeated automatically.",
-    )
-
-
 def snapshot_gone(error: psycopg.Error) -> ChangefeedError:
     """The exporting session ended, or the server cannot be reached."""
     lost = translate(error, "go on with the initial scan")
     if lost.code in (Code.SOURCE_REFUSED_LOGIN, Code.SOURCE_PERMISSION_MISSING):
         return lost
-    return ChangefeedError(
-        Code.SCAN_INTERRUPTED,
-        "the snapshot of the initial scan is gone",
-        detail=lost.message,
-        hint="the scan of the table is repeated automatically.",
-    )
+    return scans.snapshot_gone(lost.message)
 
 
 #: SQLSTATEs that speak of the table, not of the connection: it, or a column, is not there
@@ -287,7 +272,7 @@ _CHANGED_STATES = frozenset({"42P01", "42703"})
 def reading_failed(table: TableSchema, error: psycopg.Error, role: str) -> ChangefeedError:
     """An error of the server while a table was planned or read by a role."""
     if error.sqlstate in _CHANGED_STATES:
-        return table_changed(table, error.diag.message_primary or "it was altered")
+        return table_changed(table.table, error.diag.message_primary or "it was altered")
     known = translate(error, f"read table {table.table}")
     if known.code is Code.SOURCE_PERMISSION_MISSING:
         name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"

@@ -22,8 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import errors, sql
@@ -34,7 +33,8 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.types import Kind
-from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, leading
+from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, Snapshot, leading
+from changefeed.sources.decoded.scans import chosen_columns, table_changed
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
     connect,
@@ -55,7 +55,6 @@ from changefeed.sources.postgres.scan import (
     reading_failed,
     shape_now,
     snapshot_gone,
-    table_changed,
 )
 from changefeed.sources.postgres.standby import Prompter, await_replay
 
@@ -73,7 +72,7 @@ MOST_PARTS = 10_000
 # ------------------------------------------------------------------------- the image
 
 
-class PostgresSnapshot:
+class PostgresSnapshot(Snapshot):
     """A snapshot of one instant, exported by a connection of its own until closed."""
 
     def __init__(
@@ -146,7 +145,7 @@ class PostgresSnapshot:
                 says any more (describe it again), CF2202 it cannot be read, CF1101 and CF1303
                 the partition is not what it was.
         """
-        chosen = _chosen(table, columns)
+        chosen = chosen_columns(table, columns)
         chosen_keys = isinstance(keys, KeySet)
         where = _key_condition(table, keys)
         with self._use(table) as holder:
@@ -191,56 +190,27 @@ class PostgresSnapshot:
         self._holder.close()
         READERS.forget(self._uri, self._exported)
 
-    def __enter__(self) -> Self:
-        return self
+    @contextmanager
+    def _use(self, table: TableSchema) -> Iterator[PsycopgConnection]:
+        """The holder's connection for a few queries; an error there means the image is gone.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _use(self, table: TableSchema) -> _HolderUse:
-        return _HolderUse(self._holder, self._lock, table)
-
-
-class _HolderUse:
-    """The holder's connection for a few queries; an error there means the image is gone.
-
-    Queries run in a savepoint, so that a failing one does not end the transaction that
-    keeps the snapshot, and their locks are let go.
-    """
-
-    def __init__(self, holder: PsycopgConnection, lock: threading.Lock, table: TableSchema) -> None:
-        self._holder = holder
-        self._lock = lock
-        self._table = table
-
-    def __enter__(self) -> PsycopgConnection:
-        self._lock.acquire()
-        try:
-            self._holder.execute("SAVEPOINT part")
-        except psycopg.Error as error:
-            self._lock.release()
-            raise snapshot_gone(error) from error
-        return self._holder
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._holder.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
-        except psycopg.Error as lost:
-            raise snapshot_gone(lost) from (error or lost)
-        finally:
-            self._lock.release()
-        if isinstance(error, psycopg.Error):
-            raise reading_failed(self._table, error, self._holder.info.user) from error
+        Queries run in a savepoint, so that a failing one does not end the transaction that
+        keeps the snapshot, and their locks are let go.
+        """
+        with self._lock:
+            try:
+                self._holder.execute("SAVEPOINT part")
+            except psycopg.Error as error:
+                raise snapshot_gone(error) from error
+            try:
+                yield self._holder
+            except psycopg.Error as error:
+                raise reading_failed(table, error, self._holder.info.user) from error
+            finally:
+                try:
+                    self._holder.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
+                except psycopg.Error as lost:
+                    raise snapshot_gone(lost) from lost
 
 
 def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> tuple[str, str]:
@@ -278,7 +248,6 @@ def _export(uri: str, replication: psycopg.Connection[Any], seconds: float) -> t
 
 @contextmanager
 def _cancelled_after(seconds: float, connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The connection's statement is cancelled if the block takes longer."""
     timer = threading.Timer(seconds, _cancel, args=(connection,))
     timer.daemon = True
     timer.start()
@@ -343,7 +312,6 @@ def _cancel(connection: psycopg.Connection[Any]) -> None:
 
 
 def _waited_in_vain(uri: str, seconds: float) -> ChangefeedError:
-    """The error that names who was waited for."""
     return ChangefeedError(
         Code.SOURCE_BUSY,
         f"the initial scan could not begin within {seconds:.0f} s: a transaction does not end",
@@ -384,8 +352,6 @@ def _open_transactions(uri: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Heap:
-    """A table or leaf partition with rows of its own."""
-
     oid: int
     schema: str
     name: str
@@ -443,7 +409,7 @@ def _heaps(holder: PsycopgConnection, table: TableSchema, top: int) -> list[_Hea
             hint="DETACH it, or watch it on the server that holds it.",
         )
     if any(file != seen for *_, file, seen in rows):
-        raise table_changed(table, "it was truncated or rewritten")
+        raise table_changed(table.table, "it was truncated or rewritten")
     own = _check_columns(holder, table)
     names = [c.name for c in table.columns]
     return [
@@ -492,7 +458,7 @@ def _check_columns(holder: PsycopgConnection, table: TableSchema) -> Shape:
     now = shape_now(holder, (table.table.schema, table.table.name), names)
     for column, shape in zip(table.columns, now, strict=True):
         if seen.get(column.name) != (column.column_id, column.type_name, shape):
-            raise table_changed(table, f"column {column.name} is not what it was")
+            raise table_changed(table.table, f"column {column.name} is not what it was")
     return now
 
 
@@ -510,13 +476,6 @@ def _ranges(pages: int, size: int, target_bytes: int) -> list[tuple[int, int | N
     starts = list(range(0, pages, step))
     ends: list[int | None] = [*starts[1:], None]
     return [(low, high, False) for low, high in zip(starts, ends, strict=True)]
-
-
-def _chosen(table: TableSchema, columns: Sequence[int] | None) -> tuple[int, ...]:
-    if columns is None:
-        return tuple(range(len(table.columns)))
-    key = () if table.keyless else table.key
-    return tuple(sorted({*columns, *key}))
 
 
 def _key_condition(table: TableSchema, keys: KeyRange | KeySet | None) -> str:

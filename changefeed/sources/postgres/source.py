@@ -72,27 +72,22 @@ class PostgresSource(Source):
 
     @property
     def database(self) -> str:
-        """See :class:`changefeed.sources.base.Source`."""
         given = conninfo.conninfo_to_dict(connection_info(self.address.reader))
         return str(given.get("dbname") or given.get("user") or self.name)
 
     def range_problem(self, table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("check a range of keys") as connection:
             return checks.range_problem(connection, table, keys)
 
     def reads_keys(self, table: TableSchema) -> bool:
-        """See :class:`changefeed.sources.base.Source`."""
         return reads_keys(table)
 
     def range_columns(self, table: TableSchema) -> int:
-        """See :class:`changefeed.sources.base.Source`."""
         return range_columns(table)
 
     def key_after(
         self, table: TableSchema, low: tuple[str, ...] | None, rows: int
     ) -> tuple[str, ...] | None:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.readers.session("look for the end of a part") as connection:
             return key_after(connection, table, low, rows)
 
@@ -114,7 +109,6 @@ class PostgresSource(Source):
                 return [*told, *found, *standby.warnings(connection, reader)]
 
     def tables(self) -> list[TableInfo]:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("list tables") as connection:
             return introspect.table_list(connection, self.name)
 
@@ -126,11 +120,9 @@ class PostgresSource(Source):
         return replace(found, unsafe=unsafe)
 
     def describe(self, schema: str | None, name: str) -> TableSchema:
-        """See :class:`changefeed.sources.base.Source`."""
         return self.describe_all([Watch(name=name, schema=schema)])[0]
 
     def messages(self) -> TableSchema:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("look at the server's version") as connection:
             version = connection.info.server_version
         if version < FIRST_VERSION:
@@ -142,12 +134,10 @@ class PostgresSource(Source):
         return messages_schema(self.name)
 
     def partition(self, table: TableSchema, name: str) -> PartitionInfo:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("look at a partition") as connection:
             return partitions.find(connection, table, name)
 
     def partitions(self, table: TableSchema) -> list[str]:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("list partitions") as connection:
             return partitions.names(connection, table)
 
@@ -165,7 +155,6 @@ class PostgresSource(Source):
         return [schemas[place] for place in range(len(watches))]
 
     def describe_tables(self, tables: Sequence[TableName]) -> dict[TableName, TableSchema]:
-        """See :class:`changefeed.sources.base.Source`."""
         watches = [Watch(name=table.name, schema=table.schema) for table in tables]
         with self.sessions.session("describe tables") as connection:
             schemas, _ = introspect.describe(
@@ -184,7 +173,6 @@ class PostgresSource(Source):
             return read_unseen(connection, xids)
 
     def matching(self, schema: str | None, patterns: Sequence[str] = ()) -> list[TableName]:
-        """See :class:`changefeed.sources.base.Source`."""
         with self.sessions.session("list tables") as connection:
             names = introspect.matching(connection, self.name, schema, patterns)
             publication = self.address.publication
@@ -233,7 +221,6 @@ class PostgresSource(Source):
             return handover(connection, offset, tables, fresh=fresh)
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> PostgresSnapshot:
-        """See :class:`changefeed.sources.base.Source`."""
         address = self.address
         return PostgresSnapshot(
             address.reader,

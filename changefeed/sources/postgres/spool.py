@@ -199,7 +199,6 @@ class ScannedTransaction:
     def _noted(
         self, inbox: Inbox, start: int, extents: list[_Extent], write: Callable[[bytes], int]
     ) -> SpoolChunk:
-        """Remember where the messages of a chunk lie."""
         numbers = np.array(inbox.rows, np.int32)
         marks = tuple(inbox.marks)
         try:

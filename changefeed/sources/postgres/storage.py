@@ -186,7 +186,6 @@ def read_storage(connection: Executor, tables: Mapping[int, TableDetails]) -> di
 
 
 def _read_types(connection: Executor, oids: Collection[int]) -> dict[int, dict[int, TypeParts]]:
-    """What each of the types is made of, by the oids of its parts."""
     found: dict[int, dict[int, tuple[str, dict[str, str]]]] = {}
     if oids:
         rows = connection.execute(_TYPES, (sorted(oids),)).fetchall()

@@ -84,7 +84,6 @@ class HeapEvidence:
         return self._late.get()
 
     def may_be_lost(self, heap: Heap, oid: int, horizon: int) -> bool:
-        """See :class:`Evidence`."""
         writers = self._writers(heap)
         if writers is None:
             return True
@@ -93,7 +92,6 @@ class HeapEvidence:
         return not any(_precedes(writer, horizon) for writer in writers)
 
     def may_be_unsent(self, heap: Heap, oid: int) -> bool:
-        """See :class:`Evidence`."""
         if not heap.file:
             return True  # of a foreign table no row is sent
         return not self._made_as_partition(oid) and self._writers(heap) != []

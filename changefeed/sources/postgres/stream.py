@@ -505,10 +505,10 @@ class ReplicationStream:
                     shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
                     changed = assembler.change_shapes(shapes)
                     self._acknowledged = True
-                    if changed is not None:
+                    if changed:
                         told = assembler.frontier
                         self._acknowledged = False
-                        yield changed
+                        yield from changed
                     if self._acknowledged:
                         idle_changes.told()
                     if assembler.frontier != told and not idle_changes.waiting:
@@ -576,8 +576,6 @@ class _End:
 
 
 class _LogEnd:
-    """Reads where the server's log ends now, and how late it is."""
-
     # The clock first: what commits behind the positions then committed after that time. A commit
     # with synchronous_commit = off is on disk three times wal_writer_delay later.
     _SQL = f"""

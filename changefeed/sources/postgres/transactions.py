@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import TableSchema
+from changefeed.sources.decoded.flushes import ShapeChange
+from changefeed.sources.decoded.rows import DecodedRows
 from changefeed.sources.decoded.spans import Places
+from changefeed.sources.decoded.superseded import CollapsedRows
 from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.logical_messages import LOGICAL_OID
 from changefeed.sources.postgres.pgoutput import MESSAGE
-from changefeed.sources.postgres.relations import ShapeChange
+
+#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
+#: its message's place in the stretch.
+Collapse = Callable[[int, TableSchema, DecodedRows, Places], CollapsedRows]
 
 
 @dataclass(slots=True)

@@ -52,7 +52,6 @@ class PlainStream:
         self._sock = sock
 
     def receive_into(self, view: memoryview) -> int:
-        """See :class:`ByteStream`."""
         try:
             count = self._sock.recv_into(view)
         except BlockingIOError:
@@ -62,11 +61,9 @@ class PlainStream:
         return count
 
     def pending(self) -> bool:
-        """See :class:`ByteStream`."""
         return False
 
     def send(self, body: memoryview) -> int:
-        """See :class:`ByteStream`."""
         try:
             return self._sock.send(body)
         except BlockingIOError:
@@ -83,7 +80,6 @@ class EncryptedStream:
         self._ended = False
 
     def receive_into(self, view: memoryview) -> int:
-        """See :class:`ByteStream`."""
         try:
             return self._take(view)
         except psycopg.Error as error:
@@ -131,7 +127,6 @@ class EncryptedStream:
         return struct.pack(">ci", b"E", len(body) + 4) + body
 
     def pending(self) -> bool:
-        """See :class:`ByteStream`."""
         return bool(self._rest)
 
     def send(self, body: memoryview) -> int:

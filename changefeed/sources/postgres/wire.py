@@ -374,7 +374,6 @@ class ReplicationConnection:
         self._guarded(lambda: self._transport.send(message))
 
     def _message(self) -> tuple[bytes, bytes]:
-        """The next message from the socket."""
         while len(self._inbox) < 5 or len(self._inbox) < _needed(self._inbox):
             self._fill()
             if len(self._inbox) >= 5 and not 5 <= _needed(self._inbox) <= _LONGEST_ANSWER:
@@ -415,7 +414,6 @@ def _garbage() -> ChangefeedError:
 
 
 def _needed(inbox: bytearray) -> int:
-    """Length of the first message with its kind byte."""
     return int.from_bytes(inbox[1:5], "big") + 1
 
 

@@ -107,7 +107,6 @@ class _Binlog(Connector):
         return position_of(source["file"], int(source["pos"]) + 1)
 
     def _end(self, session: CatalogSession) -> tuple[str, int, str]:
-        """File, offset and GTIDs where the binlog ends now."""
         for sql in ("SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"):
             try:
                 rows = session.rows(sql)

@@ -311,7 +311,6 @@ def _is_router(told: Mapping[str, Any]) -> bool:
 def _all(
     session: CatalogSession, database: str, command: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Every document of a command's answer."""
     cursor = session.command(database, command)["cursor"]
     found: list[dict[str, Any]] = cursor["firstBatch"]
     while cursor["id"]:
@@ -336,5 +335,4 @@ def _missing(
 
 
 def _js(text: str) -> str:
-    """A text as mongosh takes it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -10,8 +10,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableSchema
 from changefeed.sources.base import Watch
-from changefeed.sources.debezium.connectors.base import PREFIX, Driver
-from changefeed.sources.debezium.connectors.described import DescribedByDriver
+from changefeed.sources.debezium.connectors.base import PREFIX, DescribedByDriver, Driver
 from changefeed.sources.debezium.frames import Offset
 from changefeed.sources.debezium.sessions import CatalogSession, text
 

@@ -253,7 +253,6 @@ def _quoted(name: str) -> str:
 
 
 def _drop_slot(session: CatalogSession, name: str) -> None:
-    """Remove a slot, whoever still reads it."""
     where = f"slot_name = {text(name)}"
     session.rows(
         "DO $$ BEGIN FOR i IN 1..100 LOOP"
