@@ -36,10 +36,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
 from changefeed.log import LogWriter
+from changefeed.sources.base import StreamRequest
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, position_of
 from changefeed.sources.postgres.pgoutput import Inbox
-from changefeed.sources.postgres.stream import BATCH_BYTES, ReplicationStream
+from changefeed.sources.postgres.stream import BATCH_BYTES, LogicalSlot, ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
 from changefeed.sources.postgres.wire import ReplicationConnection
 from tests.services.postgres import PostgresCluster
@@ -83,21 +84,23 @@ def _intern(schema: TableSchema) -> TableSchema:
     return schema.with_version(1)
 
 
-def _read(uri: str, slot: str, mode: str, end: int, folder: Path) -> tuple[int, float, float]:
+def _read(uri: str, slot_name: str, mode: str, end: int, folder: Path) -> tuple[int, float, float]:
     """Drain the slot; rows (0 when nobody counted), wall and CPU seconds."""
-    stream = ReplicationStream(
-        uri,
-        slot,
-        _PUBLICATION,
+    slot = LogicalSlot(uri, slot_name, _PUBLICATION, "bench", _describer(uri))
+    request = StreamRequest(
         start=Frontier(Timestamp.ZERO, ""),
-        describe=_describer(uri),
+        identity="",
+        memo=dict,
         intern=_intern,
-        source="bench",
-        spool_dir=folder / "spool",
+        latest=lambda name: None,
+        names=lambda oid: (),
+        spool=folder / "spool",
+        folder=folder,
     )
+    stream = ReplicationStream(slot, request)
     writer = LogWriter(folder / "log") if mode.endswith("log") else None
     started, cpu = time.perf_counter(), time.process_time()
-    rows = _drain_raw(uri, slot, end) if mode == "raw" else _drain(stream, writer, end)
+    rows = _drain_raw(uri, slot_name, end) if mode == "raw" else _drain(stream, writer, end)
     figures = rows, time.perf_counter() - started, time.process_time() - cpu
     stream.close()
     if writer:

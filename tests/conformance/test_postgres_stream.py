@@ -701,7 +701,7 @@ def test_slot_was_made_anew(postgres: Database, tmp_path: Path) -> None:
 
 def test_another_server(postgres: Database, tmp_path: Path) -> None:
     prepare(postgres)
-    error = Tail(postgres, tmp_path, system_id="1").wait_for_end()
+    error = Tail(postgres, tmp_path, identity="1/shop").wait_for_end()
     assert error is not None and error.code.number == "CF2104"
 
 

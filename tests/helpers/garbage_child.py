@@ -28,6 +28,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier
 from changefeed.core.schema import TableSchema
+from changefeed.sources.base import StreamRequest
 from changefeed.sources.postgres.assemble import Assembler
 from changefeed.sources.postgres.connect import source_errors
 from changefeed.sources.postgres.copyout import CopyBlock, _SocketCopy, parse_csv
@@ -35,7 +36,7 @@ from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.pgoutput import Inbox
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.stream import ReplicationStream
+from changefeed.sources.postgres.stream import LogicalSlot, ReplicationStream, StreamLimits
 from changefeed.sources.postgres.types import ReplicaIdentity
 from tests.helpers.postgres_messages import (
     UNCHANGED,
@@ -277,13 +278,14 @@ def read_conversation(
         thread.start()
         port = server.getsockname()[1]
         try:
-            replication = ReplicationStream(
-                f"postgresql://u:p@127.0.0.1:{port}/shop?sslmode=disable&connect_timeout=5",
-                "slot", "publication",
-                start=Frontier(Timestamp(5), "0000000000000001", 40),
-                describe=describe, intern=intern, source="shop", spool_dir=folder / "spool",
-                heartbeat=3600.0,
+            uri = f"postgresql://u:p@127.0.0.1:{port}/shop?sslmode=disable&connect_timeout=5"
+            request = StreamRequest(
+                start=Frontier(Timestamp(5), "0000000000000001", 40), identity="", memo=dict,
+                intern=intern, latest=lambda name: None, names=lambda oid: (),
+                spool=folder / "spool", folder=folder / "kept",
             )  # fmt: skip
+            slot = LogicalSlot(uri, "slot", "publication", "shop", describe)
+            replication = ReplicationStream(slot, request, StreamLimits(heartbeat=3600.0))
             for flush in replication.run():
                 check(flush)
                 rows += sum(e.rows.num_rows for e in flush.events if isinstance(e, ChangeBatch))

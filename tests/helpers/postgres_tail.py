@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Change, ChangeBatch, Event, Flush, Frontier
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.base import StreamRequest
 from changefeed.sources.postgres.connect import connect
 from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.lsn import parse_lsn, position_of
-from changefeed.sources.postgres.stream import ReplicationStream
+from changefeed.sources.postgres.stream import LogicalSlot, ReplicationStream, StreamLimits
 from changefeed.sources.postgres.types import TableDetails
 from tests.services.postgres import Database
 
@@ -71,20 +73,33 @@ class Tail:
         self._on_flush = on_flush
         self._changed = threading.Condition()
         self._ended = False
-        self.stream = ReplicationStream(
-            uri or database.uri,
-            SLOT,
-            PUBLICATION,
-            start=self.frontier,
-            describe=self._describe,
-            intern=self.catalog.intern,
-            latest=self.catalog.latest,
-            source="src",
-            spool_dir=folder / "spool",
-            folder=folder,
-            heartbeat=options.pop("heartbeat", 0.1),
-            **options,
+        limits = {each.name for each in fields(StreamLimits)} & options.keys()
+        paced = {"heartbeat": 0.1, **{name: options.pop(name) for name in limits}}
+        of_slot = {each.name for each in fields(LogicalSlot)} & options.keys()
+        slot = LogicalSlot(
+            **{
+                "uri": uri or database.uri,
+                "name": SLOT,
+                "publication": PUBLICATION,
+                "source": "src",
+                "describe": self._describe,
+                **{name: options.pop(name) for name in of_slot},
+            }
         )
+        request = StreamRequest(
+            **{
+                "start": self.frontier,
+                "identity": "",
+                "memo": dict,
+                "intern": self.catalog.intern,
+                "latest": self.catalog.latest,
+                "names": lambda oid: (),
+                "spool": folder / "spool",
+                "folder": folder,
+                **options,
+            }
+        )
+        self.stream = ReplicationStream(slot, request, StreamLimits(**paced))
         self._thread = threading.Thread(target=self._run, name="tail", daemon=True)
         self._thread.start()
 

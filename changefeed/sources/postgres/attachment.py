@@ -31,7 +31,7 @@ from changefeed.sources.postgres.logical_messages import is_messages
 from changefeed.sources.postgres.lookup import Lookup
 from changefeed.sources.postgres.slots import SlotState
 from changefeed.sources.postgres.storage import Fingerprints, read_fingerprints
-from changefeed.sources.postgres.stream import ReplicationStream
+from changefeed.sources.postgres.stream import LogicalSlot, ReplicationStream
 from changefeed.sources.postgres.types import TableDetails
 
 #: PostgreSQL cuts names longer than this.
@@ -474,31 +474,24 @@ class PostgresAttachment(Attachment):
         before = self._predecessor
         theirs = before is not None and before.precedes(request.start.position)
         address = source.address
-        return ReplicationStream(
-            address.reader,
-            self.slot,
-            before.publication if before is not None and theirs else self.publication,
-            upto=before.until if before is not None and theirs else None,
-            start=request.start,
-            describe=source.describe_oids,
-            intern=request.intern,
+        slot = LogicalSlot(
+            uri=address.reader,
+            name=self.slot,
+            publication=before.publication if before is not None and theirs else self.publication,
             source=source.name,
-            spool_dir=request.spool,
-            folder=request.folder,
+            describe=source.describe_oids,
+            upto=before.until if before is not None and theirs else None,
             before=lambda: stored_of(request.memo()),
-            latest=request.latest,
-            names=request.names,
-            logged=request.logged,
             lookup=Lookup(address.reader).fetch,
-            unseen=source.unseen,
             primary=address.primary if address.apart else None,
+            unseen=source.unseen,
             streaming=self._streaming,
-            wanted=WantedTables(request.memo),
             logical=lambda: bool(request.memo().get("messages")),
+            wanted=WantedTables(request.memo),
             ddl=lambda: self.slot if request.memo().get("ddl") else "",
             decoding_failed=self._stop_streaming,
-            system_id=identity.partition("/")[0],
         )
+        return ReplicationStream(slot, request)
 
     def _stop_streaming(self) -> None:
         """Later streams of this object get each transaction at its commit."""

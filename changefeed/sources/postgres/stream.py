@@ -15,13 +15,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
-from changefeed.sources.base import StreamFallback, as_sent
+from changefeed.sources.base import StreamFallback, StreamRequest
 from changefeed.sources.postgres.assemble import SMALL, Assembler, LookupCall
 from changefeed.sources.postgres.connect import LateSession, source_errors
 from changefeed.sources.postgres.continuity import (
@@ -36,7 +35,7 @@ from changefeed.sources.postgres.inbox_pass import take
 from changefeed.sources.postgres.logical_messages import FIRST_VERSION
 from changefeed.sources.postgres.lsn import LOG_END, lsn_of, parse_lsn, position_of
 from changefeed.sources.postgres.pgoutput import Inbox, ServerFailed
-from changefeed.sources.postgres.relations import Describe, Intern, Latest, Names, Relations
+from changefeed.sources.postgres.relations import Describe, Relations
 from changefeed.sources.postgres.server import current_position
 from changefeed.sources.postgres.spool import Spool
 from changefeed.sources.postgres.storage import Fingerprints
@@ -93,30 +92,23 @@ class _Start:
     history: ServerHistory
 
 
-class ReplicationStream:
-    """Flushes of everything that commits after ``start``, in commit order.
+@dataclass(frozen=True, slots=True)
+class LogicalSlot:
+    """The slot that a stream reads, and what the stream asks the database beside it.
 
-    Args:
+    Attributes:
         uri: of the database; a role with REPLICATION.
-        start: the change log's frontier; an empty position means the slot's own.
-        upto: ends with :class:`~changefeed.sources.base.StreamFallback` when its frontier is
-            there: the log behind is read with another publication. Large transactions then come
-            at their commit.
-        describe: the catalog's present knowledge of tables, by oid.
-        intern: gives a schema its version.
         source: the name that table names begin with.
-        spool_dir: folder of our own for large transactions; emptied at the start.
-        folder: what was seen of the tables' storage is kept there; None: nowhere.
+        describe: the catalog's present knowledge of tables, by oid.
+        upto: the stream ends with :class:`~changefeed.sources.base.StreamFallback` when its
+            frontier is there: the log behind is read with another publication. Large transactions
+            then come at their commit.
         before: how the tables were stored, by oid, before anybody read their rows.
-        logged: the shape in which rows of a table go into the log.
-        latest: the last shape that all feeds of a table know, to see what changed since.
-        names: the names by which feeds may know a table, by its oid.
         lookup: present values by key, for large values that the server did not send.
         primary: URI of the primary where ``uri`` leads to a standby. It is asked how far the log
             goes at what time: what a standby has not replayed yet may have committed before.
         unseen: which transactions other sessions do not see yet; what the catalog and ``lookup``
             say is waited for until they do.
-        system_id: refuse another server than this one; empty: any.
         streaming: let the server send large transactions while they run (from version 14 on).
         logical: whether logical messages are wanted now. They are asked for from the beginning of a
             stream (from version 14 on), which ends with
@@ -125,85 +117,85 @@ class ReplicationStream:
             others are dropped. None: it has no others.
         ddl: by which name event triggers of ours write statements of DDL into logical messages;
             empty: they do not.
-        decoding_failed: called when the server could not decode its log while that was on,
+        decoding_failed: called when the server could not decode its log while ``streaming`` was on,
             before :class:`~changefeed.sources.base.StreamFallback` is raised.
-        heartbeat: an idle source's frontier moves about this often, seconds.
     """
+
+    uri: str
+    name: str
+    publication: str
+    source: str
+    describe: Describe
+    upto: Position | None = None
+    before: Callable[[], Mapping[int, Fingerprints]] = dict
+    lookup: LookupCall | None = None
+    primary: str | None = None
+    unseen: Unseen | None = None
+    streaming: bool = True
+    logical: Callable[[], bool] = lambda: False
+    wanted: Callable[[], frozenset[int] | None] = lambda: None
+    ddl: Callable[[], str] = lambda: ""
+    decoding_failed: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How much and how long a stream gathers and waits.
+
+    Attributes:
+        heartbeat: an idle source's frontier moves about this often, seconds.
+        batch_bytes, batch_seconds: see :data:`BATCH_BYTES` and :data:`BATCH_SECONDS`.
+        small: see :data:`changefeed.sources.postgres.assemble.SMALL`.
+        patience: seconds until a transaction must be visible to other sessions.
+        look_again: see :class:`changefeed.sources.postgres.relations.Relations`.
+        slot_patience, rival_patience: seconds to wait for a slot that another reader holds: before
+            that is watched, and until it counts as alive.
+    """
+
+    heartbeat: float = 1.0
+    batch_bytes: int = BATCH_BYTES
+    batch_seconds: float = BATCH_SECONDS
+    small: int = SMALL
+    patience: float = 1.0
+    look_again: float = 0.2
+    slot_patience: float = 2.0
+    rival_patience: float = 25.0
+
+
+class ReplicationStream:
+    """Flushes of everything that commits after ``request.start``, in commit order. An empty
+    position there means the slot's own."""
 
     def __init__(
         self,
-        uri: str,
-        slot: str,
-        publication: str,
-        *,
-        start: Frontier,
-        upto: Position | None = None,
-        describe: Describe,
-        intern: Intern,
-        source: str,
-        spool_dir: Path,
-        folder: Path | None = None,
-        before: Callable[[], Mapping[int, Fingerprints]] = lambda: {},
-        latest: Latest | None = None,
-        names: Names = lambda oid: (),
-        logged: Intern = as_sent,
-        lookup: LookupCall | None = None,
-        unseen: Unseen | None = None,
-        primary: str | None = None,
-        system_id: str = "",
-        streaming: bool = True,
-        logical: Callable[[], bool] = lambda: False,
-        wanted: Callable[[], frozenset[int] | None] = lambda: None,
-        ddl: Callable[[], str] = lambda: "",
-        decoding_failed: Callable[[], None] | None = None,
-        heartbeat: float = 1.0,
-        batch_bytes: int = BATCH_BYTES,
-        batch_seconds: float = BATCH_SECONDS,
-        small: int = SMALL,
-        patience: float = 1.0,
-        look_again: float = 0.2,
-        slot_patience: float = 2.0,
-        rival_patience: float = 25.0,
+        slot: LogicalSlot,
+        request: StreamRequest,
+        limits: StreamLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._clock = clock
-        self._uri = uri
-        self._primary = primary or uri
         self._slot = slot
-        self._publication = publication
-        self._start = start
-        self._upto = upto
-        self._visibility = Visibility(unseen, patience, clock) if unseen is not None else None
-        self._storage = StorageWatch(folder, clock, before)
+        self._request = request
+        self._limits = limits or StreamLimits()
+        self._clock = clock
+        self._visibility = (
+            None if slot.unseen is None else Visibility(slot.unseen, self._limits.patience, clock)
+        )
+        self._storage = StorageWatch(request.folder, clock, slot.before)
         self._relations = Relations(
-            source,
-            describe,
-            intern,
-            latest,
-            names,
+            slot.source,
+            slot.describe,
+            request.intern,
+            request.latest,
+            request.names,
             self._visibility,
-            look_again=look_again,
+            look_again=self._limits.look_again,
             clock=clock,
-            logged=logged,
+            logged=request.logged,
             storage=self._storage,
         )
-        self._spool_dir = spool_dir
-        self._lookup = lookup
-        self._system_id = system_id
-        self._streaming = streaming and upto is None
         self._streams = False
-        self._wants_messages = logical
-        self._wanted = wanted
-        self._ddl = ddl
         #: None: the server has none to send.
         self._asks_logical: bool | None = False
-        self._decoding_failed = decoding_failed
-        self._heartbeat = heartbeat
-        self._batch_bytes = batch_bytes
-        self._batch_seconds = batch_seconds
-        self._small = small
-        self._slot_patience = slot_patience
-        self._rival_patience = rival_patience
         self._lock = threading.Lock()
         self._reporter: _Reporter | None = None
         self._connection: ReplicationConnection | None = None
@@ -223,7 +215,7 @@ class ReplicationStream:
                 anew, CF2104 another server or another history, CF2105 a message that cannot be.
         """
         try:
-            with ReplicationConnection(self._uri) as connection:
+            with ReplicationConnection(self._slot.uri) as connection:
                 self._attach(connection)
                 with readable("an answer about its slot and its log"):
                     start = self._check(connection)
@@ -231,18 +223,18 @@ class ReplicationStream:
                 # yet to show that its history is ours.
                 with (
                     _Reporter(connection, start.confirmed) as reporter,
-                    LateSession(self._uri) as session,
-                    LateSession(self._primary) as timekeeper,
+                    LateSession(self._slot.uri) as session,
+                    LateSession(self._slot.primary or self._slot.uri) as timekeeper,
                 ):
                     self._reporter = reporter
                     log_end = _LogEnd(session, timekeeper)
                     idle_changes = IdleChanges(
                         session,
-                        self._publication,
+                        self._slot.publication,
                         self._relations,
                         self._storage,
                         self._clock,
-                        self._wanted,
+                        self._slot.wanted,
                     )
                     self._begin(connection, start)
                     for flush in self._follow(connection, reporter, log_end, idle_changes, start):
@@ -281,15 +273,19 @@ class ReplicationStream:
 
     def _check_end(self, frontier: Frontier | None) -> None:
         """After a flush is durable: the publication has served."""
-        if self._upto is not None and frontier is not None and frontier.position >= self._upto:
+        if (
+            self._slot.upto is not None
+            and frontier is not None
+            and frontier.position >= self._slot.upto
+        ):
             raise StreamFallback(
                 Code.STREAM_BROKE,
-                f"the log up to {self._upto} is read with publication {self._publication!r}; "
-                "reading on with our own",
+                f"the log up to {self._slot.upto} is read with publication "
+                f"{self._slot.publication!r}; reading on with our own",
             )
 
     def _wants_logical(self) -> bool:
-        return self._wants_messages() or bool(self._ddl())
+        return self._slot.logical() or bool(self._slot.ddl())
 
     def _check_logical(self) -> None:
         """After a batch was received and before anything of it is given out: a message that was
@@ -310,23 +306,24 @@ class ReplicationStream:
     def _check(self, connection: ReplicationConnection) -> _Start:
         """Is this the server and the slot we left?"""
         identity = connection.identify_system()
-        if self._system_id and identity.system_id != self._system_id:
+        system_id = self._request.identity.partition("/")[0]
+        if system_id and identity.system_id != system_id:
             raise ChangefeedError(
                 Code.SOURCE_IS_ANOTHER,
                 "the source is another database server than before",
-                detail=f"system identifier {identity.system_id}, was {self._system_id}",
+                detail=f"system identifier {identity.system_id}, was {system_id}",
             )
         # Before the slot: a server that was restored may be without it, and that is why.
         history = self._check_history(connection, identity)
         confirmed, database, status = self._slot_at_rest(connection)
         if status == "lost" or confirmed is None:
             raise ChangefeedError(
-                Code.SOURCE_LOG_GONE, f"replication slot {self._slot!r} was invalidated"
+                Code.SOURCE_LOG_GONE, f"replication slot {self._slot.name!r} was invalidated"
             )
         if database != identity.database:
             raise ChangefeedError(
                 Code.SOURCE_IS_ANOTHER,
-                f"replication slot {self._slot!r} belongs to another database",
+                f"replication slot {self._slot.name!r} belongs to another database",
             )
         slot = parse_lsn(confirmed)
         frontier = self._from_slot(slot)
@@ -350,17 +347,17 @@ class ReplicationStream:
         while True:
             rows = connection.query(
                 "select active_pid, confirmed_flush_lsn, database, to_jsonb(s)->>'wal_status'"
-                f" from pg_replication_slots s where slot_name = {literal(self._slot)}"
+                f" from pg_replication_slots s where slot_name = {literal(self._slot.name)}"
             )
             if not rows:
                 raise ChangefeedError(
-                    Code.SOURCE_LOG_GONE, f"replication slot {self._slot!r} does not exist"
+                    Code.SOURCE_LOG_GONE, f"replication slot {self._slot.name!r} does not exist"
                 )
             reader, *found = rows[0]
             if reader is None:
                 return found
             waited = self._clock.monotonic() - began
-            if waited <= self._slot_patience:
+            if waited <= self._limits.slot_patience:
                 self._clock.sleep(SLOT_LOOK_SECONDS)
                 continue
             said = self._check_rival(connection, reader, said, waited)
@@ -381,17 +378,17 @@ class ReplicationStream:
             f" from pg_stat_replication where pid = {reader}"
         )
         said, place, since = rows[0] if rows else (None, None, None)
-        if said and before and said != before and waited > self._rival_patience / 2:
+        if said and before and said != before and waited > self._limits.rival_patience / 2:
             raise ChangefeedError(
                 Code.SOURCE_READ_BY_RIVAL,
-                f"another node reads replication slot {self._slot!r}: it is connected from {place} "
-                f"since {since}, and lives",
+                f"another node reads replication slot {self._slot.name!r}: it is connected from "
+                f"{place} since {since}, and lives",
                 detail=f"its server process is {reader}",
             )
-        if waited > self._rival_patience:
+        if waited > self._limits.rival_patience:
             raise ChangefeedError(
                 Code.STREAM_BROKE,
-                f"replication slot {self._slot!r} is read by another connection",
+                f"replication slot {self._slot.name!r} is read by another connection",
                 detail=f"its server process is {reader}",
             )
         return said or ""
@@ -404,7 +401,8 @@ class ReplicationStream:
         What it remembers from here on: the server's present timeline. A standby may be promoted
         while we read, so its timeline says nothing.
         """
-        known, position = ServerHistory.parse(self._start.history), lsn_of(self._start.position)
+        start = self._request.start
+        known, position = ServerHistory.parse(start.history), lsn_of(start.position)
         [(recovery,)] = connection.query("select pg_is_in_recovery()")
         in_recovery = recovery == "t"
         check_end(lsn_of(identity.position), position, in_recovery=in_recovery)
@@ -414,20 +412,22 @@ class ReplicationStream:
         return known.on(identity.timeline)
 
     def _from_slot(self, confirmed: int) -> Frontier:
-        start = self._start
+        start = self._request.start
         if not lsn_of(start.position):
             return Frontier(start.at, position_of(confirmed), start.seq)
         if confirmed > lsn_of(start.position):
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED,
-                f"replication slot {self._slot!r} starts after the last position that was read",
+                f"replication slot {self._slot.name!r} starts after the last position that was "
+                "read",
                 detail=f"slot at {position_of(confirmed)}, change log at {start.position}",
             )
         return start
 
     def _begin(self, connection: ReplicationConnection, start: _Start) -> None:
-        options = {"proto_version": "1", "publication_names": identifier(self._publication)}
-        self._streams = self._streaming and connection.server_version >= 140_000
+        options = {"proto_version": "1", "publication_names": identifier(self._slot.publication)}
+        streaming = self._slot.streaming and self._slot.upto is None
+        self._streams = streaming and connection.server_version >= 140_000
         if self._streams:
             options |= {"proto_version": "2", "streaming": "on"}
         if connection.server_version < FIRST_VERSION:
@@ -436,7 +436,7 @@ class ReplicationStream:
             self._asks_logical = self._wants_logical()
         if self._asks_logical:
             options["messages"] = "true"
-        connection.start_replication(self._slot, start.begin, options)
+        connection.start_replication(self._slot.name, start.begin, options)
 
     # ------------------------------------------------------------------------ following
 
@@ -449,20 +449,20 @@ class ReplicationStream:
         start: _Start,
     ) -> Iterator[Flush]:
         logical = bool(self._asks_logical)
-        spool = Spool(self._spool_dir, self._batch_bytes, logical=logical)
+        spool = Spool(self._request.spool, self._limits.batch_bytes, logical=logical)
         position = lsn_of(start.frontier.position)
         assembler = Assembler(
             start.frontier,
             self._relations,
             spool,
-            self._lookup,
+            self._slot.lookup,
             visibility=self._visibility,
-            small=self._small,
+            small=self._limits.small,
             history=start.history,
-            upto=self._upto,
-            messages=self._wants_messages,
-            ddl=self._ddl,
-            wanted=self._wanted,
+            upto=self._slot.upto,
+            messages=self._slot.logical,
+            ddl=self._slot.ddl,
+            wanted=self._slot.wanted,
             redelivery=Redelivery(
                 start.history.witness,
                 begin=start.begin,
@@ -470,7 +470,7 @@ class ReplicationStream:
                 settled=lambda: reporter.acknowledge(position),
             ),
         )
-        inbox = Inbox(self._batch_bytes, logical=logical)
+        inbox = Inbox(self._limits.batch_bytes, logical=logical)
         told = beaten = start.frontier
         last_beat = self._clock.monotonic()
         gather_until = 0.0
@@ -501,7 +501,7 @@ class ReplicationStream:
                             log_end.write()
                     # Before the frontier is told: who waits for it takes the shapes for read, too.
                     # A publication that is not ours may leave columns out.
-                    ours = self._upto is None
+                    ours = self._slot.upto is None
                     shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
                     changed = assembler.change_shapes(shapes)
                     self._acknowledged = True
@@ -523,11 +523,11 @@ class ReplicationStream:
     def _beat(self, now: float) -> float:
         """Seconds between two heartbeats."""
         hasty = now < self._hasty_until
-        return min(self._heartbeat, HASTY_BEAT_SECONDS) if hasty else self._heartbeat
+        return min(self._limits.heartbeat, HASTY_BEAT_SECONDS) if hasty else self._limits.heartbeat
 
     def _receive(self, connection: ReplicationConnection, reporter: _Reporter, inbox: Inbox) -> int:
         """Read what is there, up to a batch; how many bytes."""
-        deadline = self._clock.monotonic() + self._batch_seconds
+        deadline = self._clock.monotonic() + self._limits.batch_seconds
         received = 0
         while not inbox.full:
             count = inbox.fill(connection.receive_into)
@@ -550,8 +550,7 @@ class ReplicationStream:
         except ServerFailed as error:
             if not self._streams or not error.in_decoding:
                 raise
-            if self._decoding_failed is not None:
-                self._decoding_failed()
+            self._slot.decoding_failed()
             raise StreamFallback(
                 Code.STREAM_BROKE,
                 f"{error.message}; reading on without streaming of large transactions",
