@@ -43,7 +43,7 @@ from changefeed.sources.base import Memo
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogStream
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream
 from tests.services.mysql import SERVERS, BinlogServer
 from tests.services.python import packages
 
@@ -74,15 +74,16 @@ def _read_ours(contender: str, uri: str, start: str, rows: int, folder: Path) ->
     source = MySQLSource("measured", uri)
     flavor = "mariadb" if uri.startswith("mariadb") else "mysql"
     memo: Memo = {"tables": [[DATABASE, TABLE]]}
-    stream = BinlogStream(
+    access = BinlogAccess(
         lambda: connect(source.address),
         source=source.name,
         flavor=flavor,
         mode="gtid",
         server_id=4001,
-        request=stream_request(parse(flavor, start).position, start, memo, folder),
         describe=lambda name: source.describe(name.schema, name.name),
     )
+    request = stream_request(parse(flavor, start).position, start, memo, folder)
+    stream = BinlogStream(access, request)
     writer = LogWriter(folder / "log") if contender == "log" else None
     read = 0
     for flush in stream:

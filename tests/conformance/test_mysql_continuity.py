@@ -14,7 +14,7 @@ from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogStream
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
 
@@ -50,24 +50,25 @@ class Reader:
     def stream(self) -> BinlogStream:
         """A new session, from where the last one ended."""
         self.folder.mkdir(exist_ok=True)
-        return BinlogStream(
+        access = BinlogAccess(
             lambda: connect(self.source.address),
             source="shop",
             flavor=self.server.flavor,
             mode="gtid",
             server_id=4711,
-            request=StreamRequest(
-                start=self.frontier,
-                identity="",
-                memo=lambda: {"tables": [[self.database, "t"]]},
-                intern=lambda schema: schema,
-                latest=lambda name: None,
-                names=lambda number: (),
-                spool=self.folder / "spool",
-                folder=self.folder,
-            ),
             describe=lambda name: self.source.describe(name.schema, name.name),
         )
+        request = StreamRequest(
+            start=self.frontier,
+            identity="",
+            memo=lambda: {"tables": [[self.database, "t"]]},
+            intern=lambda schema: schema,
+            latest=lambda name: None,
+            names=lambda number: (),
+            spool=self.folder / "spool",
+            folder=self.folder,
+        )
+        return BinlogStream(access, request)
 
     def read(self, rows: int) -> None:
         """One session, until it has read so many rows and is idle."""

@@ -20,7 +20,7 @@ from changefeed.sources.mysql.coordinates import file_end, of_file
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.position import FilePosition
 from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogStream, SqlSession
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream, SqlSession
 from tests.helpers.waiting import until
 from tests.services.mysql import READER_PASSWORD, BinlogServer
 
@@ -61,15 +61,15 @@ class Watched:
             spool=self.folder / "spool",
             folder=self.folder / "kept",
         )
-        return BinlogStream(
+        access = BinlogAccess(
             sessions or (lambda: connect(self.source.address)),
             source="shop",
             flavor=flavor,
             mode=mode,
             server_id=server_id,
-            request=request,
             describe=lambda name: self.source.describe(name.schema, name.name),
         )
+        return BinlogStream(access, request)
 
     def changes(self, count: int, stream: BinlogStream | None = None) -> list[Change]:
         """The first ``count`` changes; a heartbeat every second lets this end."""

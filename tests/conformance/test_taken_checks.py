@@ -18,7 +18,7 @@ from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogStream
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream
 from changefeed.sources.mysql.tokens import TokenReader
 from changefeed.sources.postgres.storage_changes import FILE_NAME
 from tests.conformance import test_postgres_storage as of_postgres
@@ -181,15 +181,15 @@ class Watched:
             spool=folder / "spool",
             folder=folder / "kept",
         )
-        stream = BinlogStream(
+        access = BinlogAccess(
             lambda: connect(source.address),
             source="shop",
             flavor="mariadb",
             mode="gtid",
             server_id=4712,
-            request=request,
             describe=lambda name: source.describe(name.schema, name.name),
         )
+        stream = BinlogStream(access, request)
         found, ended = set(), False
         for flush in stream:
             for event in flush.events:

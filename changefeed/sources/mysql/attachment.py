@@ -18,7 +18,7 @@ from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.defaults import LeftOut, read_left_out
 from changefeed.sources.mysql.session import Sessions, connect
-from changefeed.sources.mysql.stream import BinlogStream
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream
 
 #: Ids of readers that we choose are above those that people give to servers.
 _LOWEST_ID, _IDS = 0x40000000, 0x3FFFFFFF
@@ -127,18 +127,18 @@ class MySQLAttachment(Attachment):
         with source.sessions.session() as session:
             self._demand_same_mode(coordinates.mode_of(session))
         self._demand_same_log(request)
-        return BinlogStream(
+        access = BinlogAccess(
             lambda: connect(source.address),
             source=source.name,
             flavor=str(self._memo["flavor"]),
             mode=str(self._memo["mode"]),
             server_id=int(self._memo["server_id"]),
-            request=request,
             describe=self._describe,
             problem=self._problem,
             left_out=self._left_out,
             end=self._end,
         )
+        return BinlogStream(access, request)
 
     def headroom(self, read: Frontier | None) -> list[str]:
         """See :class:`changefeed.sources.base.Attachment`: how long the server keeps its binlog."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
@@ -22,7 +23,6 @@ from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
 from changefeed.sources.mysql.coordinates import end_query, end_right
 from changefeed.sources.mysql.ddl import Named
-from changefeed.sources.mysql.decode import SMALL_BYTES
 from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
@@ -74,54 +74,45 @@ class SqlSession(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class BinlogAccess:
+    """How a stream reads the binlog, and what it asks the server beside it.
+
+    Attributes:
+        connect: makes a logged-in session of our own.
+        source: the name that table names begin with.
+        flavor: ``mysql`` or ``mariadb``.
+        mode: ``gtid`` or ``file``: how positions are written.
+        server_id: as which replica we appear; no other reader may have it.
+        describe: the server's present description of a table.
+        problem: why the server's table cannot be watched as it is now.
+        left_out: what an INSERT into a table leaves out, by the server's catalog.
+        end: where the server's log ends now.
+    """
+
+    connect: Callable[[], SqlSession]
+    source: str
+    flavor: str
+    mode: str
+    server_id: int
+    describe: Callable[[TableName], TableSchema | None]
+    problem: Problem = no_problem
+    left_out: Ask = nothing
+    end: Callable[[], Position] = str
+
+
 class BinlogStream:
     """Flushes of everything that commits after ``request.start``, in commit order."""
 
     def __init__(
-        self,
-        connect: Callable[[], SqlSession],
-        *,
-        source: str,
-        flavor: str,
-        mode: str,
-        server_id: int,
-        request: StreamRequest,
-        describe: Callable[[TableName], TableSchema | None],
-        problem: Problem = no_problem,
-        left_out: Ask = nothing,
-        end: Callable[[], Position] = str,
-        batch_bytes: int = BATCH_BYTES,
-        small: int = SMALL_BYTES,
-        clock: Clock = SYSTEM_CLOCK,
+        self, access: BinlogAccess, request: StreamRequest, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """
-        Args:
-            connect: makes a logged-in session of our own.
-            source: the name that table names begin with.
-            flavor: ``mysql`` or ``mariadb``.
-            mode: ``gtid`` or ``file``: how positions are written.
-            server_id: as which replica we appear; no other reader may have it.
-            describe: the server's present description of a table.
-            problem: why the server's table cannot be watched as it is now.
-            left_out: what an INSERT into a table leaves out, by the server's catalog.
-            end: where the server's log ends now.
-        """
-        self._left_out = left_out
-        self._end = end
+        self._access = access
+        self._request = request
+        self._clock = clock
         #: Of the memo: what was read of tables when they joined.
         self._joined: dict[Named, LeftOut] = {}
         self._joined_told: object = None
-        self._connect = connect
-        self._source = source
-        self._flavor = flavor
-        self._mode = mode
-        self._server_id = server_id
-        self._request = request
-        self._describe = describe
-        self._problem = problem
-        self._batch_bytes = batch_bytes
-        self._small = small
-        self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
         self._connection: BinlogConnection | None = None
@@ -170,7 +161,7 @@ class BinlogStream:
                 yield from self._run()
         except ChangefeedError as error:
             if error.code is Code.SOURCE_PERMISSION_MISSING and not error.hint:
-                rights = f"REPLICATION SLAVE, {end_right(self._flavor, self._version)}"
+                rights = f"REPLICATION SLAVE, {end_right(self._access.flavor, self._version)}"
                 error.hint = f"GRANT {rights} ON *.* TO the user of the source."
             if not self._closed:
                 raise
@@ -181,7 +172,7 @@ class BinlogStream:
                 self._continuity.close()
 
     def _run(self) -> Iterator[Flush]:
-        session = self._connect()
+        session = self._access.connect()
         self._version = session.version
         try:
             read_upto = self._begin_position()
@@ -194,7 +185,7 @@ class BinlogStream:
         except BaseException:
             session.close()
             raise
-        end = _EndSession(self._connect, end_query(session.version))
+        end = _EndSession(self._access.connect, end_query(session.version))
         try:
             yield from self._follow(connection, read_upto, shapes, skew, self._continuity, end)
         finally:
@@ -205,15 +196,15 @@ class BinlogStream:
 
     def _begin_position(self) -> BinlogPosition:
         history = self._request.start.history
-        if self._mode == "file":
+        if self._access.mode == "file":
             return FilePosition.parse(history)
-        mariadb = self._flavor == "mariadb"
+        mariadb = self._access.flavor == "mariadb"
         return GtidPosition(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
 
     def _check(self, session: SqlSession, read_upto: BinlogPosition) -> None:
         """Does this server's log go on from what was read?"""
         if isinstance(read_upto, FilePosition):
-            if self._flavor == "mysql":
+            if self._access.flavor == "mysql":
                 [(server,)] = session.rows("SELECT @@GLOBAL.server_uuid")
                 if server != read_upto.server:
                     raise ChangefeedError(
@@ -222,7 +213,7 @@ class BinlogStream:
                         detail=f"server_uuid {server}, was {read_upto.server}",
                     )
             return
-        if self._flavor == "mysql" and read_upto.history:
+        if self._access.flavor == "mysql" and read_upto.history:
             [(contained, purged)] = session.rows(
                 f"SELECT GTID_SUBSET('{read_upto.history}', @@GLOBAL.gtid_executed),"
                 f" GTID_SUBTRACT(@@GLOBAL.gtid_purged, '{read_upto.history}')"
@@ -242,13 +233,13 @@ class BinlogStream:
 
     def _shapes(self, session: SqlSession) -> Shapes:
         return Shapes(
-            self._source,
+            self._access.source,
             read_charsets(session),
-            self._describe,
+            self._access.describe,
             self._request.intern,
             self._request.latest,
             self._request.logged,
-            self._problem,
+            self._access.problem,
         )
 
     def _begin(
@@ -260,7 +251,7 @@ class BinlogStream:
             f"SET @master_heartbeat_period = {beat}, @source_heartbeat_period = {beat}",
         )
         gtids = continuity.begin(read_upto.gtids) if isinstance(read_upto, GtidPosition) else None
-        if self._flavor == "mariadb":
+        if self._access.flavor == "mariadb":
             session.run("SET @mariadb_slave_capability = 4")
             if gtids is not None:
                 session.run(f"SET @slave_connect_state = '{gtids.text()}'")
@@ -269,13 +260,13 @@ class BinlogStream:
             if self._closed:
                 raise ChangefeedError(Code.STREAM_BROKE, "the stream was closed")
             self._connection = connection
-        connection.register(self._server_id)
+        connection.register(self._access.server_id)
         if isinstance(read_upto, FilePosition):
-            connection.dump(self._server_id, read_upto.file, read_upto.offset)
+            connection.dump(self._access.server_id, read_upto.file, read_upto.offset)
         elif isinstance(gtids, GtidSet):
-            connection.dump_gtid(self._server_id, gtids)
+            connection.dump_gtid(self._access.server_id, gtids)
         else:
-            connection.dump(self._server_id, "", 4)
+            connection.dump(self._access.server_id, "", 4)
         return connection
 
     # ------------------------------------------------------------------------ following
@@ -296,12 +287,10 @@ class BinlogStream:
             shapes,
             self._request.spool,
             self._request.folder,
-            batch_bytes=self._batch_bytes,
-            small=self._small,
             met=continuity.met,
-            end=self._end,
+            end=self._access.end,
             joined=lambda named: self._joined.get(named),
-            left_out=self._left_out,
+            left_out=self._access.left_out,
         )
         inbox = Inbox()
         told = start
@@ -324,7 +313,7 @@ class BinlogStream:
                         save()
                         told = flush.frontier or told
                         yield flush
-                if received >= self._batch_bytes or self._clock.monotonic() >= gather_until:
+                if received >= BATCH_BYTES or self._clock.monotonic() >= gather_until:
                     break
             now = self._clock.monotonic()
             if received:
