@@ -33,7 +33,7 @@ from changefeed.sources.debezium.ranges import in_range
 from changefeed.sources.debezium.sessions import Sessions
 from changefeed.sources.debezium.stream import engine_properties
 from changefeed.sources.decoded.disk import no_room
-from changefeed.sources.decoded.scans import chosen_columns, table_changed
+from changefeed.sources.scans import chosen_columns, table_changed
 
 #: Rows of one batch in a file: a part reads whole batches.
 BATCH_ROWS = 1024

@@ -38,13 +38,13 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import KeyRange, TableSchema
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, Snapshot
-from changefeed.sources.decoded.scans import chosen_columns, snapshot_gone, table_changed
 from changefeed.sources.mysql import coordinates, describe
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.coordinates import BinlogCoordinates
 from changefeed.sources.mysql.ranges import in_range, one_of, split
 from changefeed.sources.mysql.scan import read_table
 from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
+from changefeed.sources.scans import chosen_columns, snapshot_gone, table_changed
 
 #: Sessions that read at the same time.
 READERS = 4

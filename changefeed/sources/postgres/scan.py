@@ -21,12 +21,12 @@ from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.sources.decoded import scans
-from changefeed.sources.decoded.scans import table_changed
+from changefeed.sources import scans
 from changefeed.sources.postgres.connect import PsycopgConnection, connect, is_quiet, translate
 from changefeed.sources.postgres.copyout import CopyBlock, copy_out, parse_csv
 from changefeed.sources.postgres.introspect import quoted
 from changefeed.sources.postgres.values import text_column
+from changefeed.sources.scans import table_changed
 
 #: Number, type and modifier of each column.
 Shape = tuple[tuple[int, int, int], ...]

@@ -34,7 +34,6 @@ from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.types import Kind
 from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, Snapshot, leading
-from changefeed.sources.decoded.scans import chosen_columns, table_changed
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
     connect,
@@ -57,6 +56,7 @@ from changefeed.sources.postgres.scan import (
     snapshot_gone,
 )
 from changefeed.sources.postgres.standby import Prompter, await_replay
+from changefeed.sources.scans import chosen_columns, table_changed
 
 #: How long to wait for transactions that were open when the scan began.
 CONSISTENT_SECONDS = 300.0
