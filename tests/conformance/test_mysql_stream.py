@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,8 +19,8 @@ from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.coordinates import file_end, of_file
 from changefeed.sources.mysql.gtid import parse
 from changefeed.sources.mysql.position import FilePosition
-from changefeed.sources.mysql.session import connect
-from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream, SqlSession
+from changefeed.sources.mysql.session import MySQLSession, connect
+from changefeed.sources.mysql.stream import BinlogAccess, BinlogStream
 from tests.helpers.waiting import until
 from tests.services.mysql import READER_PASSWORD, BinlogServer
 
@@ -46,7 +46,7 @@ class Watched:
         server_id: int = 4711,
         start: str | None = None,
         *,
-        sessions: Callable[[], SqlSession] | None = None,
+        sessions: Callable[[], MySQLSession] | None = None,
         mode: str = "gtid",
     ) -> BinlogStream:
         flavor, start = self.server.flavor, self.start if start is None else start
@@ -155,7 +155,7 @@ def test_no_commit_is_stamped_later_than_it_was_known_to_be_done(
     """What the log lacked when it was asked for its end may have committed by the answer."""
     started = connect(watched.source.address)
     slow = SlowAnswer(watched)
-    sessions: list[SqlSession] = [slow, started]  # the second one asks for the end of the log
+    sessions = [cast(MySQLSession, slow), started]  # the second one asks for the end of the log
     start = watched.start if mode == "gtid" else of_file(started, *file_end(started)).history
     [change] = watched.changes(1, watched.stream(start=start, sessions=sessions.pop, mode=mode))
     assert 0 < change.at.version <= slow.done

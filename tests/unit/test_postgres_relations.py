@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from changefeed.catalog import Catalog, JobSpec, TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.pgoutput import read_relation
 from changefeed.sources.postgres.relations import Relations, build_schema
 from changefeed.sources.postgres.types import ColumnInfo, ReplicaIdentity, TableDetails
@@ -142,7 +144,8 @@ class Snapshot:
 )
 def test_what_a_snapshot_does_not_show(snapshot: str, unseen: set[int]) -> None:
     wrapped = {2**32 - 2} if unseen & {2**32 - 2} else set()
-    assert read_unseen(Snapshot(snapshot), {8, 9, 10, 11} | wrapped) == unseen
+    connection = cast(PsycopgConnection, Snapshot(snapshot))
+    assert read_unseen(connection, {8, 9, 10, 11} | wrapped) == unseen
 
 
 def test_a_transaction_that_is_not_shown_is_waited_for_once() -> None:

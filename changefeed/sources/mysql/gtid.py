@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from typing import Protocol, Self
+from typing import Self
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
@@ -22,20 +22,7 @@ _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z")
 _MARIADB = re.compile(r"(\d{1,10})-(\d{1,10})-(\d{1,20})\Z")
 
 
-class Gtids(Protocol):
-    """What MySQL's and MariaDB's have in common."""
-
-    @property
-    def position(self) -> Position:
-        """The position: text that sorts in the order of the log."""
-        ...
-
-    def text(self) -> str:
-        """As the server writes it."""
-        ...
-
-
-def parse(flavor: str, text: str) -> Gtids:
+def parse(flavor: str, text: str) -> GtidSet | MariaGtid:
     """``flavor``: ``mysql`` or ``mariadb``.
 
     Raises:

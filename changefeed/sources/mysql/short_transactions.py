@@ -6,8 +6,8 @@ of one table, few enough for one event.
     MySQL      GTID, QUERY "BEGIN", TABLE_MAP, a row event, XID
     MariaDB    MARIA_GTID, TABLE_MAP, a row event, XID
 
-:class:`.transactions.Assembler` takes such a transaction as a whole, and others event by event. What
-comes out is the same; a fifth less CPU does it (docs/decisions/short-transactions.md).
+:class:`.transactions.Assembler` takes such a transaction as a whole, and others event by event.
+What comes out is the same; a fifth less CPU does it (docs/decisions/short-transactions.md).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
@@ -27,6 +27,7 @@ from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
 from changefeed.sources.mysql.position import BinlogPosition as BinlogPosition
 from changefeed.sources.mysql.position import FilePosition, GtidPosition
+from changefeed.sources.mysql.session import MySQLSession
 from changefeed.sources.mysql.shapes import Problem, Shapes, no_problem
 from changefeed.sources.mysql.tablemap import Charset, Charsets
 from changefeed.sources.mysql.transactions import BATCH_BYTES, Assembler
@@ -48,32 +49,6 @@ PAUSE_SECONDS = 0.015
 _SMALL_PIECE = 128 << 10
 
 
-class SqlSession(Protocol):
-    """What is needed of :class:`changefeed.sources.mysql.session.MySQLSession`."""
-
-    @property
-    def raw(self) -> Any:
-        """PyMySQL's connection."""
-        ...
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The server's."""
-        ...
-
-    def rows(self, sql: str, doing: str = ...) -> list[tuple[Any, ...]]:
-        """All rows of an answer."""
-        ...
-
-    def run(self, *statements: str, doing: str = ...) -> None:
-        """Statements without an answer."""
-        ...
-
-    def close(self) -> None:
-        """End the connection."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class BinlogAccess:
     """How a stream reads the binlog, and what it asks the server beside it.
@@ -90,7 +65,7 @@ class BinlogAccess:
         end: where the server's log ends now.
     """
 
-    connect: Callable[[], SqlSession]
+    connect: Callable[[], MySQLSession]
     source: str
     flavor: str
     mode: str
@@ -201,7 +176,7 @@ class BinlogStream:
         mariadb = self._access.flavor == "mariadb"
         return GtidPosition(MariaGtid.parse(history) if mariadb else GtidSet.parse(history))
 
-    def _check(self, session: SqlSession, read_upto: BinlogPosition) -> None:
+    def _check(self, session: MySQLSession, read_upto: BinlogPosition) -> None:
         """Does this server's log go on from what was read?"""
         if isinstance(read_upto, FilePosition):
             if self._access.flavor == "mysql":
@@ -231,7 +206,7 @@ class BinlogStream:
                     detail=f"missing transactions: {str(purged)[:500]}",
                 )
 
-    def _shapes(self, session: SqlSession) -> Shapes:
+    def _shapes(self, session: MySQLSession) -> Shapes:
         return Shapes(
             self._access.source,
             read_charsets(session),
@@ -243,7 +218,7 @@ class BinlogStream:
         )
 
     def _begin(
-        self, session: SqlSession, read_upto: BinlogPosition, continuity: Continuity
+        self, session: MySQLSession, read_upto: BinlogPosition, continuity: Continuity
     ) -> BinlogConnection:
         beat = int(HEARTBEAT * 1e9)
         session.run(
@@ -356,10 +331,10 @@ class BinlogStream:
 class _EndSession:
     """Asks where the server's log ends, on a session of its own that begins when it is needed."""
 
-    def __init__(self, connect: Callable[[], SqlSession], query: str) -> None:
+    def __init__(self, connect: Callable[[], MySQLSession], query: str) -> None:
         """``query`` tells the present binlog file and its length."""
         self._connect = connect
-        self._session: SqlSession | None = None
+        self._session: MySQLSession | None = None
         self._end = EndOfLog(self._ask, query)
 
     def reached(self, read_upto: BinlogPosition) -> bool:
@@ -381,13 +356,13 @@ class _EndSession:
             session.close()
 
 
-def _server_of(session: SqlSession) -> str:
+def _server_of(session: MySQLSession) -> str:
     """What tells this server from all others; empty where it does not say."""
-    found = dict(session.rows("SHOW GLOBAL VARIABLES LIKE 'server_u%id'"))
+    found: dict[str, Any] = dict(session.rows("SHOW GLOBAL VARIABLES LIKE 'server_u%id'"))
     return str(found.get("server_uuid") or found.get("server_uid") or "")
 
 
-def read_charsets(session: SqlSession) -> Charsets:
+def read_charsets(session: MySQLSession) -> Charsets:
     """What collation numbers stand for at this server."""
     widths = {
         str(name): int(width)
@@ -414,7 +389,7 @@ def read_charsets(session: SqlSession) -> Charsets:
     }
 
 
-def _clock_skew(session: SqlSession, clock: Clock) -> int:
+def _clock_skew(session: MySQLSession, clock: Clock) -> int:
     """How far the server's clock is ahead of ours, nanoseconds (less the way of the answer)."""
     [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
     return int(float(seconds) * 1e9) - clock.now().wall

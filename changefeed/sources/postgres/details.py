@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.types import (
     FIRST_USER_OID,
     ColumnInfo,
@@ -12,24 +13,6 @@ from changefeed.sources.postgres.types import (
     TableDetails,
     TypeInfo,
 )
-
-
-class Executor(Protocol):
-    """A psycopg connection, as far as it is needed here."""
-
-    def execute(self, query: Any, params: Any = None, /) -> Any:
-        """Run a query; the answer has ``fetchall``."""
-        ...
-
-
-class VersionedExecutor(Executor, Protocol):
-    """The same, of a server whose version matters."""
-
-    @property
-    def info(self) -> Any:
-        """The server's version, among others."""
-        ...
-
 
 # pg_attribute.attgenerated is of version 12, our oldest. Generated columns are left out: the
 # stream does not carry them (before version 18, and there only when asked).
@@ -103,7 +86,7 @@ _IDENTITIES = {
 }
 
 
-def published(connection: Executor, publication: str) -> list[int]:
+def published(connection: PsycopgConnection, publication: str) -> list[int]:
     """The oids of a publication's tables; no table is locked, and none is waited for."""
     return [oid for (oid,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
 
@@ -114,7 +97,7 @@ def identity_of(letter: str | bytes) -> ReplicaIdentity:
 
 
 def read_details(
-    connection: VersionedExecutor, oids: Iterable[int], publication: str = ""
+    connection: PsycopgConnection, oids: Iterable[int], publication: str = ""
 ) -> dict[int, TableDetails]:
     """What the catalog knows now of the tables ``oids``; dropped tables are left out.
 
@@ -148,7 +131,7 @@ def read_details(
 
 
 def _listed_columns(
-    connection: VersionedExecutor, publication: str, oids: Sequence[int]
+    connection: PsycopgConnection, publication: str, oids: Sequence[int]
 ) -> Mapping[int, frozenset[int]]:
     """The numbers of the columns that a publication lists, of the tables with such a list."""
     if connection.info.server_version < _LISTS:
@@ -157,7 +140,7 @@ def _listed_columns(
     return {oid: frozenset(numbers) for oid, numbers in rows}
 
 
-def read_types(connection: Executor, oids: Iterable[int]) -> dict[int, TypeInfo]:
+def read_types(connection: PsycopgConnection, oids: Iterable[int]) -> dict[int, TypeInfo]:
     """The types ``oids`` and all they are made of."""
     rows: Sequence[Any] = connection.execute(_TYPES, (sorted(oids),)).fetchall()
     return {

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from changefeed.sources.postgres.details import Executor, VersionedExecutor, read_details
+from changefeed.sources.postgres.connect import PsycopgConnection
+from changefeed.sources.postgres.details import read_details
 from changefeed.sources.postgres.types import FIRST_USER_OID, TableDetails
 
 # A partition that is being detached concurrently belongs to its table no more for new statements.
@@ -157,7 +158,9 @@ def columns_of(details: TableDetails) -> dict[int, tuple[str, int]]:
     return {column.number: (column.name, column.writer) for column in details.columns}
 
 
-def read_storage(connection: Executor, tables: Mapping[int, TableDetails]) -> dict[int, Storage]:
+def read_storage(
+    connection: PsycopgConnection, tables: Mapping[int, TableDetails]
+) -> dict[int, Storage]:
     """The storage of these tables, in the snapshot in which their details were read."""
     [(horizon,)] = connection.execute(_HORIZON).fetchall()
     heaps: dict[int, dict[int, Heap]] = {
@@ -185,7 +188,9 @@ def read_storage(connection: Executor, tables: Mapping[int, TableDetails]) -> di
     }
 
 
-def _read_types(connection: Executor, oids: Collection[int]) -> dict[int, dict[int, TypeParts]]:
+def _read_types(
+    connection: PsycopgConnection, oids: Collection[int]
+) -> dict[int, dict[int, TypeParts]]:
     found: dict[int, dict[int, tuple[str, dict[str, str]]]] = {}
     if oids:
         rows = connection.execute(_TYPES, (sorted(oids),)).fetchall()
@@ -198,7 +203,7 @@ def _read_types(connection: Executor, oids: Collection[int]) -> dict[int, dict[i
 
 
 def read_fingerprints(
-    connection: VersionedExecutor, oids: Collection[int], publication: str = ""
+    connection: PsycopgConnection, oids: Collection[int], publication: str = ""
 ) -> dict[int, Fingerprints]:
     """Of these tables; dropped ones are left out. ``publication``: whose lists of columns count.
     In one snapshot, if the connection is in a transaction that has one."""

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import psycopg
 from psycopg import sql
@@ -61,20 +60,8 @@ class StoredChange:
     moved: bool = False
 
 
-class Evidence(Protocol):
-    """What the rows of a heap show. Each answer is True if in doubt."""
-
-    def may_be_lost(self, heap: Heap, oid: int, horizon: int) -> bool:
-        """Whether rows from before the horizon may have gone with another file of the heap."""
-        ...
-
-    def may_be_unsent(self, heap: Heap, oid: int) -> bool:
-        """Whether a partition of which nothing was known may have brought rows."""
-        ...
-
-
 class HeapEvidence:
-    """:class:`Evidence` by looking at a few of them."""
+    """What a few rows of a heap show. Each answer is True if in doubt."""
 
     def __init__(self, session: LateSession) -> None:
         self._late = session
@@ -84,6 +71,7 @@ class HeapEvidence:
         return self._late.get()
 
     def may_be_lost(self, heap: Heap, oid: int, horizon: int) -> bool:
+        """Whether rows from before the horizon may have gone with another file of the heap."""
         writers = self._writers(heap)
         if writers is None:
             return True
@@ -92,6 +80,7 @@ class HeapEvidence:
         return not any(_precedes(writer, horizon) for writer in writers)
 
     def may_be_unsent(self, heap: Heap, oid: int) -> bool:
+        """Whether a partition of which nothing was known may have brought rows."""
         if not heap.file:
             return True  # of a foreign table no row is sent
         return not self._made_as_partition(oid) and self._writers(heap) != []
@@ -141,7 +130,7 @@ def compare(
     old: Storage,
     new: Storage,
     known: Iterable[int],
-    rows: Evidence,
+    rows: HeapEvidence,
     key: Collection[str] = (),
 ) -> StoredChange | None:
     """How the stored rows of a table changed from ``old`` to ``new``; None: not at all.
@@ -180,7 +169,7 @@ def _altered(names: Sequence[str]) -> list[str]:
     return [f"ALTER TABLE changed stored rows (column {quoted})"]
 
 
-def _moved(old: Storage, new: Storage, rows: Evidence) -> list[str]:
+def _moved(old: Storage, new: Storage, rows: HeapEvidence) -> list[str]:
     """Partitions that brought or took rows by coming or leaving."""
     came = [
         heap.name
@@ -197,7 +186,7 @@ def _moved(old: Storage, new: Storage, rows: Evidence) -> list[str]:
     ]
 
 
-def _emptied(old: Storage, new: Storage, known: set[int], rows: Evidence) -> list[str]:
+def _emptied(old: Storage, new: Storage, known: set[int], rows: HeapEvidence) -> list[str]:
     """Partitions that lost rows in their places. TRUNCATE of a whole table is in the stream."""
     emptied = []
     for oid, heap in new.heaps.items():
@@ -278,7 +267,7 @@ class StorageWatch:
         return old is None or replace(old, horizon=new.horizon) != new
 
     def changes(
-        self, rows: Evidence, tables: Mapping[int, TableDetails]
+        self, rows: HeapEvidence, tables: Mapping[int, TableDetails]
     ) -> dict[int, StoredChange]:
         """What changed from the last call of :meth:`told` to the last look, by oid. ``tables``:
         as that look found them."""

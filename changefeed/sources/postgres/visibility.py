@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.sources.postgres.details import Executor
+from changefeed.sources.postgres.connect import PsycopgConnection
 
 #: Seconds between two looks.
 LOOK_AGAIN = 0.005
@@ -22,7 +22,7 @@ Unseen = Callable[[Collection[int]], set[int]]
 _logger = logging.getLogger(__name__)
 
 
-def read_unseen(connection: Executor, xids: Collection[int]) -> set[int]:
+def read_unseen(connection: PsycopgConnection, xids: Collection[int]) -> set[int]:
     """Those of the committing transactions ``xids`` that a statement would not see now."""
     # The name of version 12, our oldest; later ones keep it.
     [(text,)] = connection.execute("select txid_current_snapshot()::text").fetchall()
