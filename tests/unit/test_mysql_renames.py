@@ -55,7 +55,7 @@ class Log:
         rename = self.renames.awaiting(named)
         assert rename is not None
         rename.due = True
-        self.renames.tell(rename.old, rename.new, self.position)
+        self.renames.announce(rename.old, rename.new, self.position)
 
     def restart(self, position: str) -> None:
         """Another stream, from there on."""

@@ -79,7 +79,7 @@ class _PendingItems:
     items: int = 0
     rows: list[StoredRows] = field(default_factory=list)
     unsent: list[dict[int, npt.NDArray[np.bool_]]] = field(default_factory=list)
-    told: list[_LogEvent] = field(default_factory=list)
+    events: list[_LogEvent] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -119,7 +119,7 @@ class Assembler:
         self._present: dict[TableName, int] = {}
         self._pending = _PendingItems()
         self._stored: StoredTransaction | None = None
-        self._disk_told: list[_LogEvent] = []
+        self._disk_events: list[_LogEvent] = []
         self._in_transaction = False
         self._last_row: Mapping[str, Any] | None = None
 
@@ -135,7 +135,7 @@ class Assembler:
 
     @property
     def shapes(self) -> Mapping[int, TableShape]:
-        """The shapes that this run of the engine told."""
+        """The shapes that came in this run of the engine."""
         return self._frame_shapes
 
     def watch(self, tables: frozenset[tuple[str, str]]) -> None:
@@ -156,14 +156,14 @@ class Assembler:
 
     def take(self, batch: DoorBatch) -> Iterator[Flush]:
         """What a batch completes."""
-        told: list[_At] = []
+        found: list[_At] = []
         wanted = []
         for group in batch.groups:
             if self._name(group.table) is not None:
-                schema = self._schema(group.table, told, int(group.at[0]))
+                schema = self._schema(group.table, found, int(group.at[0]))
                 keyless = schema.keyless
                 wanted.append(in_halves(group) if keyless else (group, np.zeros(1, np.int64)))
-        numbers, events = self._numbered(batch, [group for group, _ in wanted], told)
+        numbers, events = self._numbered(batch, [group for group, _ in wanted], found)
         ends: list[_End] = []
         for mark in batch.marks:
             after = mark.at + (mark.kind == "truncate")
@@ -173,7 +173,7 @@ class Assembler:
             part, unsent = self._rows(group, numbers[group.at] + half)
             self._pending.rows.append(part)
             self._pending.unsent.append(unsent)
-        self._pending.told += events
+        self._pending.events += events
         self._pending.items = max(first, int(numbers[-1]))
         if self._skipped:
             self._drop(self._skipped)
@@ -190,7 +190,7 @@ class Assembler:
             self._store()
 
     def _numbered(
-        self, batch: DoorBatch, wanted: list[Group], told: list[_At]
+        self, batch: DoorBatch, wanted: list[Group], found: list[_At]
     ) -> tuple[Numbers, list[_LogEvent]]:
         """For each record, how many items there are before it, counted from the open
         transaction's first; and the events among the records."""
@@ -198,19 +198,19 @@ class Assembler:
         for mark in batch.marks:
             name = self._name(mark.table) if mark.kind == "truncate" else None
             if name is not None:
-                schema = self._schema(mark.table, told, mark.at)
+                schema = self._schema(mark.table, found, mark.at)
                 counted[mark.at] += 1
-                told.append((mark.at, 1, partial(Truncate, schema)))
+                found.append((mark.at, 1, partial(Truncate, schema)))
         for group in wanted:
             np.add.at(counted, group.at, 1)
-        for at, kind, _ in told:
+        for at, kind, _ in found:
             counted[at] += 1 - kind
         before = np.zeros(batch.records + 1, np.int64)
         np.cumsum(counted, out=before[1:])
         before += self._pending.items
         # An event at a record with a row comes before the row.
         events, shifts = [], dict[int, int]()
-        for at, _, make in sorted(told, key=lambda each: each[:2]):
+        for at, _, make in sorted(found, key=lambda each: each[:2]):
             events.append(_LogEvent(int(before[at]) + shifts.get(at, 0), make))
             shifts[at] = shifts.get(at, 0) + 1
         for group in wanted:
@@ -219,7 +219,7 @@ class Assembler:
                     before[at] += shift
         return before, events
 
-    def _schema(self, table: int, told: list[_At], at: int) -> TableSchema:
+    def _schema(self, table: int, found: list[_At], at: int) -> TableSchema:
         name = self._name(table)
         if name is None:
             raise ChangefeedError(
@@ -228,7 +228,7 @@ class Assembler:
         if self._present.get(name) != table:
             known, change = self._shapes.resolve(name, self._frame_shapes[table])
             if change is not None:
-                told.append((at, 0, change.event))
+                found.append((at, 0, change.event))
             self._schemas[table], self._present[name] = known, table
         return self._schemas[table]
 
@@ -346,9 +346,9 @@ class Assembler:
         stored = self._stored
         for part in pending.rows:
             part.number[:] += stored.rows
-        for told in pending.told:
-            told.number += stored.rows
-        self._disk_told += pending.told
+        for each in pending.events:
+            each.number += stored.rows
+        self._disk_events += pending.events
         stored.append(pending.rows, pending.items)
 
     def _give_out_stored(self, stored: StoredTransaction, end: _End) -> Iterator[Flush]:
@@ -356,7 +356,7 @@ class Assembler:
         what follows."""
         tail = self._split(end.items)
         self._store()
-        events = self._disk_told
+        events = self._disk_events
         shift = np.array(sorted(each.number for each in events), np.int64)
         for each in events:
             self._out.add(each.make(end.commit.at, self._out.seq + each.number + 1))
@@ -379,7 +379,7 @@ class Assembler:
 
     def _discard(self, stored: StoredTransaction) -> None:
         stored.discard()
-        self._stored, self._disk_told = None, []
+        self._stored, self._disk_events = None, []
 
     def _drop(self, items: int) -> None:
         """Forget the first items: they were read before."""
@@ -403,11 +403,11 @@ class Assembler:
                 if rows.stop > rows.start:
                     side.rows.append(_sliced(part, rows, shift))
                     side.unsent.append({c: where[rows] for c, where in unsent.items()})
-        for told in whole.told:
-            if told.number < items:
-                head.told.append(told)
+        for each in whole.events:
+            if each.number < items:
+                head.events.append(each)
             else:
-                tail.told.append(_LogEvent(told.number - items, told.make))
+                tail.events.append(_LogEvent(each.number - items, each.make))
         self._pending = head
         return tail
 
@@ -420,14 +420,14 @@ class Assembler:
         commits = [end.commit for end in ends]
         bounds = np.array([end.items for end in ends], np.int64)
         firsts = np.concatenate([[0], bounds[:-1]])
-        shift = np.array(sorted(told.number for told in whole.told), np.int64)
+        shift = np.array(sorted(each.number for each in whole.events), np.int64)
         given: list[tuple[int, Callable[[], None]]] = []
-        for told in whole.told:
-            commit = commits[int(np.searchsorted(bounds, told.number, "right"))]
-            event = told.make(commit.at, self._out.seq + told.number + 1)
-            given.append((told.number, partial(self._out.add, event)))
+        for each in whole.events:
+            commit = commits[int(np.searchsorted(bounds, each.number, "right"))]
+            event = each.make(commit.at, self._out.seq + each.number + 1)
+            given.append((each.number, partial(self._out.add, event)))
         for part, unsent in _together(whole):
-            for cut in _cuts(part.number, [told.number for told in whole.told]):
+            for cut in _cuts(part.number, [each.number for each in whole.events]):
                 piece = part if cut == slice(0, len(part.number)) else _sliced(part, cut, 0)
                 of = np.searchsorted(bounds, piece.number, "right")
                 base = firsts[of]

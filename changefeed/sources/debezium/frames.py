@@ -36,9 +36,9 @@ class TableShape:
     @classmethod
     def parse(cls, content: bytes) -> TableShape:
         """A frame ``S``."""
-        told = json.loads(content)
-        columns = tuple(Carrier(**column) for column in told["columns"])
-        return cls(told["table"], columns, tuple(told["key"]), told["source"])
+        entry = json.loads(content)
+        columns = tuple(Carrier(**column) for column in entry["columns"])
+        return cls(entry["table"], columns, tuple(entry["key"]), entry["source"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,17 @@ def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> DoorBatch:
     start = (4 + int(length) + 7) // 8 * 8
     marks = [
         RecordMark(
-            told["at"],
-            told["kind"],
-            (told["partition"], told["offset"]),
-            told.get("id") or "",
-            told.get("source"),
-            told.get("table", -1),
+            entry["at"],
+            entry["kind"],
+            (entry["partition"], entry["offset"]),
+            entry.get("id") or "",
+            entry.get("source"),
+            entry.get("table", -1),
         )
-        for told in head["marks"]
+        for entry in head["marks"]
     ]
     whole = pa.py_buffer(content)
-    groups = [_group(whole, start, told, shapes[told["table"]]) for told in head["groups"]]
+    groups = [_group(whole, start, entry, shapes[entry["table"]]) for entry in head["groups"]]
     return DoorBatch(head["frame"], head["records"], marks, groups)
 
 
@@ -154,19 +154,19 @@ class _Parts:
         return pa.Array.from_buffers(_TYPES[kind], count, [valid, self.next()], nulls)
 
 
-def _group(whole: pa.Buffer, start: int, told: Mapping[str, Any], shape: TableShape) -> Group:
-    count = told["rows"]
-    parts = _Parts(whole, start, told["parts"])
+def _group(whole: pa.Buffer, start: int, entry: Mapping[str, Any], shape: TableShape) -> Group:
+    count = entry["rows"]
+    parts = _Parts(whole, start, entry["parts"])
     at = np.frombuffer(parts.next(), "<i4", count).astype(np.int64)
     op = np.frombuffer(parts.next(), np.uint8, count)
     there = np.frombuffer(parts.next(), np.uint8, count).astype(np.bool_)
     kinds = [column.kind for column in shape.columns]
     after, before = (
         [
-            parts.column(kind, count) if told[side] else pa.nulls(count, _TYPES[kind])
+            parts.column(kind, count) if entry[side] else pa.nulls(count, _TYPES[kind])
             for kind in kinds
         ]
         for side in ("after", "before")
     )
-    unsent = [(column, row) for column, row in told["unsent"]]
-    return Group(told["table"], at, op, there, after, before, unsent)
+    unsent = [(column, row) for column, row in entry["unsent"]]
+    return Group(entry["table"], at, op, there, after, before, unsent)

@@ -44,8 +44,8 @@ class CatalogSession:
 
     def command(self, database: str, command: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a command of a database that has no SQL."""
-        told = {"do": "command", "database": database, "command": json.dumps(command)}
-        found: dict[str, Any] = json.loads(self._door.ask(told))
+        question = {"do": "command", "database": database, "command": json.dumps(command)}
+        found: dict[str, Any] = json.loads(self._door.ask(question))
         return found
 
     def resume_token(self) -> str:
@@ -62,7 +62,7 @@ class Sessions:
     """One JVM with one connection, for one user at a time. Thread-safe."""
 
     def __init__(self, packs: Sequence[str], opening: Mapping[str, Any]) -> None:
-        """``opening``: what the JVM is told to connect."""
+        """``opening``: the command that lets the JVM connect."""
         self._packs = packs
         self._opening = opening
         self._lock = threading.RLock()

@@ -30,7 +30,7 @@ from changefeed.sources.debezium.shapes import Shapes
 
 #: A stream looks this often whether it was closed, seconds.
 LOOK = 0.2
-#: Debezium tells an idle source's position this often, milliseconds.
+#: Debezium reports an idle source's position this often, milliseconds.
 BEAT_MS = 500
 #: Seconds without a word, and the engine counts as lost: it beats twice a second.
 SILENCE = 120.0
@@ -61,7 +61,7 @@ COMMON: Mapping[str, str] = {
 
 
 def engine_properties(connector: Connector, folder: Path) -> dict[str, str]:
-    """What every engine of a connector is told; its history of schemas is in ``folder``."""
+    """The properties of every engine of a connector; its history of schemas is in ``folder``."""
     properties = {
         **COMMON,
         "connector.class": connector.connector_class,
@@ -182,14 +182,14 @@ class DoorStream:
         assembler.watch(self._tables())
         batch = read_batch(content, assembler.shapes)
         self._make_history_durable()
-        told = None
+        given = None
         for flush in assembler.take(batch):
-            told = flush.frontier or told
+            given = flush.frontier or given
             yield flush
         if assembler.idle:
             if any(mark.kind == "beat" for mark in batch.marks):
                 assembler.caught_up(self._clock.now().wall)
-            if told != assembler.frontier:
+            if given != assembler.frontier:
                 yield Flush((), assembler.frontier)
             self._frames.append((assembler.frontier.position, batch.frame))
         self._tell(door)

@@ -105,13 +105,13 @@ class MySQLAttachment(Attachment):
         """Keep what an INSERT leaves out (:mod:`.defaults`) of each table that joins, before a feed
         begins with it: an INSERT that a feed delivers comes behind that."""
         tables = [(str(database), str(name)) for database, name in self._memo["tables"]]
-        known = {(told[0], told[1]): told for told in self._memo.get("left_out", ())}
+        known = {(noted[0], noted[1]): noted for noted in self._memo.get("left_out", ())}
         kept = [known[named] for named in tables if named in known]
         fresh = [named for named in tables if named not in known]
         with self._source.sessions.session() as session:
             if fresh and describe.row_image(session) != "FULL":
                 found = read_left_out(session, fresh, str(self._memo["mode"]))
-                kept += [[*named, told.told()] for named, told in sorted(found.items())]
+                kept += [[*named, left_out.as_json()] for named, left_out in sorted(found.items())]
         if kept or "left_out" in self._memo:
             self._memo["left_out"] = kept
 

@@ -52,17 +52,17 @@ class LeftOut:
     computed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> LeftOut:
-        """The inverse of :meth:`told`."""
+    def of(cls, kept: Mapping[str, Any]) -> LeftOut:
+        """The inverse of :meth:`as_json`."""
         return cls(
-            str(told["since"]),
-            str(told["upto"]),
-            dict(told["constants"]),
-            tuple(told["unknown"]),
-            tuple(told["computed"]),
+            str(kept["since"]),
+            str(kept["upto"]),
+            dict(kept["constants"]),
+            tuple(kept["unknown"]),
+            tuple(kept["computed"]),
         )
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As a memo or a file has it."""
         return asdict(self)
 
@@ -86,8 +86,8 @@ def nothing(named: Named) -> LeftOut | None:
 
 def _defaults_of(kept: Iterable[Any]) -> list[tuple[Named, Position, LeftOut | None]]:
     return [
-        ((database, table), str(defined), None if told is None else LeftOut.of(told))
-        for database, table, defined, told in kept
+        ((database, table), str(defined), None if left_out is None else LeftOut.of(left_out))
+        for database, table, defined, left_out in kept
     ]
 
 
@@ -131,7 +131,7 @@ class Defaults:
         kept = []
         for named in sorted({*self._known, *self._defined}):
             known = self._known.get(named)
-            kept.append([*named, self._defined.get(named, ""), known and known.told()])
+            kept.append([*named, self._defined.get(named, ""), known and known.as_json()])
         write_kept(self._path, kept)
         self._changed = False
 
@@ -144,27 +144,27 @@ class Defaults:
 
     def at(self, named: Named, position: Position) -> LeftOut | None:
         """What a transaction that begins at ``position`` left out; None where it is not known."""
-        for told in (self._known.get(named), self._joined(named)):
-            if told is not None and self._holds(named, told) and told.upto <= position:
-                return told
-        told = self.latest(named)
-        return told if told is not None and told.upto <= position else None
+        for left_out in (self._known.get(named), self._joined(named)):
+            if left_out is not None and self._holds(named, left_out) and left_out.upto <= position:
+                return left_out
+        left_out = self.latest(named)
+        return left_out if left_out is not None and left_out.upto <= position else None
 
     def latest(self, named: Named) -> LeftOut | None:
         """What is known of a table, whichever transactions it holds for."""
-        told = self._known.get(named)
-        if told is not None and self._holds(named, told):
-            return told
-        told = None if named in self._absent else self._read(named)
-        if told is None:
+        left_out = self._known.get(named)
+        if left_out is not None and self._holds(named, left_out):
+            return left_out
+        left_out = None if named in self._absent else self._read(named)
+        if left_out is None:
             self._absent.add(named)
         else:
-            self._known[named] = told
+            self._known[named] = left_out
             self._changed = True
-        return told
+        return left_out
 
-    def _holds(self, named: Named, told: LeftOut) -> bool:
-        return told.since >= self._defined.get(named, "")
+    def _holds(self, named: Named, left_out: LeftOut) -> bool:
+        return left_out.since >= self._defined.get(named, "")
 
 
 def read_left_out(
@@ -197,7 +197,7 @@ def read_left_out(
             tuple(column.info.name for column in columns if column.virtual),
         )
     upto = coordinates.present(session, mode).position
-    return {named: replace(told, upto=upto) for named, told in found.items()}
+    return {named: replace(left_out, upto=upto) for named, left_out in found.items()}
 
 
 #: A literal as MariaDB's catalog has it; what is no literal is computed.

@@ -73,7 +73,9 @@ class BinlogFlushes(FlushBuilder):
             self.change(change, commit.at)
             old, new = change.old.table, change.new.table
             if old != new:
-                self._renames.tell((old.schema, old.name), (new.schema, new.name), commit.position)
+                self._renames.announce(
+                    (old.schema, old.name), (new.schema, new.name), commit.position
+                )
 
     def decode(
         self, waiting: PendingEvents, finished: Sequence[tuple[int, LogCommit]], small: int

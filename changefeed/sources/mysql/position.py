@@ -98,26 +98,26 @@ class MysqlBegins:
         self._read, self._met = read, met
         self._server_names: dict[bytes, str] = {}
 
-    def has(self, told: MysqlGtid) -> bool:
+    def has(self, event: MysqlGtid) -> bool:
         """The transaction was read before."""
-        return (told.server, told.number) in self._read
+        return (event.server, event.number) in self._read
 
-    def meet(self, told: MysqlGtid) -> None:
+    def meet(self, event: MysqlGtid) -> None:
         """A transaction begins.
 
         Raises:
             ChangefeedError: CF2103 it is an anonymous one.
         """
-        if not told.number:
+        if not event.number:
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED, "the server no longer gives its transactions GTIDs"
             )
         if self._met is not None:
-            self._met(self._server_name(told.server), told.number, told.commit_us, None)
+            self._met(self._server_name(event.server), event.number, event.commit_us, None)
 
-    def add(self, told: MysqlGtid) -> None:
+    def add(self, event: MysqlGtid) -> None:
         """It was read."""
-        self._read.add(told.server, told.number)
+        self._read.add(event.server, event.number)
 
     def _server_name(self, server: bytes) -> str:
         name = self._server_names.get(server)
@@ -134,32 +134,32 @@ class MariaBegins:
         #: Domains of which a transaction was met that was not read before.
         self._domains: set[int] = set()
 
-    def has(self, told: MariaEvent) -> bool:
+    def has(self, event: MariaEvent) -> bool:
         """The transaction was read before, or one with a higher number of its domain."""
-        return self._read.covers(told.domain, told.number)
+        return self._read.covers(event.domain, event.number)
 
-    def meet(self, told: MariaEvent, seconds: int, *, known: bool) -> None:
+    def meet(self, event: MariaEvent, seconds: int, *, known: bool) -> None:
         """A transaction begins, which was written at ``seconds``; ``known``: :meth:`has` it.
 
         Raises:
             ChangefeedError: CF2103 it was not read before, and will not be, for its number.
         """
         if self._met is not None:
-            self._met(str(told.domain), told.number, seconds, self._read.last(told.domain))
+            self._met(str(event.domain), event.number, seconds, self._read.last(event.domain))
         if not known:
-            self._domains.add(told.domain)
-        elif told.domain in self._domains:
+            self._domains.add(event.domain)
+        elif event.domain in self._domains:
             raise ChangefeedError(
                 Code.SOURCE_LOG_REPLACED,
-                f"transaction {told.domain}-{told.server}-{told.number} comes after "
+                f"transaction {event.domain}-{event.server}-{event.number} comes after "
                 "transactions of higher numbers in its domain",
                 hint="SET GLOBAL gtid_strict_mode = ON at the server, then RESCAN the feeds "
                 "of this source.",
             )
 
-    def add(self, told: MariaEvent) -> None:
+    def add(self, event: MariaEvent) -> None:
         """It was read."""
-        self._read.add(told.domain, told.server, told.number)
+        self._read.add(event.domain, event.server, event.number)
 
 
 def mysql_begins(begins: MysqlBegins | MariaBegins) -> MysqlBegins:

@@ -1,9 +1,9 @@
-"""Which watched tables have another name by now, and when readers of the log are told so.
+"""Which watched tables have another name by now, and when readers of the log learn it.
 
 The binlog has the statement that renamed a table. A tool that alters a table online gives the name
 to another table at once, in the same statement or in the next one (``RENAME TABLE a TO old, new TO
 a``): there the name stays, and only the table behind it is another. So a table counts as renamed
-only while nothing else has its old name, and readers are told with the first row under the new
+only while nothing else has its old name, and readers learn it with the first row under the new
 name, or once the log is some seconds further without one.
 """
 
@@ -18,7 +18,7 @@ from changefeed.core.events import Position
 from changefeed.sources.mysql.ddl import DefinedTables, Named
 from changefeed.sources.mysql.kept import read_kept, write_kept
 
-#: So long the old name may be taken again before a rename without rows is told, ns of the log.
+#: So long the old name may be taken again before a rename without rows is announced, ns of the log.
 GRACE_NS = 5_000_000_000
 
 #: In the folder that lives as long as the change log.
@@ -36,22 +36,22 @@ class Rename:
         new: since then.
         position: where the statement's transaction ends.
         wall: when it committed, ns.
-        told: where the transaction ends with which readers are told; empty: not yet.
-        due: the open transaction tells them.
+        announced: where the transaction ends that announces it to readers; empty: not yet.
+        due: the open transaction announces it.
     """
 
     old: Named
     new: Named
     position: Position
     wall: int
-    told: Position = ""
+    announced: Position = ""
     due: bool = False
 
 
 def _renames_of(kept: Iterable[Any]) -> list[Rename]:
     return [
-        Rename((old[0], old[1]), (new[0], new[1]), position, int(wall), told)
-        for old, new, position, wall, told in kept
+        Rename((old[0], old[1]), (new[0], new[1]), position, int(wall), announced)
+        for old, new, position, wall, announced in kept
     ]
 
 
@@ -73,8 +73,8 @@ class Renames:
         self._changed = False
         for rename in read_kept(self._path, "renames of tables", _renames_of):
             if rename.position <= start:
-                if rename.told > start:
-                    rename.told = ""
+                if rename.announced > start:
+                    rename.announced = ""
                 self._all.append(rename)
 
     def save(self) -> None:
@@ -85,7 +85,7 @@ class Renames:
         """
         if not self._changed:
             return
-        kept = [[r.old, r.new, r.position, r.wall, r.told] for r in self._all]
+        kept = [[r.old, r.new, r.position, r.wall, r.announced] for r in self._all]
         write_kept(self._path, kept)
         self._changed = False
 
@@ -129,37 +129,39 @@ class Renames:
         for old, new in moves.items():
             if old in watched and old not in taken:
                 self._moved(old, new, at, wall)
-        self._keep([r for r in self._all if r.told or r.old not in taken])
+        self._keep([r for r in self._all if r.announced or r.old not in taken])
 
     def _moved(self, old: Named, new: Named, at: Position, wall: int) -> None:
         self._changed = True
         for rename in self._all:
-            if rename.new == old and not rename.told:
+            if rename.new == old and not rename.announced:
                 rename.new, rename.position, rename.wall = new, at, wall
                 return
         self._all.append(Rename(old, new, at, wall))
 
     @property
     def pending(self) -> bool:
-        """Readers are not told all of them yet."""
-        return any(not rename.told for rename in self._all)
+        """Some of them are not announced yet."""
+        return any(not rename.announced for rename in self._all)
 
     def awaiting(self, named: Named) -> Rename | None:
-        """The rename that gave a table this name, if readers are to be told with its first row."""
-        return next((r for r in self._all if r.new == named and not r.told and not r.due), None)
+        """The rename that gave a table this name, if its first row is to announce it."""
+        return next(
+            (r for r in self._all if r.new == named and not r.announced and not r.due), None
+        )
 
     def overdue(self, wall: int) -> list[Rename]:
         """Those whose old name nobody took in time, once the log has come to ``wall``, ns."""
-        return [r for r in self._all if not r.told and not r.due and wall - r.wall >= GRACE_NS]
+        return [r for r in self._all if not r.announced and not r.due and wall - r.wall >= GRACE_NS]
 
-    def tell(self, old: Named, new: Named, at: Position) -> None:
-        """Readers are told with the transaction that ends there."""
+    def announce(self, old: Named, new: Named, at: Position) -> None:
+        """The transaction that ends there announces it."""
         for rename in self._all:
-            if (rename.old, rename.new) == (old, new) and not rename.told:
-                rename.told, rename.due, self._changed = at, False, True
+            if (rename.old, rename.new) == (old, new) and not rename.announced:
+                rename.announced, rename.due, self._changed = at, False, True
 
     def forget(self, rename: Rename) -> None:
-        """Nobody can be told: no row of the table was ever read, and it is gone."""
+        """It has no readers: no row of the table was ever read, and it is gone."""
         self._keep([r for r in self._all if r is not rename])
 
 

@@ -36,13 +36,13 @@ class _StatementNotes:
     """What statements did to a table since its last row.
 
     Attributes:
-        touched: names of columns that may look otherwise in the next row, in lower case.
-        told: readers know that the table must be read again, whatever else its next row shows.
-        why, moved: as of :class:`ShapeChange`, for a rename that readers are told later.
+        touched: names of columns that may look different in the next row, in lower case.
+        announced: readers know that the table must be read again, whatever else its next row shows.
+        why, moved: as of :class:`ShapeChange`, for a rename that readers learn of later.
     """
 
     touched: set[str] = field(default_factory=set)
-    told: bool = False
+    announced: bool = False
     why: str = ""
     moved: bool = False
 
@@ -132,7 +132,7 @@ class Shapes:
         return TableName(self._source, database, table)
 
     def altered(self, name: TableName, done: Effect) -> Iterator[ShapeChange]:
-        """A statement altered a table, which may have no row for long: what readers are told."""
+        """A statement altered a table, which may have no row for long: what readers learn of it."""
         known, lost = self.seen(name), self._lost.setdefault(name, set())
         back = next((c.name for c in done.added if c.name.casefold() in lost), None)
         if back is not None and not done.why:
@@ -144,7 +144,7 @@ class Shapes:
         if known is None:
             return
         new = self._after(known, done)
-        self._noted[name].told |= bool(done.why)
+        self._noted[name].announced |= bool(done.why)
         if new != known or done.why:
             self._known[name] = new
             again = {definition.name.casefold() for definition in done.added}
@@ -161,7 +161,7 @@ class Shapes:
     def replaced(self, name: TableName, kind: str) -> Iterator[ShapeChange]:
         """Changes for readers: a statement of this kind gave the name to another table."""
         known = self.seen(name)
-        self._noted[name] = _StatementNotes(told=known is not None)
+        self._noted[name] = _StatementNotes(announced=known is not None)
         if known is not None:
             why = f"{kind} TABLE: another table has the name, or rows of it were not read"
             yield ShapeChange(known, known, rewritten=True, moved=True, why=why)
@@ -253,7 +253,7 @@ class Shapes:
         if self.seen(new) is None:
             self._known[new] = now
         noted = self._take_notes(old, new)
-        self._noted[new] = _StatementNotes(noted.touched, told=bool(noted.why))
+        self._noted[new] = _StatementNotes(noted.touched, announced=bool(noted.why))
         before = self._under(old, was, now)
         return ShapeChange(before, now, bool(noted.why), moved=noted.moved, why=noted.why)
 
@@ -261,7 +261,7 @@ class Shapes:
         self, old: TableName, shape: TableShape, *, read: bool
     ) -> tuple[TableSchema, list[ShapeChange]]:
         """A table has another name, under which rows of this shape come: their schema, and what
-        readers are told; also those of a table that had the new name before, if any ``read`` it.
+        readers learn of; also those of a table that had the new name before, if any ``read`` it.
 
         Raises:
             ChangefeedError: see :meth:`resolve`.
@@ -276,8 +276,8 @@ class Shapes:
 
     def _take_notes(self, old: TableName, new: TableName) -> _StatementNotes:
         noted = self._noted.pop(old, _StatementNotes())
-        # What readers of the old name were told they know; of the new name they are none yet.
-        found = _StatementNotes(noted.touched, noted.told)
+        # Readers of the old name know what was announced to them; the new name has none yet.
+        found = _StatementNotes(noted.touched, noted.announced)
         found.add(self._noted.pop(new, _StatementNotes()))
         return found
 
@@ -329,10 +329,10 @@ class Shapes:
         """Rows of the shape can be read as rows of the schema."""
         if len(shape.columns) != len(schema.columns):
             return False
-        for told, column in zip(shape.columns, schema.columns, strict=True):
-            if told.name != column.name:
+        for sent, column in zip(shape.columns, schema.columns, strict=True):
+            if sent.name != column.name:
                 return False
-            if canonical(column.type_name) != self._canonical(told):
+            if canonical(column.type_name) != self._canonical(sent):
                 return False
         return not shape.key or (not schema.keyless and schema.key == shape.key)
 
@@ -343,10 +343,10 @@ class Shapes:
         """A schema of what the binlog says; columns that are as in ``like`` stay as they are."""
         known = {} if like is None else {column.name: column for column in like.columns}
         columns = []
-        for told in shape.columns:
-            column = known.get(told.name or "")
-            if column is None or canonical(column.type_name) != self._canonical(told):
-                column = self._column(told)
+        for sent in shape.columns:
+            column = known.get(sent.name or "")
+            if column is None or canonical(column.type_name) != self._canonical(sent):
+                column = self._column(sent)
             columns.append(column)
         places = {column.name: place for place, column in enumerate(columns)}
         key = shape.key
@@ -372,9 +372,9 @@ class Shapes:
             keyless=not key,
         )
 
-    def _column(self, told: ColumnShape) -> Column:
-        text = type_text(told, self.charsets)
-        return column_of(ColumnInfo(told.name or "", text, told.nullable))
+    def _column(self, sent: ColumnShape) -> Column:
+        text = type_text(sent, self.charsets)
+        return column_of(ColumnInfo(sent.name or "", text, sent.nullable))
 
 
 def _defined(definition: ColumnDefinition, there: Mapping[str, Column]) -> Column | None:
@@ -398,9 +398,9 @@ def _sentence(done: Effect) -> str:
 
 
 def _unexplained(old: TableSchema, new: TableSchema, noted: _StatementNotes) -> bool:
-    """Rows that are there may read otherwise now, and no statement says why: the stream may have
+    """Rows that are there may read differently now, and no statement says why: the stream may have
     begun behind it, or it is not in the binlog."""
-    if noted.told:
+    if noted.announced:
         return False
     before = {column.name: column for column in old.columns}
     for column in new.columns:

@@ -37,7 +37,7 @@ from changefeed.sources.mysql.wire import BinlogConnection, Inbox
 HEARTBEAT = 0.5
 #: An idle source's frontier moves this often, seconds.
 BEAT = 1.0
-#: An idle stream looks this often whether somebody waits for its frontier, seconds.
+#: An idle stream looks this often whether its frontier is waited for, seconds.
 LOOK = 0.1
 #: So long without a byte, and the connection counts as lost: sixty heartbeats.
 SILENCE = 30.0
@@ -51,7 +51,7 @@ _SMALL_PIECE = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class BinlogAccess:
-    """How a stream reads the binlog, and what it asks the server beside it.
+    """How a stream reads the binlog, and what it asks the server.
 
     Attributes:
         connect: makes a logged-in session of our own.
@@ -87,7 +87,7 @@ class BinlogStream:
         self._clock = clock
         #: Of the memo: what was read of tables when they joined.
         self._joined: dict[Named, LeftOut] = {}
-        self._joined_told: object = None
+        self._joined_memo: object = None
         self._lock = threading.Lock()
         self._closed = False
         self._connection: BinlogConnection | None = None
@@ -268,7 +268,7 @@ class BinlogStream:
             left_out=self._access.left_out,
         )
         inbox = Inbox()
-        told = start
+        given = start
 
         def save() -> None:
             continuity.save(idle=assembler.idle)
@@ -286,7 +286,7 @@ class BinlogStream:
                 while packets := inbox.packets():
                     for flush in assembler.take_all(packets):
                         save()
-                        told = flush.frontier or told
+                        given = flush.frontier or given
                         yield flush
                 if received >= BATCH_BYTES or self._clock.monotonic() >= gather_until:
                     break
@@ -295,7 +295,7 @@ class BinlogStream:
                 heard = now
                 for flush in assembler.flush():
                     save()
-                    told = flush.frontier or told
+                    given = flush.frontier or given
                     yield flush
                     if received < _SMALL_PIECE:
                         self._clock.sleep(PAUSE_SECONDS)
@@ -311,9 +311,9 @@ class BinlogStream:
                     now_ns = self._clock.now().wall + skew
                     if assembler.heartbeats > 1 and end.reached(read_upto):
                         assembler.caught_up(now_ns)
-                    if assembler.frontier != told:
-                        told = assembler.frontier
-                        flushes = tuple(assembler.flush()) or (Flush((), told),)
+                    if assembler.frontier != given:
+                        given = assembler.frontier
+                        flushes = tuple(assembler.flush()) or (Flush((), given),)
                         save()
                         yield from flushes
             if not received:
@@ -321,10 +321,10 @@ class BinlogStream:
 
     def _tables(self) -> frozenset[tuple[str, str]]:
         memo = self._request.memo()
-        listed, told = memo.get("tables", ()), memo.get("left_out", ())
-        if told != self._joined_told:
-            self._joined_told = told
-            self._joined = {(d, t): LeftOut.of(left_out) for d, t, left_out in told}
+        listed, joined = memo.get("tables", ()), memo.get("left_out", ())
+        if joined != self._joined_memo:
+            self._joined_memo = joined
+            self._joined = {(d, t): LeftOut.of(left_out) for d, t, left_out in joined}
         return frozenset((str(database), str(name)) for database, name in listed)
 
 
@@ -332,7 +332,7 @@ class _EndSession:
     """Asks where the server's log ends, on a session of its own that begins when it is needed."""
 
     def __init__(self, connect: Callable[[], MySQLSession], query: str) -> None:
-        """``query`` tells the present binlog file and its length."""
+        """``query`` asks for the present binlog file and its length."""
         self._connect = connect
         self._session: MySQLSession | None = None
         self._end = EndOfLog(self._ask, query)
@@ -357,7 +357,7 @@ class _EndSession:
 
 
 def _server_of(session: MySQLSession) -> str:
-    """What tells this server from all others; empty where it does not say."""
+    """The server's own id; empty where it has none."""
     found: dict[str, Any] = dict(session.rows("SHOW GLOBAL VARIABLES LIKE 'server_u%id'"))
     return str(found.get("server_uuid") or found.get("server_uid") or "")
 

@@ -139,7 +139,7 @@ class Assembler:
         self._waiting = PendingEvents()
         self._finished: list[tuple[int, LogCommit]] = []
         self._open: ReadTransaction | None = None
-        #: Changes of shape that a transaction met which was rolled back: the next one tells them.
+        #: Changes of shape that a transaction met which was rolled back: the next one reports them.
         self._carried: list[ShapeChange] = []
         self._checksums: bool | None = None
         self._file = ""
@@ -269,14 +269,14 @@ class Assembler:
             begins.meet(event, binlog.read_seconds(found.gtid), known=False)
             begins.add(event)
             return found.seconds * 1_000_000
-        told = binlog.read_gtid(found.gtid)
-        if begins is None or not told.number or not binlog.is_begin(found.begin):
+        gtid = binlog.read_gtid(found.gtid)
+        if begins is None or not gtid.number or not binlog.is_begin(found.begin):
             return None
-        if begins.has(told):
+        if begins.has(gtid):
             return None
-        begins.meet(told)
-        begins.add(told)
-        return told.commit_us or found.seconds * 1_000_000
+        begins.meet(gtid)
+        begins.add(gtid)
+        return gtid.commit_us or found.seconds * 1_000_000
 
     def _end_short(self, found: ShortTransaction, commit_us: int, first: int) -> None:
         self.heartbeats = 0
@@ -361,24 +361,24 @@ class Assembler:
             self._read_upto.passed(self._file, self._offset)
 
     def _gtid(self, header: Header, raw: EventBytes) -> None:
-        told = binlog.read_gtid(raw)
-        opened = ReadTransaction(len(self._waiting), commit_us=told.commit_us)
+        gtid = binlog.read_gtid(raw)
+        opened = ReadTransaction(len(self._waiting), commit_us=gtid.commit_us)
         if self._begins is not None:
             begins = mysql_begins(self._begins)
-            begins.meet(told)
-            opened.skip = begins.has(told)
-            opened.gtid = lambda: begins.add(told)
+            begins.meet(gtid)
+            opened.skip = begins.has(gtid)
+            opened.gtid = lambda: begins.add(gtid)
         self._drop_half()
         self._open = opened
 
     def _maria_gtid(self, header: Header, raw: EventBytes) -> None:
-        told = binlog.read_maria_gtid(raw, header.server_id)
-        opened = ReadTransaction(len(self._waiting), begun=not told.alone)
+        gtid = binlog.read_maria_gtid(raw, header.server_id)
+        opened = ReadTransaction(len(self._waiting), begun=not gtid.alone)
         if self._begins is not None:
             begins = maria_begins(self._begins)
-            opened.skip = begins.has(told)
-            begins.meet(told, header.seconds, known=opened.skip)
-            opened.gtid = lambda: begins.add(told)
+            opened.skip = begins.has(gtid)
+            begins.meet(gtid, header.seconds, known=opened.skip)
+            opened.gtid = lambda: begins.add(gtid)
         self._drop_half()
         self._open = opened
 
@@ -520,7 +520,7 @@ class Assembler:
     def _described(
         self, named: tuple[str, str], raw: EventBytes, opened: ReadTransaction
     ) -> WatchedTable:
-        """A watched table as its map has it; what changed since the last one is told."""
+        """A watched table as its map has it; what changed since the last one is reported."""
         shape = self._shapes.visible(read_table_map(*raw, mariadb=self._mariadb))
         if (rename := self._renames.awaiting(named)) is not None:
             rename.due = True
@@ -589,7 +589,7 @@ class Assembler:
         opened: ReadTransaction,
     ) -> WatchedTable:
         """The table of an event whose rows have only these columns (None: all). What the binlog has
-        of rows before a change is told where it becomes less, and once it is more again."""
+        of rows before a change is reported where it becomes less, and once it is more again."""
         shape, schema = table.shape, table.schema
         if operation != INSERT and not self._shapes.completed(schema):
             before = len(shape.columns) if images is None else len(images.before)
@@ -605,10 +605,10 @@ class Assembler:
             raise parts_only(shape, "and not the key of the row before")
         named = (shape.database, shape.table)
         if operation != DELETE and self._mariadb:
-            told = self._defaults.latest(named)
+            latest = self._defaults.latest(named)
             names = {shape.columns[i].name for i in images.after}
-            if told is not None and not names.issuperset(told.computed):
-                raise parts_only(shape, f"and not the VIRTUAL column {told.computed[0]}")
+            if latest is not None and not names.issuperset(latest.computed):
+                raise parts_only(shape, f"and not the VIRTUAL column {latest.computed[0]}")
         left_out = (
             self._defaults.at(named, self._read_upto.position) if operation == INSERT else None
         )
@@ -703,7 +703,7 @@ class Assembler:
         return None
 
     def _overdue(self, wall: int) -> list[ShapeChange]:
-        """Renames that no row has told, and that nothing else can undo any more."""
+        """Renames that no row has shown, and that nothing can undo now."""
         changes = []
         for rename in self._renames.overdue(wall):
             old, new = (self._shapes.name(*named) for named in (rename.old, rename.new))
@@ -736,7 +736,7 @@ class Assembler:
         return self._out.committed(commit_us, opened.xid, touched=touched)
 
     def _ended(self, opened: ReadTransaction, commit: LogCommit) -> None:
-        """Tell what a transaction did to tables, before its rows, and go by it."""
+        """Report what a transaction did to tables, before its rows, and go by it."""
         self._out.announce(opened.changes, opened.ddl, commit)
         for schema, why in opened.again.values():
             self._out.read_again(schema, why, commit)

@@ -107,7 +107,7 @@ class IdleChanges:
             changes += [_stored(change, one) for change in same]
         return changes
 
-    def told(self) -> None:
+    def delivered(self) -> None:
         """What :meth:`due` returned is durable in the change log."""
         if not self._told:
             self._told = True

@@ -282,8 +282,8 @@ class _Replay:
             mine = {oid: some.of(*here) for oid, some in writes.items()}
             messages = self._messages(block, part)
             self.to.rows(chunk.data, block, messages, shapes, partial(self._collapsed, mine))
-            told = self._tables(block, part).keys()
-            left = {oid: c for oid, c in shapes.changes.items() if oid not in told}
+            seen = self._tables(block, part).keys()
+            left = {oid: c for oid, c in shapes.changes.items() if oid not in seen}
             shapes = replace(shapes, changes=left)
 
     def _messages(self, block: Block, tags: Places) -> RowMessages:
@@ -328,7 +328,7 @@ class _Replay:
         before = [masked(column, ~made) for column in rows.before]
         if _whole(schema):
             known = self._images(oid, schema, mine.first[existed])
-        else:  # the key is all that is told, and it is the row's own
+        else:  # only the key was sent, and it is the row's own
             of_key = dict(zip(schema.key, rows.key, strict=True))
             known = [of_key[i].filter(pa.array(existed)) for i in schema.before_ordinals]
         chosen = pa.array(existed)
@@ -349,8 +349,8 @@ class _Replay:
         history = self.plan.history[oid]
         bounds = np.searchsorted(unique, [place for place, _ in history[1:]])
         found = [
-            self._decoded_images(part, told, schema)
-            for part, (_, told) in zip(np.split(unique, bounds), history, strict=True)
+            self._decoded_images(part, sent, schema)
+            for part, (_, sent) in zip(np.split(unique, bounds), history, strict=True)
             if len(part)
         ]
         if not found:
@@ -359,15 +359,15 @@ class _Replay:
         return [pa.concat_arrays(columns).take(at) for columns in zip(*found, strict=True)]
 
     def _decoded_images(
-        self, places: Places64, told: TableSchema, schema: TableSchema
+        self, places: Places64, sent: TableSchema, schema: TableSchema
     ) -> list[pa.Array]:
-        """Images of messages that were sent with the shape ``told``, in that of ``schema``."""
+        """Images of messages that were sent with the shape ``sent``, in that of ``schema``."""
         data, tags = self._frames(places)
-        rows = decode_columns(Block(data), tags, told, streamed=self.streamed)
+        rows = decode_columns(Block(data), tags, sent, streamed=self.streamed)
         at = pa.array(np.searchsorted(rows.message, np.arange(len(tags))))
         images = {
-            _identity(told.columns[i]): column.take(at)
-            for i, column in zip(told.before_ordinals, rows.before, strict=True)
+            _identity(sent.columns[i]): column.take(at)
+            for i, column in zip(sent.before_ordinals, rows.before, strict=True)
         }
         nothing = partial(pa.nulls, len(tags))
         return [

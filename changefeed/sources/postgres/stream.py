@@ -94,7 +94,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class LogicalSlot:
-    """The slot that a stream reads, and what the stream asks the database beside it.
+    """The slot that a stream reads, and what the stream asks the database.
 
     Attributes:
         uri: of the database; a role with REPLICATION.
@@ -212,7 +212,7 @@ class ReplicationStream:
         Raises:
             ChangefeedError: CF2001/CF2002 cannot connect, CF2101 the stream broke (try again
                 from the last durable frontier), CF2102 the slot is gone, CF2103 it was made
-                anew, CF2104 another server or another history, CF2105 a message that cannot be.
+                again, CF2104 another server or another history, CF2105 a message that cannot be.
         """
         try:
             with ReplicationConnection(self._slot.uri) as connection:
@@ -289,7 +289,7 @@ class ReplicationStream:
 
     def _check_logical(self) -> None:
         """After a batch was received and before anything of it is given out: a message that was
-        written after somebody wanted it is in none that came before."""
+        written after it was wanted is in none that came before."""
         if self._asks_logical is False and self._wants_logical():
             raise StreamFallback(
                 Code.STREAM_BROKE, "logical messages are wanted now: reading on with them"
@@ -471,7 +471,7 @@ class ReplicationStream:
             ),
         )
         inbox = Inbox(self._limits.batch_bytes, logical=logical)
-        told = beaten = start.frontier
+        given = beaten = start.frontier
         last_beat = self._clock.monotonic()
         gather_until = 0.0
         while True:
@@ -482,7 +482,7 @@ class ReplicationStream:
             cut = inbox.cut(everything=inbox.full)
             for flush in take(assembler, inbox, cut):
                 if flush.frontier is not None:
-                    told = flush.frontier
+                    given = flush.frontier
                 yield flush
                 if received < SMALL_PIECE:
                     gather_until = self._clock.monotonic() + GATHER_SECONDS
@@ -493,27 +493,27 @@ class ReplicationStream:
                 if assembler.idle and assembler.settled:
                     hasty = now < self._hasty_until
                     if assembler.last == beaten.at:
-                        # No commit told what time it is, and a keepalive cannot.
+                        # No commit showed what time it is, and a keepalive cannot.
                         end = log_end.read()
                         for lsn, at_ns in end.samples:
                             assembler.sample(lsn, at_ns)
                         if assembler.frontier == beaten and not end.on_disk and not hasty:
                             log_end.write()
-                    # Before the frontier is told: who waits for it takes the shapes for read, too.
+                    # Before the frontier: who waits for it takes the shapes for read, too.
                     # A publication that is not ours may leave columns out.
                     ours = self._slot.upto is None
                     shapes = idle_changes.due(assembler.position, hasty=hasty) if ours else []
                     changed = assembler.change_shapes(shapes)
                     self._acknowledged = True
                     if changed:
-                        told = assembler.frontier
+                        given = assembler.frontier
                         self._acknowledged = False
                         yield from changed
                     if self._acknowledged:
-                        idle_changes.told()
-                    if assembler.frontier != told and not idle_changes.waiting:
-                        told = assembler.frontier
-                        yield Flush((), told)
+                        idle_changes.delivered()
+                    if assembler.frontier != given and not idle_changes.waiting:
+                        given = assembler.frontier
+                        yield Flush((), given)
                 beaten = assembler.frontier
                 reporter.report(reply=True)
             if not inbox.filled or not inbox.full:

@@ -60,9 +60,9 @@ class Connector(ABC):
     #: Debezium goes on at an offset; else the database keeps the position, and sends again what
     #: comes after the last acknowledged one.
     resumes_by_offset = True
-    #: The end of a transaction is told by a later position in the log, too.
+    #: A later position in the log shows the end of a transaction, too.
     ends_by_position = False
-    #: Fields of an offset by which the rows of one commit are told from those of another, where
+    #: Fields of an offset by which the rows of one commit differ from those of another, where
     #: Debezium does not mark the ends of all transactions.
     commit_fields: tuple[str, ...] = ()
 
@@ -88,7 +88,7 @@ class Connector(ABC):
         return cls(address)
 
     def opening(self) -> dict[str, Any]:
-        """What the JVM that asks the database is told to connect."""
+        """The command that lets the JVM connect to the database."""
         address, driver = self.address, self.driver
         return {
             "client": "changefeed.Jdbc",
@@ -175,7 +175,7 @@ class Connector(ABC):
     def hold(  # noqa: B027
         self, session: CatalogSession, memo: Mapping[str, Any], tables: Sequence[TableName]
     ) -> None:
-        """Make the database send the tables, where it must be told. Idempotent."""
+        """Make the database send the tables, where it does not by itself. Idempotent."""
 
     def still_held(self, session: CatalogSession, memo: Mapping[str, Any]) -> bool:
         """What makes the database keep its log is there."""
@@ -263,21 +263,23 @@ class DescribedByDriver(Connector):
         return None
 
     def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
-        told = session.columns(self.catalog(), schema, name)
-        if not told["columns"]:
+        described = session.columns(self.catalog(), schema, name)
+        if not described["columns"]:
             return None
-        columns = tuple(_column(column, self.names) for column in told["columns"])
-        return TableDescription(columns, tuple(told["key"]))
+        columns = tuple(_column(column, self.names) for column in described["columns"])
+        return TableDescription(columns, tuple(described["key"]))
 
 
-def _column(told: Mapping[str, Any], names: Mapping[str, str]) -> Column:
-    type_name = str(told["type_name"]).lower()
-    size, digits = told["size"], told["digits"]
+def _column(described: Mapping[str, Any], names: Mapping[str, str]) -> Column:
+    type_name = str(described["type_name"]).lower()
+    size, digits = described["size"], described["digits"]
     plain = type_name.partition("(")[0].removesuffix(" identity")
     if plain in names:
         logical = names[plain]
-    elif told["type"] in _NUMERIC:
+    elif described["type"] in _NUMERIC:
         logical = "decimal" if digits is None or not size else f"decimal({size},{digits})"
     else:
-        logical = _LOGICAL.get(told["type"], "text")
-    return Column(told["name"], type_name, LogicalType.parse(logical), bool(told["nullable"]))
+        logical = _LOGICAL.get(described["type"], "text")
+    return Column(
+        described["name"], type_name, LogicalType.parse(logical), bool(described["nullable"])
+    )
