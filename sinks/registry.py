@@ -389,7 +389,8 @@ def owner_of_targets(uri: str, options: Mapping[str, object] | None = None) -> S
 
 #: Parameters of URIs that say where targets are.
 _PLACING = frozenset(
-    {"schema", "warehouse", "uri", "endpoint", "api_endpoint", "AWS_ENDPOINT", "AZURE_ACCOUNT_NAME"}
+    {"schema", "warehouse", "uri", "endpoint", "api_endpoint", "AZURE_ACCOUNT_NAME"}
+    | {f"{store}_ENDPOINT" for store in ("AWS", "AZURE", "GCS")}
 )
 
 

@@ -168,6 +168,9 @@ def _base64(_: Parameter, text: str) -> bytes:
     return read_base64(text)
 
 
+_BASE64_HINT = "`base64 -w0 FILE` writes it; + is written %2B."
+
+
 def read_base64(text: str) -> bytes:
     """What base 64 stands for; a space stands for the ``+`` that a URL library made of it.
 
@@ -178,7 +181,7 @@ def read_base64(text: str) -> bytes:
         plain = text.replace(" ", "+").replace("-", "+").replace("_", "/")
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("must be base 64 encoded") from None
+        raise ValueError("must be base 64 encoded", _BASE64_HINT) from None
 
 
 def read_pem(text: str) -> str:

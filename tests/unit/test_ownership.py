@@ -194,6 +194,9 @@ def test_the_place_of_a_sink() -> None:
     assert one == place_of("postgresql://v:q@host:5432/d/?schema=x")
     assert len({one, place_of("postgresql://host:5432/d"), place_of("redshift://host:5432/d")}) == 3
     assert place_of("kafka://b:1,a:2") == place_of("kafka://a:2,b:1?topic_prefix=x")
+    for store, endpoint in (("s3", "AWS"), ("gs", "GCS"), ("azure", "AZURE")):
+        here, there = (f"{store}://b/x?{endpoint}_ENDPOINT=http://{host}" for host in ("h", "i"))
+        assert place_of(here) != place_of(there)
 
 
 # ----------------------------------------------------------------------- names, every sink

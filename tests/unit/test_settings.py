@@ -21,6 +21,8 @@ from changefeed.core.settings import (
     several,
 )
 
+BASE64 = "`base64 -w0 FILE` writes it; + is written %2B."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Login(Settings):
@@ -91,7 +93,11 @@ def test_values() -> None:
         ("fast=maybe", "param fast must be a bool", "write true or false."),
         ("fast=", "param fast must be a bool", "write true or false."),
         ("way=OT", "param way must be one of IN, OUT", "did you mean OUT?"),
-        ("pem=***", "param pem must be base 64 encoded", ""),
+        (
+            "pem=***",
+            "param pem must be base 64 encoded",
+            BASE64,
+        ),
         ("prefix=1&prefix=2", "param prefix is given twice", ""),
         ("fast=true&way=out", "out is slow", ""),
     ],

@@ -62,7 +62,9 @@ class SnowflakeSettings(Settings):
                 "write it as snowflake://user:password@account/database/schema",
                 Code.INVALID_URI,
             )
-        elif not self.uri.user or not (self.uri.password or self.private_key or self.token):
+        elif not self.uri.user or not (
+            self.uri.password or self.token or "private_key" in self.given
+        ):
             yield invalid(
                 "a Snowflake sink needs a user and a password, private_key or token",
                 "snowflake://user@account/database/schema?private_key=<base 64 of the PEM "
