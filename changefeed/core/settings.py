@@ -204,7 +204,7 @@ _READERS: Mapping[ParameterKind, Callable[[Parameter, str], object]] = {
 
 
 def invalid(message: str, hint: str = "", code: Code = Code.INVALID_PARAMETER) -> ChangefeedError:
-    """A problem with a parameter, or, with another code, with the rest of a URI."""
+    """A problem with a parameter or, with another code, with an option."""
     return ChangefeedError(code, message, hint=hint)
 
 
@@ -464,6 +464,41 @@ def _unknown(reading: _ParameterReader) -> ChangefeedError:
         f"unknown {reading.called} query parameters: [{', '.join(names)}]",
         hint=f"did you mean {', '.join(guesses)}? {listed}" if guesses else listed,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Settings):
+    """A URI that leads to a database of one server."""
+
+    default_port: ClassVar[int] = 0
+
+    @property
+    def host(self) -> str:
+        """The server's name or address."""
+        return self.uri.host
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self.uri.port or self.default_port
+
+    @property
+    def user(self) -> str:
+        """Who logs in; empty: nobody."""
+        return self.uri.user or ""
+
+    @property
+    def password(self) -> str:
+        """The user's password; empty without one."""
+        return self.uri.password or ""
+
+    @property
+    def database(self) -> str:
+        """What the path names; may be empty."""
+        return self.uri.database
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,8 @@ class Parts:
         )
 
 
-def _invalid(message: str, hint: str = "") -> ChangefeedError:
+def invalid_uri(message: str, hint: str = "") -> ChangefeedError:
+    """A problem with a URI apart from its parameters."""
     return ChangefeedError(Code.INVALID_URI, message, hint=hint)
 
 
@@ -102,13 +103,13 @@ def split_uri(text: str) -> Parts:
     """
     found = _SCHEME.match(text)
     if not found:
-        raise _invalid(
+        raise invalid_uri(
             "no scheme found for sink URL", "write it as kafka://host:port or file:///folder"
         )
     body = text[found.end() :].strip()
     before_fragment, _, fragment = body.partition("#")
     if fragment and "@" in fragment:
-        raise _invalid("a URI has no # before the host", "write # in a user or password as %23")
+        raise invalid_uri("a URI has no # before the host", "write # in a user or password as %23")
     address, _, query = before_fragment.partition("?")
     user, password, hosts, path = _address(address)
     pairs = tuple(_parameters(query))
@@ -138,7 +139,7 @@ ESCAPES = "@ : / ? # % in a password are written %40 %3A %2F %3F %23 %25."
 def _host(text: str) -> Host:
     text = text.strip()
     if not _HOST.match(text):
-        raise _invalid(
+        raise invalid_uri(
             "host and port of the URI are malformed",
             "in a user or password write : / ? # @ as %3A %2F %3F %23 %40",
         )
@@ -146,7 +147,7 @@ def _host(text: str) -> Host:
     if not text.endswith("]") and ":" in text:
         name, _, port = text.rpartition(":")
     if port and not 0 < int(port) < 65536:
-        raise _invalid("the port of the URI must be between 1 and 65535")
+        raise invalid_uri("the port of the URI must be between 1 and 65535")
     return Host(unquote(name.strip("[]")), int(port) if port else None)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.secret_names import is_secret
-from changefeed.core.settings import Parameter, Settings, invalid, several
+from changefeed.core.settings import Parameter, Settings, several
+from changefeed.core.uri import invalid_uri
 
 _S3 = ("s3", "s3a")
 #: Parameters of the URL, as those of a file sink, and Hadoop's names of them for one bucket.
@@ -64,16 +65,15 @@ class StagingAddress(Settings):
     def check(self) -> Iterator[ChangefeedError]:
         uri = self.uri
         if uri.scheme not in (*_S3, "hdfs") or len(uri.hosts) != 1 or not uri.host:
-            yield invalid("the staging place cannot be used", _HINT, Code.INVALID_URI)
+            yield invalid_uri("the staging place cannot be used", _HINT)
         elif uri.user is not None:
-            yield invalid(
+            yield invalid_uri(
                 "the staging place has no user in its address",
                 "keys of S3 are the parameters AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; HDFS "
                 "takes the node's user, or HADOOP_USER_NAME of its environment.",
-                Code.INVALID_URI,
             )
         elif uri.scheme in _S3 and not _BUCKET.match(str(uri.hosts[0])):
-            yield invalid("the staging place names no bucket", _HINT, Code.INVALID_URI)
+            yield invalid_uri("the staging place names no bucket", _HINT)
 
 
 def staging_place(url: str) -> StagingPlace:
@@ -85,7 +85,7 @@ def staging_place(url: str) -> StagingPlace:
     if url.startswith("/"):
         return StagingPlace(url.rstrip("/") or "/")
     if "://" not in url or "#" in url:
-        raise invalid("the staging place cannot be used", _HINT, Code.INVALID_URI)
+        raise invalid_uri("the staging place cannot be used", _HINT)
     found = StagingAddress.read(url)
     server, path = found.uri.hosts[0], found.uri.path.rstrip("/")
     if found.uri.scheme == "hdfs":

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
+from changefeed.core.uri import invalid_uri
 from changefeed.options import ExistingTarget
 from sinks.ownership import policy_of
 
@@ -116,10 +117,9 @@ class ElasticsearchSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.host:
-            yield invalid(
+            yield invalid_uri(
                 "the sink URI names no host",
                 f"write {self.uri.scheme}://host:{DEFAULT_PORT}, several with commas.",
-                Code.INVALID_URI,
             )
         if self.options.get("key_column"):
             yield invalid(

@@ -13,6 +13,7 @@ from functools import cached_property
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import formats_with, traits_of
 from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
+from changefeed.core.uri import invalid_uri
 from changefeed.encoding.registry import RegistrySettings, parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
 from sinks.naming import TOPIC_PREFIX, kafka_topic_name
@@ -266,10 +267,9 @@ class KafkaSettings(Settings):
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.host:
             port = HUB_PORT if self.uri.scheme == "azure-event-hub" else DEFAULT_PORT
-            raise invalid(
+            raise invalid_uri(
                 "the sink URI names no broker",
                 f"write {self.uri.scheme}://host:{port}, several separated by commas.",
-                Code.INVALID_URI,
             )
         if "topic_name" in self.given and not self.topic_name:
             yield invalid("param topic_name must not be empty")

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting, several
+from changefeed.core.uri import invalid_uri
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):/", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -132,10 +133,9 @@ class LakeSettings(Settings):
             ChangefeedError: CF1201, CF1207, the URI does not say where.
         """
         if self.uri.user is not None:
-            raise invalid(
+            raise invalid_uri(
                 f"a URI of {self.uri.scheme} has no user",
                 "credentials are parameters, for example fs.s3a.access.key or token.",
-                Code.INVALID_URI,
             )
         return self._delta() if self.uri.scheme == "delta" else self._iceberg()
 
@@ -146,10 +146,9 @@ class LakeSettings(Settings):
 
     def _delta(self) -> LakePlace:
         if self.uri.hosts:
-            raise invalid(
+            raise invalid_uri(
                 "a URI of delta has no host",
                 "write three slashes: delta:///srv/lake or delta:///s3a://bucket/lake.",
-                Code.INVALID_URI,
             )
         root, scheme = _directory(self.uri.path, "delta:///srv/lake")
         settings = tuple((_of_hadoop(scheme) | self.hadoop).items())
@@ -158,17 +157,15 @@ class LakeSettings(Settings):
     def _iceberg(self) -> LakePlace:
         uri = self.uri
         if len(uri.hosts) != 1 or uri.port is not None or not _NAME.match(uri.host):
-            raise invalid(
+            raise invalid_uri(
                 "a URI of iceberg names a catalog: letters, digits and _",
                 "for example iceberg://lake/shop?type=hadoop&warehouse=/srv/lake.",
-                Code.INVALID_URI,
             )
         namespace = tuple(part for part in re.split(r"[/.]", uri.database) if part)
         if not namespace:
-            raise invalid(
+            raise invalid_uri(
                 "a URI of iceberg names a namespace behind the catalog",
                 f"for example iceberg://{uri.host}/shop?type=hadoop&warehouse=/srv/lake.",
-                Code.INVALID_URI,
             )
         kind = self.catalog_type
         if kind is None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import Parameter, Settings, invalid, setting
+from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
+from changefeed.core.uri import invalid_uri
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -293,11 +294,7 @@ class DuckDBSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if self.uri.host or not self.uri.database:
-            yield invalid(
-                "a DuckDB sink names a file",
-                "write duckdb:///path/file.duckdb",
-                Code.INVALID_URI,
-            )
+            yield invalid_uri("a DuckDB sink names a file", "write duckdb:///path/file.duckdb")
 
 
 class DuckDBSink(WarehouseSink):

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
-from changefeed.core.settings import FileTls, Parameter, Settings, group, invalid, setting
+from changefeed.core.settings import FileTls, Parameter, Settings, group, setting
 from changefeed.core.types import Kind
-from changefeed.core.uri import Parts
+from changefeed.core.uri import Parts, invalid_uri
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -346,10 +346,8 @@ class MySQLSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.database:
-            yield invalid(
-                "a MySQL sink names a database",
-                "write mysql://user:password@host/database",
-                Code.INVALID_URI,
+            yield invalid_uri(
+                "a MySQL sink names a database", "write mysql://user:password@host/database"
             )
 
 

@@ -16,9 +16,9 @@ from pyarrow import csv
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.login_states import sent_by_server, state_of_refusal
 from changefeed.core.schema import Column
-from changefeed.core.settings import LIBPQ, Parameter, Settings, invalid, setting, several
+from changefeed.core.settings import LIBPQ, Parameter, Settings, setting, several
 from changefeed.core.types import Kind, LogicalType
-from changefeed.core.uri import ESCAPES, without
+from changefeed.core.uri import ESCAPES, invalid_uri, without
 from sinks.warehouse.dialect import (
     Dialect,
     Merge,
@@ -347,10 +347,9 @@ class PostgreSQLSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.database:
-            yield invalid(
+            yield invalid_uri(
                 "a PostgreSQL sink names a database",
                 "write postgresql://user:password@host/database?schema=name",
-                Code.INVALID_URI,
             )
 
 

@@ -19,9 +19,9 @@ from typing import ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.settings import Parameter, ParameterKind, Settings, setting
 from changefeed.core.types import Kind, LogicalType
-from changefeed.core.uri import without
+from changefeed.core.uri import invalid_uri, without
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -152,10 +152,9 @@ class RedshiftSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.host or not self.uri.database:
-            yield invalid(
+            yield invalid_uri(
                 "a Redshift sink names a cluster and a database",
                 "write redshift://user:password@cluster:5439/database?schema=name",
-                Code.INVALID_URI,
             )
 
 

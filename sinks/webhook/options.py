@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Settings, Tls, group, invalid, rest, setting
+from changefeed.core.uri import invalid_uri
 from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
 from sinks.naming import TOPIC_PREFIX
 
@@ -110,11 +111,7 @@ class WebhookSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if len(self.uri.hosts) != 1 or not self.uri.host:
-            raise invalid(
-                "a webhook needs one host",
-                f"write {self.uri.scheme}://host/path",
-                Code.INVALID_URI,
-            )
+            raise invalid_uri("a webhook needs one host", f"write {self.uri.scheme}://host/path")
         if self.uri.scheme == "webhook-http":
             for name in self.tls.wanted:
                 yield invalid(f"{name} requires webhook-https")

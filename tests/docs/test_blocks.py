@@ -233,8 +233,9 @@ def sink_guide(found: list[Block], folder: Path) -> None:
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import Parameter, Settings, invalid, setting
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.settings import Parameter, Settings, setting
+from changefeed.core.uri import invalid_uri
 from sinks.base import Capabilities, Sink
 """
     exec(header + own.text, names)

@@ -7,9 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting, several
-from changefeed.core.uri import Parts, split_uri
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.settings import (
+    Parameter,
+    ParameterKind,
+    ServerSettings,
+    invalid,
+    setting,
+    several,
+)
+from changefeed.core.uri import Parts, invalid_uri, split_uri
 
 #: How parameters begin that are handed to Debezium's connector.
 DEBEZIUM = "debezium."
@@ -74,7 +81,7 @@ def _heap(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address(Settings):
+class Address(ServerSettings):
     """Where the server is and how to log in. Its port is that of the connector where the URI has
     none."""
 
@@ -95,34 +102,6 @@ class Address(Settings):
     def scheme(self) -> str:
         """The kind of source."""
         return self.uri.scheme
-
-    @property
-    def host(self) -> str:
-        """The server's name or address; the first of several."""
-        return self.uri.host
-
-    @property
-    def port(self) -> int:
-        """The server's port."""
-        return self.uri.port or 0
-
-    @property
-    def user(self) -> str:
-        """Who logs in."""
-        return self.uri.user or ""
-
-    @property
-    def password(self) -> str:
-        """The user's password; empty without one."""
-        return self.uri.password or ""
-
-    @property
-    def database(self) -> str:
-        """What the path names."""
-        return self.uri.database
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
     @property
     def properties(self) -> tuple[tuple[str, str], ...]:
@@ -157,10 +136,9 @@ def parse(uri: str, default_port: int) -> Address:
     """
     parts = split_uri(uri)
     if len(parts.hosts) != 1 or not parts.host:
-        raise invalid(
+        raise invalid_uri(
             f"the URI of a source {parts.scheme}:// names one host",
             f"write it as {parts.scheme}://user:password@host:{default_port}/database",
-            Code.INVALID_URI,
         )
     return address_of(parts, default_port)
 

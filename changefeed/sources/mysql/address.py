@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import ParameterKind, Settings, group, invalid, setting
+from changefeed.core.settings import (
+    ParameterKind,
+    ServerSettings,
+    Settings,
+    group,
+    invalid,
+    setting,
+)
+from changefeed.core.uri import invalid_uri
 
 DEFAULT_PORT = 3306
 
@@ -97,11 +105,12 @@ def _load(parameter: str, path: str | None, load: Callable[[str], None]) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address(Settings):
+class Address(ServerSettings):
     """Where the server is and how to log in."""
 
     called: ClassVar[str] = "MySQL source"
     any_case: ClassVar[bool] = True
+    default_port: ClassVar[int] = DEFAULT_PORT
 
     tls: Tls = group(Tls)
     server_id: int | None = setting(
@@ -116,45 +125,15 @@ class Address(Settings):
         10, "Seconds until an attempt to connect fails.", least=1, most=3600
     )
 
-    @property
-    def host(self) -> str:
-        """The server's name or address."""
-        return self.uri.host
-
-    @property
-    def port(self) -> int:
-        """The server's port."""
-        return self.uri.port or DEFAULT_PORT
-
-    @property
-    def user(self) -> str:
-        """Who logs in."""
-        return self.uri.user or ""
-
-    @property
-    def password(self) -> str:
-        """The user's password; empty without one."""
-        return self.uri.password or ""
-
-    @property
-    def database(self) -> str:
-        """The one that unqualified names belong to; empty: none."""
-        return self.uri.database
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
     def check(self) -> Iterator[ChangefeedError]:
         if len(self.uri.hosts) != 1:
-            yield invalid(
+            yield invalid_uri(
                 "the URI of a MySQL source names one host",
                 "write it as mysql://user:password@host:3306/database; for failover give a name "
                 "or address that always leads to the primary.",
-                Code.INVALID_URI,
             )
         if "/" in self.database:
-            yield invalid(
+            yield invalid_uri(
                 "the URI of a MySQL source has more than a database after the host",
                 "write it as mysql://user:password@host:3306/database",
-                Code.INVALID_URI,
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.extras import lacking
 from changefeed.core.settings import (
     Authority,
@@ -24,6 +24,7 @@ from changefeed.core.settings import (
     read_base64,
     setting,
 )
+from changefeed.core.uri import invalid_uri
 
 LOCAL, OBJECTS, WEB = "local", "objects", "web"
 
@@ -257,10 +258,9 @@ class PlaceSettings(Settings):
         uri = self.uri
         if uri.scheme == "file":
             if uri.hosts or not uri.path.startswith("/"):
-                raise invalid(
+                raise invalid_uri(
                     "a file sink needs an absolute path and no host",
                     "write file:///directory, with three slashes.",
-                    Code.INVALID_URI,
                 )
         elif len(uri.hosts) != 1 or not uri.host:
             needed, form = f"a {uri.scheme} sink needs one host", f"{uri.scheme}://host/path"
@@ -272,7 +272,7 @@ class PlaceSettings(Settings):
                     f"a {uri.scheme} sink needs a bucket",
                     f"{uri.scheme}://bucket/prefix",
                 )
-            raise invalid(needed, f"write {form}", Code.INVALID_URI)
+            raise invalid_uri(needed, f"write {form}")
         yield from ()
 
     def _check_login(self, *needed: str) -> Iterator[ChangefeedError]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.settings import Parameter, ParameterKind, Settings, setting
+from changefeed.core.uri import invalid_uri
 from sinks.warehouse.paced import PacedSink
 
 #: Seconds between rounds: 960 load jobs a day and table.
@@ -68,10 +69,9 @@ class BigQuerySettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.host or not self.uri.database or "/" in self.uri.database:
-            yield invalid(
+            yield invalid_uri(
                 "a BigQuery sink is a project and a dataset",
                 "write it as bigquery://project/dataset",
-                Code.INVALID_URI,
             )
 
 

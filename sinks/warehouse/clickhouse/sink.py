@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import FileTls, Parameter, Settings, group, invalid
+from changefeed.core.settings import FileTls, Parameter, Settings, group
+from changefeed.core.uri import invalid_uri
 from sinks.base import SinkContext, Target
 from sinks.ownership import NOT_OURS, occupied
 from sinks.warehouse.clickhouse.keeping import ROWS, ClickHouseStrategy, engine_of, same_engine
@@ -77,10 +78,9 @@ class ClickHouseSettings(Settings):
 
     def check(self) -> Iterator[ChangefeedError]:
         if not self.uri.host or not self.uri.database or "/" in self.uri.database:
-            yield invalid(
+            yield invalid_uri(
                 "a ClickHouse sink is a server and a database",
                 "write clickhouse://user:password@host:8123/database",
-                Code.INVALID_URI,
             )
 
 

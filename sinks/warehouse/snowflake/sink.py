@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
+from changefeed.core.uri import invalid_uri
 from sinks.warehouse.paced import PacedSink
 
 #: Seconds between rounds: a virtual warehouse is billed a minute for each time it wakes.
@@ -57,10 +58,9 @@ class SnowflakeSettings(Settings):
     def check(self) -> Iterator[ChangefeedError]:
         database, schema = self.place
         if not self.uri.host or not database or "/" in schema:
-            yield invalid(
+            yield invalid_uri(
                 "a Snowflake sink is an account, a database and a schema",
                 "write it as snowflake://user:password@account/database/schema",
-                Code.INVALID_URI,
             )
         elif not self.uri.user or not (
             self.uri.password or self.token or "private_key" in self.given

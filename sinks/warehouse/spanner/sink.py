@@ -18,6 +18,7 @@ from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
 from changefeed.core.types import INTEGERS
+from changefeed.core.uri import invalid_uri
 from changefeed.options import Feature, History
 from sinks.base import (
     Capabilities,
@@ -59,10 +60,9 @@ class SpannerSettings(Settings):
     def check(self) -> Iterator[ChangefeedError]:
         path = self.uri.database.split("/")
         if not self.uri.host or len(path) != 2 or not all(path):
-            yield invalid(
+            yield invalid_uri(
                 "a Spanner sink is a project, an instance and a database",
                 "write it as spanner://project/instance/database",
-                Code.INVALID_URI,
             )
         if self.endpoint and (self.credentials or not _is_local(self.endpoint)):
             yield invalid(
