@@ -16,7 +16,7 @@ from functools import cache
 from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.extras import lacking, needs_package
+from changefeed.core.extras import DISTRIBUTION, lacking, needs_package
 from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import hint_of_scheme
 from changefeed.options import Feature
@@ -36,7 +36,8 @@ class SchemeEntry:
         location: ``module:Class``.
         summary, example: for help and completion.
         packages: import names the sink needs when it opens.
-        extra: the extra of our distribution that brings them; empty when all installs have them.
+        extra: the extra that brings them; empty when all installs have them.
+        distribution: whose extra it is.
         hidden: not offered to users (sinkless feeds).
         lists: what is behind the scheme can be listed, so what was written can be read again.
     """
@@ -46,6 +47,7 @@ class SchemeEntry:
     example: str = ""
     packages: tuple[str, ...] = ()
     extra: str = ""
+    distribution: str = DISTRIBUTION
     hidden: bool = False
     lists: bool = True
 
@@ -421,7 +423,9 @@ def _load(scheme: str) -> _Kind:
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        raise needs_package(f"{scheme}://", error.name or module, found.extra) from error
+        raise needs_package(
+            f"{scheme}://", error.name or module, found.extra, distribution=found.distribution
+        ) from error
     if not (isinstance(kind, type) and issubclass(kind, Sink) and hasattr(kind, "capabilities")):
         raise ChangefeedError(
             Code.INVALID_URI,
@@ -438,9 +442,19 @@ def _missing(scheme: str) -> ChangefeedError | None:
 
 @cache
 def _plugins() -> dict[str, SchemeEntry]:
-    return {
-        point.name: SchemeEntry(
-            point.value, f"from {point.dist.name if point.dist else point.value}"
-        )
-        for point in importlib.metadata.entry_points(group=GROUP)
-    }
+    return {point.name: _foreign(point) for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _foreign(point: importlib.metadata.EntryPoint) -> SchemeEntry:
+    """What the entry point and its package say; nothing of the package is loaded."""
+    location = point.value.partition("[")[0].strip()
+    name, summary = location, ""
+    if point.dist is not None:
+        name, said = point.dist.name, point.dist.metadata
+        summary = f": {said['Summary']}" if "Summary" in said else ""
+    return SchemeEntry(
+        location,
+        f"from {name}{summary}",
+        extra=next(iter(point.extras), ""),
+        distribution=name,
+    )

@@ -7,20 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from changefeed.core.events import Resolved, Truncate
-from changefeed.core.settings import Parameter, Settings, setting
-from changefeed.options import Feature, own_option
-from changefeed.options.types import Text
-from sinks.base import (
+from changefeed.sink_api import (
     Accepts,
     Batch,
     Capabilities,
     Durability,
     Epoch,
+    Feature,
+    Parameter,
     Receipt,
+    Resolved,
+    Settings,
     Sink,
     SinkContext,
     Target,
+    Text,
+    Truncate,
+    own_option,
+    setting,
 )
 
 GREETING = own_option(

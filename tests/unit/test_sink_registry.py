@@ -116,6 +116,29 @@ def test_sinks_of_other_packages_join(plugin: None) -> None:
     assert isinstance(registry.open_sink("outsider://"), NullSink)
 
 
+def test_what_a_package_says_of_its_sink_is_listed_and_nothing_of_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "shelf_sink-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: shelf-sink\nVersion: 1\nSummary: Shelves of boxes\n")
+    (info / "entry_points.txt").write_text(
+        "[changefeed.sinks]\nshelf = shelf_sink:ShelfSink [client]\n"
+    )
+    (tmp_path / "shelf_sink.py").write_text("import shelf_client\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._plugins.cache_clear()
+    try:
+        [listed] = [offer for offer in registry.offers() if offer.scheme == "shelf"]
+        assert listed.summary == "from shelf-sink: Shelves of boxes"
+        assert "shelf_sink" not in sys.modules
+        with pytest.raises(ChangefeedError, match="shelf:// needs shelf-sink") as refused:
+            registry.capabilities("shelf")
+        assert refused.value.hint == "pip install 'shelf-sink[client]'"
+    finally:
+        registry._plugins.cache_clear()
+
+
 def test_one_sink_alone_is_told_the_state_database() -> None:
     told = [s for s in registry.BUILT_IN if registry.capabilities(s).state_database]
     assert told == ["experimental-sql"]
