@@ -63,6 +63,7 @@ class OfferedHighWaters:
     """High-waters that wait for the next :meth:`Progress.save_offered`, one a job; thread-safe.
 
     Attributes:
+        news: set when there is one.
         hurried: set when somebody waits for one of them.
         saved: the last one of each job that was written in this way, until the job's progress is
             saved by itself.
@@ -71,6 +72,7 @@ class OfferedHighWaters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._offered: dict[int, tuple[Lease, Timestamp]] = {}
+        self.news = threading.Event()
         self.hurried = threading.Event()
         self.saved: dict[int, Timestamp] = {}
 
@@ -80,6 +82,7 @@ class OfferedHighWaters:
             self._offered[lease.job_id] = lease, high_water
         if soon:
             self.hurried.set()
+        self.news.set()
 
     def withdraw(self, job_id: int) -> None:
         """Forget what was offered for a job."""
@@ -229,6 +232,7 @@ class Progress(CatalogPart):
     def save_offered(self) -> None:
         """Write the high-waters of :attr:`offered` in one transaction; those of a job that another
         node holds by now are left out."""
+        self.offered.news.clear()
         self.offered.hurried.clear()
         if not self.offered:
             return

@@ -38,7 +38,7 @@ class Timings:
         save: progress of a feed that delivers is saved about this often.
         save_idle: the same of a feed that only watches time pass and is saved by itself: because
             consumers want resolved timestamps more often, or no node writes for all feeds.
-        save_gather: progress that is wanted at once waits so long for that of other feeds.
+        save_gather: the progress that is saved for all feeds waits so long for that of others.
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
         unanswered: a call of a sink that takes longer shows as what the feed waits for.

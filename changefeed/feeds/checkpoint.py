@@ -17,6 +17,10 @@ from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.options import MIN_CHECKPOINT_FREQUENCY, RESOLVED
 
+#: Progress is offered to the write for all feeds this often, seconds: that is a look at each table
+#: of the feed, while the log may grow hundreds of times a second by other tables.
+OFFER_SECONDS = 0.25
+
 
 class Checkpoint:
     """Saves the progress of one feed and emits its resolved timestamps."""
@@ -69,8 +73,11 @@ class Checkpoint:
             self._promised = None
         elif self._promised is not None:
             self._keep_promise(feed, self._promised)
-        often = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
-        every = often if feed.changed or waits else self._timings.save_idle
+        every = self._timings.save_idle
+        if feed.changed:
+            every = min(self._timings.save, feed.options[MIN_CHECKPOINT_FREQUENCY])
+        elif waits:
+            every = OFFER_SECONDS
         resolve = self._promised is None and self._resolve_due(feed, now)
         reached = self._reaches_awaited(feed)
         asked = reached or self._wanted.is_set()

@@ -13,6 +13,7 @@ A statement never calls a runner: it changes the job table, and the node follows
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -175,6 +176,7 @@ class Node:
         self._stopping.set()
         self._wake.set()
         self.catalog.offered.hurried.set()
+        self.catalog.offered.news.set()
         for thread in self._threads:
             thread.join(15)
         self.sources.request_stop()
@@ -257,16 +259,22 @@ class Node:
         self._every_pulse("status", save)
 
     def _save(self) -> None:
-        """Save the progress of the feeds that only watch time pass, earlier if a statement waits
-        for it: then a moment later, when the other feeds have offered theirs, too.
+        """Save the progress of the feeds that only watch time pass, at most once a pulse unless a
+        statement waits. The source's heartbeat moves them all at once, so a moment after the first
+        has offered its progress the others have, too.
         """
+        offered, clock, timings = self.catalog.offered, self.clock, self.timings
+        last = -math.inf
 
         def save() -> None:
-            if self.catalog.offered.hurried.is_set() and len(self.feeds) > 1:
-                self.clock.wait(self._stopping, self.timings.save_gather)
+            nonlocal last
+            clock.wait(offered.hurried, max(0.0, last + timings.pulse - clock.monotonic()))
+            if len(self.feeds) > 1:
+                clock.wait(self._stopping, timings.save_gather)
+            last = clock.monotonic()
             self.catalog.save_offered()
 
-        self._every_pulse("progress", save, self.catalog.offered.hurried)
+        self._every_pulse("progress", save, offered.news)
 
     def _every_pulse(
         self, name: str, work: Callable[[], None], early: threading.Event | None = None
