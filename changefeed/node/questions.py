@@ -26,7 +26,7 @@ from changefeed.statements.inquiry import (
     answer_text,
     error_text,
 )
-from changefeed.statements.verified import result_text
+from changefeed.statements.verify import result_text
 from grammar import nodes
 
 

@@ -6,7 +6,7 @@
   not the first, and changes nothing.
 * :mod:`.bulk_work` knows which work of a feed cannot be a Spark job.
 * :mod:`.alter` plans ALTER CHANGEFEED; :mod:`.cdc` translates YugabyteDB's CREATE CDC.
-* :mod:`.explain` and :mod:`.check` make the tables that EXPLAIN and VALIDATE return.
+* :mod:`.stages` and :mod:`.check` make the tables that EXPLAIN and VALIDATE return.
 
 ::
 

@@ -115,12 +115,12 @@ class _Alteration:
         }
         self.targets: list[nodes.FeedTarget] = list(parse_targets(job.targets))
         self.added: list[TableStage] = []
+        self.fresh: list[ResolvedTarget] = []
         self.dropped: list[TableName] = []
         self.renamed: dict[TableName, TableName] = {}
         #: Failed tables that a RESCAN of all leaves out, because the source no longer has them.
         self.missing: list[TableName] = []
         self.rescans: dict[TableName, int] = {}
-        self.new_scans = InitialScan.YES
         self._source: Source | None = None
 
     @property
@@ -151,12 +151,11 @@ class _Alteration:
                 "cannot drop all targets",
                 "DROP CHANGEFEED ends the feed; DROP and ADD in one statement exchange a table.",
             )
-        if sink is not old_sink:
-            self._check_moved(sink, options)
         self._check_columns(old_options, options)
         self._rescan_tables(old_sink, old_options, options)
-        if sink is not old_sink and not self.problems:
-            self._look(sink, options)
+        kept = self._kept_topics(sink, options)
+        self._check_targets(kept, sink, options)
+        self._look(kept, sink, options)
         if self.problems:
             return None
         texts = tuple(dict.fromkeys(map(target_text, self.targets)))
@@ -168,7 +167,7 @@ class _Alteration:
             statement=feed_sql(self.job.name, texts, self.job.source, sink.written, options),
             add=tuple(self.added),
             drop=tuple(self.dropped),
-            topics={} if sink is old_sink else self._topics(sink, options),
+            topics={t: at for t, at in kept.items() if at != self.tables[t].topic},
             renamed=self.renamed,
             rescan=self.rescans,
             notices=(
@@ -180,7 +179,6 @@ class _Alteration:
         )
 
     def _check_query(self, new: Options, old: Options) -> None:
-        """A CDC query has one table, and its columns are those of the SELECT."""
         query = next((t.query for t in self.targets if isinstance(t, nodes.TableTarget)), None)
         self.problems += lookup_problems(query, new)
         if not self.job.is_query:
@@ -256,8 +254,10 @@ class _Alteration:
         self.problems += missing_extras(altered, sets)
         return altered
 
-    def _topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
-        """Topics of the tables that stay, with the prefixes of the new sink URI."""
+    def _kept_topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
+        """Topics of the tables that stay; where the sink moves, as its new URI has them."""
+        if sink.written == self.job.sink_uri:
+            return {t: progress.topic for t, progress in self.tables.items()}
         named = {
             target.name.parts[-2:]: target.topic
             for target in self.targets
@@ -267,25 +267,36 @@ class _Alteration:
         asked = next((t for t in self.targets if isinstance(t, nodes.MessagesTarget)), None)
         if asked is not None and (messages := self._messages()) is not None:
             wanted[messages] = asked.topic
-        new = topics_of(wanted, sink, options, self.source.database)
-        return {t: topic for t, topic in new.items() if topic != self.tables[t].topic}
+        return topics_of(wanted, sink, options, self.source.database)
 
-    def _check_moved(self, sink: ResolvedSink, options: Options) -> None:
-        """At the new place each table that stays must have its own target."""
-        new = self._topics(sink, options)
-        topics = {t: new.get(t, progress.topic) for t, progress in self.tables.items()}
-        catalog = self.around.catalog
-        found = clashes(topics, sink, options, held={}, catalog=catalog, job=self.job.id)
-        self.problems += found.values()
+    def _check_targets(
+        self, kept: Mapping[TableName, str], sink: ResolvedSink, options: Options
+    ) -> None:
+        """Each table that is added needs a target of its own, and where the sink moves each table
+        that stays."""
+        moved = sink.written != self.job.sink_uri
+        added = {stage.schema.table: stage.progress.topic for stage in self.added}
+        asked, held = ({**kept, **added}, {}) if moved else (added, kept)
+        found = clashes(
+            asked, sink, options, held=held, catalog=self.around.catalog, job=self.job.id
+        )
+        spans = {place.schema.table: to_span(place.target.span) for place in self.fresh}
+        for table, problem in found.items():
+            problem.span = spans.get(table)
+            self.problems.append(problem)
 
-    def _look(self, sink: ResolvedSink, options: Options) -> None:
-        """Look at the new place itself: a feed that works must not move to one that cannot take its
-        rows. Who owns the tables there is decided by the sink, which knows the feed."""
-        look = self.around.probe or self.around.guard
-        if look is None:
+    def _look(self, kept: Mapping[TableName, str], sink: ResolvedSink, options: Options) -> None:
+        """Look at the new targets themselves: a feed that works must not move to a place that
+        cannot take its rows. Who owns the tables there is decided by the sink, which knows the
+        feed."""
+        if self.problems:
             return
-        new = self._topics(sink, options)
-        targets = [Target(t, new.get(t, progress.topic)) for t, progress in self.tables.items()]
+        added = {stage.schema.table: stage.progress.topic for stage in self.added}
+        self.problems += look_at_targets(self.around, sink, options, self.fresh, added)[0]
+        look = self.around.probe or self.around.guard
+        if look is None or sink.written == self.job.sink_uri:
+            return
+        targets = [Target(table, topic) for table, topic in kept.items()]
         problems, _ = look(sink, options, targets, self.job.id)
         self.problems += [p for p in problems if p.code is not Code.TARGET_NOT_OURS]
 
@@ -344,7 +355,8 @@ class _Alteration:
                 )
             else:
                 fresh.append(place)
-        self._check_source(fresh, options, sink)
+        watches = watches_of(fresh, options, sink)
+        self.problems += attachment(self.around.catalog, self.source).check(watches)
         if self.problems:
             return
         start: Position | None = None
@@ -353,36 +365,9 @@ class _Alteration:
         for place in fresh:
             self.problems += check_table(place.schema, place.target, options)
             self.problems += check_range(place, self.source)
-        added = table_stages(fresh, self.source, sink, options, scan=scan, start=start)
-        self._check_targets(added, sink, options, {p.schema.table: p.target.span for p in fresh})
-        if not self.problems:
-            topics = {stage.schema.table: stage.progress.topic for stage in added}
-            self.problems += look_at_targets(self.around, sink, options, fresh, topics)[0]
-        self.added += added
+        self.added += table_stages(fresh, self.source, sink, options, scan=scan, start=start)
+        self.fresh += fresh
         self.targets += definite(action.targets, found, self.source)
-
-    def _check_targets(
-        self,
-        added: Sequence[TableStage],
-        sink: ResolvedSink,
-        options: Options,
-        spans: Mapping[TableName, nodes.Span | None],
-    ) -> None:
-        new = self._topics(sink, options) if sink.written != self.job.sink_uri else {}
-        held = {t: new.get(t, p.topic) for t, p in self.tables.items()}
-        held |= {stage.schema.table: stage.progress.topic for stage in self.added}
-        topics = {stage.schema.table: stage.progress.topic for stage in added}
-        catalog = self.around.catalog
-        found = clashes(topics, sink, options, held=held, catalog=catalog, job=self.job.id)
-        for table, problem in found.items():
-            problem.span = to_span(spans.get(table))
-            self.problems.append(problem)
-
-    def _check_source(
-        self, fresh: Sequence[ResolvedTarget], options: Options, sink: ResolvedSink
-    ) -> None:
-        watches = watches_of(fresh, options, sink)
-        self.problems += attachment(self.around.catalog, self.source).check(watches)
 
     def _drop(self, target: nodes.FeedTarget) -> None:
         if isinstance(target, nodes.MessagesTarget):
@@ -401,7 +386,6 @@ class _Alteration:
             self.dropped.append(table)
 
     def _known_as(self, name: TableName) -> TableName | None:
-        """The renamed table of the feed for which its sink still uses the name."""
         return next((t for t, progress in self.tables.items() if progress.original == name), None)
 
     def _messages(self) -> TableName | None:
@@ -430,7 +414,6 @@ class _Alteration:
         fits: Sequence[TableName],
         span: nodes.Span | None = None,
     ) -> None:
-        """The problem of a name that is not exactly one table of the feed."""
         name = ".".join(written.parts)
         span = written.span or span
         if fits:
@@ -659,7 +642,6 @@ def _same_kind(old: str, new: str) -> bool:
 
 
 def _names(parts: tuple[str, ...], table: TableName) -> bool:
-    """Whether a name as written may mean the table."""
     full = (table.source, table.schema, table.name)
     return full[-len(parts) :] == parts or parts == (table.source, table.name)
 

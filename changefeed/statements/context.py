@@ -116,18 +116,14 @@ class FeedHost(Protocol):
         ...
 
 
-class NoHost:
-    """No node in this process; another one may run the state's feeds."""
+class NoHost(FeedHost):
+    """No node in this process; another one may run the state's feeds, and sees by itself what
+    changes."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
     def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Refused: somebody has to run it.
-
-        Raises:
-            ChangefeedError: CF1303.
-        """
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             "a feed without INTO needs a node in this process",
@@ -135,55 +131,36 @@ class NoHost:
         )
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
-        """Check a CDC query against its table, by the node's Spark.
-
-        Raises:
-            ChangefeedError: see :meth:`.inquiry.NodeInquiry.compile_query`.
-        """
         return NodeInquiry(self._catalog).compile_query(schema, query)
 
     def extract_columns(
         self, location: str, form: str | None, delimiter: str
     ) -> tuple[DatasetColumn, ...]:
-        """The columns of an extract, by the node's Spark.
-
-        Raises:
-            ChangefeedError: see :meth:`.inquiry.NodeInquiry.extract_columns`.
-        """
         return NodeInquiry(self._catalog).extract_columns(location, form, delimiter)
 
     def check_tables(self, registration: Registration) -> None:
-        """Whether a dataset could have its tables, by the node's Spark.
-
-        Raises:
-            ChangefeedError: see :meth:`.inquiry.NodeInquiry.check_tables`.
-        """
         NodeInquiry(self._catalog).check_tables(registration)
 
     @property
     def spark_elsewhere(self) -> bool:
-        """Spark belongs to a node."""
         return True
 
     def query_sessions(self) -> QuerySessions:
-        """Never asked for: :attr:`spark_elsewhere`."""
         raise AssertionError("a node evaluates CDC queries")
 
     def wake(self) -> None:
-        """Another process's node sees the change by itself."""
+        pass
 
     def hasten(self, source: str) -> None:
-        """Another process's node gives the frontier with its next heartbeat."""
+        pass
 
     def deliver_now(self, job_id: int) -> None:
-        """Another process's node delivers at its own pace."""
+        pass
 
     def node_running(self) -> bool:
-        """Whether a node's heartbeat is fresh."""
         return bool(self._catalog.live_nodes())
 
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
-        """Never asked for: :attr:`spark_elsewhere`."""
         raise AssertionError("a node reads lake tables")
 
 

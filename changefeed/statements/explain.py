@@ -15,9 +15,8 @@ from changefeed.plan.alter import plan_alter
 from changefeed.plan.build import check_create, check_living, distinct, plan_create
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import CONNECTION, problem_rows
-from changefeed.plan.explain import COLUMNS as EXPLAIN_COLUMNS
-from changefeed.plan.explain import explain_rows
 from changefeed.plan.names import choose_source
+from changefeed.plan.stages import EXPLAIN_COLUMNS, explain_rows
 from changefeed.statements import brief, datasets
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.notices import source_warnings

@@ -94,7 +94,8 @@ class NodeInquiry:
         self._answer(QuestionKind.TABLES, json.dumps(asdict(registration)))
 
     def verify(self, statement: nodes.Verify) -> str:
-        """What VERIFY CHANGEFEED finds, as :mod:`.verified` writes it, however long the node takes.
+        """What VERIFY CHANGEFEED finds, as :func:`.verify.result_text` writes it, however long the
+        node takes.
 
         Raises:
             ChangefeedError: see :func:`changefeed.statements.verify.verify`; CF4003, no node runs,

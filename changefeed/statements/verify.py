@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
@@ -12,10 +13,9 @@ from changefeed.options import to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
-from changefeed.statements.inquiry import NodeInquiry
+from changefeed.statements.inquiry import NodeInquiry, error_of, told
 from changefeed.statements.sync import sync
 from changefeed.statements.values import Cell
-from changefeed.statements.verified import result_of
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
 
@@ -177,4 +177,30 @@ def _failure(job: Job, left: list[TableOutcome], *, repaired: bool) -> Changefee
         hint=f"ALTER CHANGEFEED {job.name} RESCAN a table reads all of its rows again."
         if repaired
         else f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal.",
+    )
+
+
+def result_text(result: Result) -> str:
+    """What VERIFY found, as an answer: the inverse of :func:`result_of`."""
+    failure = None if result.failure is None else told(result.failure)
+    return json.dumps(
+        {
+            "columns": result.columns,
+            "rows": result.rows,
+            "notices": result.notices,
+            "tag": result.tag,
+            "failure": failure,
+        }
+    )
+
+
+def result_of(text: str) -> Result:
+    """What VERIFY found, from an answer of :func:`result_text`."""
+    data: dict[str, Any] = json.loads(text)
+    return Result(
+        columns=tuple(data["columns"]),
+        rows=[tuple(row) for row in data["rows"]],
+        notices=data["notices"],
+        tag=data["tag"],
+        failure=None if data["failure"] is None else error_of(data["failure"]),
     )

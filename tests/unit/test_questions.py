@@ -22,7 +22,7 @@ from changefeed.node.questions import NodeAnswers
 from changefeed.query.exchange import compiled_of, compiled_text, query_of, query_text
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
 from changefeed.statements.inquiry import NodeInquiry
-from changefeed.statements.verified import result_of
+from changefeed.statements.verify import result_of
 from grammar import nodes
 from grammar.parser import parse
 from tests.helpers.waiting import until
