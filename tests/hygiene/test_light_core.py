@@ -123,6 +123,20 @@ def test_what_needs_an_extra_names_it(statement: str, said: dict[str, list[list[
     assert any(hint.startswith(f"pip install '{wanted}'") for _, hint in named), problems
 
 
+def test_a_stored_feed_in_avro_fails_with_the_extra() -> None:
+    """Its state was made where the extra is installed."""
+    said = without_extras("""
+import json
+from changefeed.core.errors import ChangefeedError
+from changefeed.encoding.avro.schema import schema_text
+try:
+    schema_text("string")
+except ChangefeedError as error:
+    print(json.dumps([error.code.number, error.hint]))
+""")
+    assert said == ["CF5005", "pip install 'changefeed[avro]'"]
+
+
 def test_the_extras_exist() -> None:
     assert set(REFUSED.values()) - set(EXTRAS) == set()
 

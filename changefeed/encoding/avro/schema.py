@@ -15,6 +15,7 @@ from typing import Any
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import needs_package
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.encoding.binary_format import identifier, namespace, varint
@@ -58,6 +59,7 @@ def schema_text(schema: Schema) -> str:
     """A schema as text for registries and files, checked against the specification.
 
     Raises:
+        ChangefeedError: CF5005, the extra ``avro`` is not installed.
         fastavro.schema.SchemaParseException: the specification does not allow the schema, for
             example two records of one name.
     """
@@ -68,10 +70,18 @@ def schema_text(schema: Schema) -> str:
 
 @lru_cache(maxsize=512)
 def _parsed(text: str) -> object:
-    import fastavro  # of an extra, which a feed of another format does not need
-
+    fastavro = _fastavro()
     # Once for each schema: chunks of a plan ask for its text again and again.
     return fastavro.parse_schema(json.loads(text))
+
+
+def _fastavro() -> Any:
+    # Of an extra, which feeds of other formats do not need.
+    try:
+        import fastavro
+    except ImportError:
+        raise needs_package("format = 'avro'", "fastavro", "avro") from None
+    return fastavro
 
 
 class _Names:
@@ -153,8 +163,7 @@ def control(
     truncated."""
     named = {} if table is None else {"table": str(table)}
     value: Mapping[str, object] = {**named, member: str(at)}
-    import fastavro
-
+    fastavro = _fastavro()
     out = io.BytesIO()
     fastavro.schemaless_writer(
         out, schema, {META: value} if envelope is Envelope.ROW else dict(value)
