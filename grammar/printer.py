@@ -45,7 +45,7 @@ def to_sql(
 
 
 def name(text: str) -> str:
-    """An identifier, quoted when it would otherwise be read as something else."""
+    """An identifier, quoted where it could be read as something else."""
     if _PLAIN.match(text) and text not in RESERVED:
         return text
     return '"' + text.replace('"', '""') + '"'

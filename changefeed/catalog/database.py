@@ -62,7 +62,7 @@ _DAMAGE = (
 #: How often a waiter looks for changes made by other processes, seconds.
 POLL_SECONDS = 0.1
 
-#: Advisory lock of the writers of a PostgreSQL state: any fixed number nobody else uses.
+#: Advisory lock of the writers of a PostgreSQL state: any fixed number that no other program uses.
 _WRITERS = 0x6368616E67656665
 
 #: No letters that need quoting in a name at a source, no look-alikes.

@@ -64,7 +64,7 @@ class OfferedHighWaters:
 
     Attributes:
         news: set when there is one.
-        hurried: set when somebody waits for one of them.
+        hurried: set when a statement waits for one of them.
         saved: the last one of each job that was written in this way, until the job's progress is
             saved by itself.
     """
@@ -237,7 +237,8 @@ class Progress(CatalogPart):
         if not self.offered:
             return
         with self._database.write(notify=False) as transaction:
-            # Here, not before: whoever withdraws one then comes before this transaction or after.
+            # Here, not before: a feed that withdraws its own then comes before this transaction or
+            # after it.
             offered = self.offered.take()
             rows = transaction.execute(
                 select(_lease.c.job_id, _lease.c.node, _lease.c.token).where(

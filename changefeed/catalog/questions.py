@@ -14,8 +14,8 @@ from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Question
 
-#: Nobody waits for an answer this long without renewing the question, ns: an older row was left by
-#: a process that ended.
+#: No process waits for an answer this long without renewing the question, ns: an older row was left
+#: by a process that ended.
 LEFT_OVER = 3600 * 1_000_000_000
 
 _table = tables.question

@@ -95,7 +95,7 @@ class FeedHost(Protocol):
         ...
 
     def hasten(self, source: str) -> None:
-        """Somebody waits until the change log has what is committed at a source now."""
+        """A client waits until the change log has what is committed at a source now."""
         ...
 
     def deliver_now(self, job_id: int) -> None:
@@ -183,7 +183,7 @@ class Session:
     Attributes:
         source: the source of unqualified names, where USE chose it or one of them was read.
         client: what kind of client it is.
-        gone: whether nobody waits for the answer any more; a long statement then stops.
+        gone: whether the client has left, so that a long statement can stop.
         user: who it is to the operating system; empty where that is not known.
         heard: sources that have said what they have to say of themselves.
     """
@@ -278,7 +278,7 @@ class Context:
             return None if log is None else log[1]
 
     def require_client(self) -> None:
-        """Stop the statement if nobody waits for its answer.
+        """Stop the statement if its client has left.
 
         Raises:
             ChangefeedError: CF1304.
@@ -334,7 +334,7 @@ class Context:
         return list(found.values())
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """See :func:`wait_until`; CF1304 too if nobody waits for the answer."""
+        """See :func:`wait_until`; CF1304 too if the client has left."""
         return wait_until(self.catalog, self.clock, reached, seconds, self.require_client)
 
 
@@ -365,7 +365,7 @@ def wait_until(
     """Wait until ``reached`` or ``seconds`` passed; whether it was reached.
 
     Looks again at every change of the state and at least every 0.1 s. ``wanted`` raises an error if
-    nobody waits any more.
+    the client has left.
     """
     deadline = clock.monotonic() + seconds
     for turn in itertools.count():

@@ -154,7 +154,7 @@ def _await_capture(job: Job, plan: FeedPlan, context: Context) -> list[str]:
 
 
 def source_waits(job: Job, context: Context) -> bool:
-    """The source waits for a transaction or a lock of somebody else: that may take long."""
+    """The source waits for another client's transaction or lock, which may take long."""
     return context.catalog.source_state(job.source).error_code == Code.SOURCE_BUSY
 
 

@@ -138,8 +138,8 @@ def check_tables(made: DatasetPlan, options: Sequence[nodes.Option], context: Co
     except ChangefeedError as error:
         given = [o for o in options if o.name in TABLE_OPTIONS]
         # One name may begin with the other.
-        told = [o for o in given if o.value and table_name(o.value.text) in error.message]
-        about = max(told or given[:1], key=lambda o: len(o.value.text) if o.value else 0)
+        named = [o for o in given if o.value and table_name(o.value.text) in error.message]
+        about = max(named or given[:1], key=lambda o: len(o.value.text) if o.value else 0)
         error.span = error.span or to_span(about.span)
         raise
 
@@ -213,7 +213,7 @@ def explained(definition: Definition) -> Iterator[tuple[str, str]]:
 
 
 def _check_options(statement: nodes.CreateDataset, own: DatasetOptions, context: Context) -> None:
-    """What is wrong with the feed's own options is told before an extract is looked for."""
+    """Problems of the feed's own options are reported before an extract is looked for."""
     sink = statement.sink
     found = find_sink(
         context.catalog,

@@ -87,7 +87,6 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
 
 
 def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
-    """The same of ALTER CHANGEFEED."""
     rows: list[tuple[Cell, ...]] = []
     try:
         job = context.job(asked.feed)

@@ -68,8 +68,8 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
 
 
 def _refuse_shadow(statement: nodes.CreateFunction, context: Context) -> None:
-    """Refuse the name of a function of Spark that feeds call: their queries could not be compiled
-    any more, and the function not be dropped."""
+    """Refuse the name of a function of Spark that feeds call: their queries would no longer
+    compile, and the function could not be dropped."""
     name = statement.name
     if any(function.name == name for function in context.catalog.functions()):
         return

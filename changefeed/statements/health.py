@@ -63,7 +63,7 @@ class Health:
 
     @property
     def troubled(self) -> bool:
-        """Somebody should look at the feed."""
+        """The feed needs attention."""
         return self.status in TROUBLE
 
 

@@ -149,10 +149,10 @@ def answer_text(answer: str) -> str:
 
 def error_text(error: ChangefeedError) -> str:
     """A node's error, as the text that is stored in the state."""
-    return json.dumps({"error": told(error)})
+    return json.dumps({"error": error_members(error)})
 
 
-def told(error: ChangefeedError) -> dict[str, Any]:
+def error_members(error: ChangefeedError) -> dict[str, Any]:
     """An error as what JSON can hold."""
     return {
         "code": error.code.number,
@@ -163,10 +163,10 @@ def told(error: ChangefeedError) -> dict[str, Any]:
     }
 
 
-def error_of(told: dict[str, Any]) -> ChangefeedError:
-    """The inverse of :func:`told`."""
-    span = told.pop("span")
-    return ChangefeedError(span=None if span is None else Span(**span), **told)
+def error_of(members: dict[str, Any]) -> ChangefeedError:
+    """The inverse of :func:`error_members`."""
+    span = members.pop("span")
+    return ChangefeedError(span=None if span is None else Span(**span), **members)
 
 
 def answered(text: str) -> str:

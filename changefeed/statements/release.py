@@ -18,7 +18,11 @@ def leave_source(name: str, context: Context) -> list[str]:
 
 
 def forget_source(name: str, context: Context) -> list[str]:
-    """Once no feed needs a source, nothing of ours stays there; a node does it by itself."""
+    """Remove what changefeed holds at a source that no feed needs; a node does it by itself.
+
+    Returns:
+        Notices about what could not be removed yet.
+    """
     catalog = context.catalog
 
     def gone() -> bool:

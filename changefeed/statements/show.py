@@ -35,7 +35,6 @@ def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result
 
 
 def _detail(job: Job, context: Context) -> Result:
-    """Everything about one feed, in one row."""
     tables = context.catalog.tables(job.id)
     now = context.clock.now().wall
     look = FeedSnapshot(job, tables, context.health(job, tables))
@@ -141,7 +140,6 @@ def proof_text(table: TableProgress, now: int) -> str:
 
 
 def _tables(job: Job, context: Context) -> Result:
-    """The state of each table."""
     now = context.clock.now().wall
     rows: list[tuple[Cell, ...]] = []
     for table in context.catalog.tables(job.id):
@@ -180,7 +178,6 @@ def _tables(job: Job, context: Context) -> Result:
 
 
 def _errors(job: Job, context: Context) -> Result:
-    """What failed, newest first, and what to do about it."""
     rows: list[tuple[Cell, ...]] = []
     events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
     now = context.clock.now().wall
@@ -206,7 +203,6 @@ def _errors(job: Job, context: Context) -> Result:
 
 
 def _events(job: Job, context: Context, limit: int) -> Result:
-    """What happened to the feed and its tables, newest first."""
     now = context.clock.now().wall
     rows: list[tuple[Cell, ...]] = [
         (
@@ -225,7 +221,7 @@ def _events(job: Job, context: Context, limit: int) -> Result:
 
 
 def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
-    """A feed that ended with its last table tells the table's failure again as its own."""
+    """A feed that ended with its last table repeats the table's failure as its own."""
     return event.table is None and any(
         other.table is not None
         and (other.kind, other.code, other.text) == (event.kind, event.code, event.text)

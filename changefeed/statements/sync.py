@@ -114,7 +114,7 @@ def _present_shapes(job: Job, context: Context) -> dict[TableName, TableSchema]:
 def _shapes_to_come(
     job: Job, shapes: Mapping[TableName, TableSchema], context: Context
 ) -> list[str]:
-    """A source tells a change of columns with the next row of the table: until then everything
+    """A source reports a change of columns with the next row of the table: until then everything
     committed is durable, and the target still has the old columns."""
     notices = []
     scanned = {t.table: t.schema_version for t in context.catalog.tables(job.id)}

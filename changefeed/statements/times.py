@@ -40,7 +40,7 @@ def moment(ns: int | None, now: int) -> ShownText | None:
 
 
 def date(ns: int) -> ShownText:
-    """:func:`moment` without the age, of what does not change any more."""
+    """:func:`moment` without the age, of what no longer changes."""
     at = _utc(ns)
     return ShownText(f"{at:%Y-%m-%d %H:%M:%S.%f}", f"{at:%Y-%m-%d %H:%M:%S} UTC")
 

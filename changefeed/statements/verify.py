@@ -13,7 +13,7 @@ from changefeed.options import to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
-from changefeed.statements.inquiry import NodeInquiry, error_of, told
+from changefeed.statements.inquiry import NodeInquiry, error_members, error_of
 from changefeed.statements.sync import sync
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -182,7 +182,7 @@ def _failure(job: Job, left: list[TableOutcome], *, repaired: bool) -> Changefee
 
 def result_text(result: Result) -> str:
     """What VERIFY found, as an answer: the inverse of :func:`result_of`."""
-    failure = None if result.failure is None else told(result.failure)
+    failure = None if result.failure is None else error_members(result.failure)
     return json.dumps(
         {
             "columns": result.columns,
