@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,6 +111,7 @@ class Dialect:
         outer_joins: what ends a query whose outer joins give NULL where there is no row.
         counts: tables without a key can be kept (rows can be repeated by :meth:`copies`).
         keeps_key: CREATE TABLE declares the primary key (the target uses it to find rows).
+        merges: there is a standard MERGE; else rows are deleted and inserted.
         widens_to_text: :meth:`widen_column` makes a text of an integer.
     """
 
@@ -133,6 +134,7 @@ class Dialect:
     counts: ClassVar[bool] = True
     outer_joins: ClassVar[str] = ""
     keeps_key: ClassVar[bool] = False
+    merges: bool = True
     widens_to_text: ClassVar[bool] = False
     true: ClassVar[str] = "TRUE"
     false: ClassVar[str] = "FALSE"
@@ -197,6 +199,15 @@ class Dialect:
 
     # ------------------------------------------------------------------ expressions
 
+    def listed(self, names: Iterable[str], of: str = "") -> str:
+        """Columns, separated by commas; ``of`` is the alias of their table."""
+        prefix = f"{of}." if of else ""
+        return ", ".join(prefix + self.quote(name) for name in names)
+
+    def assigned(self, sets: Mapping[str, str]) -> str:
+        """What follows SET, from column -> expression."""
+        return ", ".join(f"{self.quote(name)} = {value}" for name, value in sets.items())
+
     def same(self, columns: Sequence[str], left: str, right: str) -> str:
         """Rows are equal in key columns, which hold no NULL."""
         return " AND ".join(f"{left}.{self.quote(c)} = {right}.{self.quote(c)}" for c in columns)
@@ -215,7 +226,7 @@ class Dialect:
 
     def distinct(self, columns: Sequence[str], source: str) -> tuple[str, str]:
         """SELECT list and GROUP BY list that make one row of equal rows of ``source``."""
-        listed = ", ".join(f"{source}.{self.quote(c)}" for c in columns)
+        listed = self.listed(columns, source)
         return listed, listed
 
     def copies(self, count: str) -> str:
@@ -245,7 +256,7 @@ class Dialect:
             for name, sql in columns.items()
         ]
         if key and self.keeps_key:
-            lines.append(f"PRIMARY KEY ({', '.join(map(self.quote, key))})")
+            lines.append(f"PRIMARY KEY ({self.listed(key)})")
         return f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(lines)})"
 
     def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
@@ -281,100 +292,16 @@ class Dialect:
     # ------------------------------------------------------------------ applying changes
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
-        """Delete rows of ``table`` (alias ``t``) that have a partner in ``source``."""
-        return f"DELETE FROM {table} AS t USING {source} AS {alias} WHERE {on}"
+        """Delete rows of ``table`` (alias ``target``) that have a partner in ``source``."""
+        return f"DELETE FROM {table} AS target USING {source} AS {alias} WHERE {on}"
 
     def update_joined(
         self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
     ) -> str:
-        """Update rows of ``table`` (alias ``t``) from their one partner in ``source``; ``sets``
-        is column -> expression."""
-        listed = ", ".join(f"{self.quote(c)} = {value}" for c, value in sets.items())
-        return f"UPDATE {table} AS t SET {listed} FROM {source} AS {alias} WHERE {on}"
-
-    def merge(self, merge: Merge) -> list[str]:
-        """Statements that apply one row per key to a target. The default is one MERGE."""
-        return [merge_statement(self, merge)]
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """One row per key, to be applied to a table; what :meth:`Dialect.merge` has to say in SQL.
-
-    A row of ``query`` has the columns ``key``, ``values`` and ``_operation`` (``DELETE``, else it
-    is the row as it is now), and ``_sequence_num``. Its row in the target is
-
-    * left alone where ``guard`` says that the target's is newer,
-    * deleted by a DELETE, or with ``gone`` gets these values instead,
-    * else updated or inserted. A column in ``keep`` is updated only where the row's column
-      ``keep[column]`` is 0: the source did not send it. Of a row that is marked as deleted
-      nothing is kept: another row has its key now.
-
-    Attributes:
-        table: the target, finished.
-        query: SELECT of the rows.
-        key, values: column names; ``values`` includes what the core adds (``_sequence_num``).
-        guard: the target's column of the sequence number, a row with a larger one than the
-            query's ``_sequence_num`` is left alone; empty where it has none.
-        gone: column -> expression over ``d`` of a soft delete; None deletes.
-        back: the column that marks a row as deleted -> the expression that an update or insert
-            sets beside its values; empty where no row is marked.
-        keep: column -> name of the source column that is 1 where the value is unknown.
-        name: for temporary tables.
-    """
-
-    table: str
-    query: str
-    key: tuple[str, ...]
-    values: tuple[str, ...]
-    guard: str
-    gone: Mapping[str, str] | None
-    back: Mapping[str, str]
-    keep: Mapping[str, str]
-    name: str
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The columns an update sets."""
-        return tuple(c for c in self.values if c not in self.key)
-
-    def kept(self, d: Dialect, column: str) -> str:
-        """SQL over ``d`` and ``t``: what a column of the row is."""
-        name = d.quote(column)
-        if column not in self.keep:
-            return f"d.{name}"
-        there = f"t.{name}"
-        for mark in self.back:
-            gone = f"coalesce(t.{d.quote(mark)}, {d.false})"
-            there = f"CASE WHEN {gone} THEN NULL ELSE {there} END"
-        return f"CASE WHEN d.{d.quote(self.keep[column])} = 1 THEN {there} ELSE d.{name} END"
-
-
-def merge_statement(d: Dialect, m: Merge) -> str:
-    """A standard MERGE: PostgreSQL 15, DuckDB, BigQuery, Snowflake, Spark understand it."""
-    q = d.quote
-    newer = f" AND coalesce(t.{q(m.guard)}, 0) <= d.{q('_sequence_num')}" if m.guard else ""
-    is_delete = f"d.{q('_operation')} = 'DELETE'"
-    is_row = f"d.{q('_operation')} <> 'DELETE'"
-    update = [f"{q(c)} = {m.kept(d, c)}" for c in m.changed]
-    update += [f"{q(c)} = {value}" for c, value in m.back.items()]
-    names = [*m.key, *m.changed, *m.back]
-    inserted = [f"d.{q(c)}" for c in (*m.key, *m.changed)] + list(m.back.values())
-    if m.gone is None:
-        on_delete = "DELETE"
-    else:
-        on_delete = "UPDATE SET " + ", ".join(f"{q(c)} = {v}" for c, v in m.gone.items())
-    clauses = [
-        f"MERGE INTO {m.table} AS t USING ({m.query}) AS d ON {d.same(m.key, 't', 'd')}",
-        f"WHEN MATCHED AND {is_delete}{newer} THEN {on_delete}",
-    ]
-    if update:
-        clauses.append(f"WHEN MATCHED AND {is_row}{newer} THEN UPDATE SET {', '.join(update)}")
-    clauses.append(
-        f"WHEN NOT MATCHED AND {is_row} THEN INSERT ({', '.join(map(q, names))}) "
-        f"VALUES ({', '.join(inserted)})"
-    )
-    return " ".join(clauses)
+        """Update rows of ``table`` (alias ``target``) from their one partner in ``source``;
+        ``sets`` is column -> expression."""
+        sql = f"UPDATE {table} AS target SET {self.assigned(sets)}"
+        return f"{sql} FROM {source} AS {alias} WHERE {on}"
 
 
 class Warehouse(ABC):

@@ -23,14 +23,12 @@ from changefeed.core.uri import Parts, invalid_uri
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
-    Merge,
     SqlStatement,
     TypeRule,
     Warehouse,
     decimal_pattern,
 )
 from sinks.warehouse.explained import explained
-from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 
@@ -56,6 +54,7 @@ class MySQLDialect(Dialect):
     name = "MySQL"
     folds_case = True
     keeps_key = True
+    merges = False
     widens_to_text = True
     transactional_ddl = False
     max_name = 64
@@ -149,16 +148,13 @@ class MySQLDialect(Dialect):
         return f"ALTER TABLE {table} MODIFY COLUMN {self.quote(name)} {sql}"
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
-        return f"DELETE t FROM {table} AS t JOIN {source} AS {alias} ON {on}"
+        return f"DELETE target FROM {table} AS target JOIN {source} AS {alias} ON {on}"
 
     def update_joined(
         self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
     ) -> str:
-        listed = ", ".join(f"t.{self.quote(c)} = {value}" for c, value in sets.items())
-        return f"UPDATE {table} AS t JOIN {source} AS {alias} ON {on} SET {listed}"
-
-    def merge(self, merge: Merge) -> list[str]:
-        return delete_insert(self, merge)
+        listed = ", ".join(f"target.{self.quote(c)} = {value}" for c, value in sets.items())
+        return f"UPDATE {table} AS target JOIN {source} AS {alias} ON {on} SET {listed}"
 
 
 def _indexed(sql: str) -> int:

@@ -21,14 +21,11 @@ from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import ESCAPES, invalid_uri, without
 from sinks.warehouse.dialect import (
     Dialect,
-    Merge,
     SqlStatement,
     TypeRule,
     Warehouse,
-    merge_statement,
 )
 from sinks.warehouse.explained import explained
-from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ _ELEMENTS: Mapping[Kind, str] = {
 
 
 class PostgreSQLDialect(Dialect):
-    """``merges``: the server has MERGE. Every log form of a PostgreSQL source has its own type."""
+    """Every log form of a PostgreSQL source has its own type."""
 
     name = "PostgreSQL"
     keeps_key = True
@@ -75,9 +72,6 @@ class PostgreSQLDialect(Dialect):
         kind: TypeRule(sql, f"{{x}}::{sql}") for kind, sql in _ELEMENTS.items()
     }
 
-    def __init__(self) -> None:
-        self.merges = True
-
     def decimal(self, precision: int, scale: int) -> TypeRule:
         sql = f"numeric({precision},{scale})"
         return TypeRule(sql, f"{{x}}::{sql}")
@@ -94,7 +88,7 @@ class PostgreSQLDialect(Dialect):
     def same_row(self, columns: Sequence[str], left: str, right: str) -> str:
         # IS NOT DISTINCT FROM cannot be hashed: a join by it would compare all with all.
         def row(alias: str) -> str:
-            return f"ROW({', '.join(f'{alias}.{self.quote(c)}' for c in columns)})::text"
+            return f"ROW({self.listed(columns, alias)})::text"
 
         return f"{row(left)} = {row(right)}"
 
@@ -108,9 +102,6 @@ class PostgreSQLDialect(Dialect):
     def widen_column(self, table: str, name: str, sql: str) -> str:
         column = self.quote(name)
         return f"ALTER TABLE {table} ALTER COLUMN {column} TYPE {sql} USING {column}::{sql}"
-
-    def merge(self, merge: Merge) -> list[str]:
-        return [merge_statement(self, merge)] if self.merges else delete_insert(self, merge)
 
 
 class PostgreSQL(Warehouse):
@@ -151,7 +142,7 @@ class PostgreSQL(Warehouse):
             self.run([SqlStatement(self.dialect.create_schema(self.schema))])
 
     def _look(self, version: int) -> None:
-        self.dialect.merges = version >= 150000
+        self.dialect.merges = type(self.dialect).merges and version >= 150000
 
     def _has_schema(self) -> bool:
         name = self.dialect.literal(self.schema)

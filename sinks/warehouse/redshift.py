@@ -25,13 +25,11 @@ from changefeed.core.uri import invalid_uri, without
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
-    Merge,
     SqlStatement,
     TypeRule,
     decimal_pattern,
 )
 from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
-from sinks.warehouse.replace import delete_insert
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 
@@ -42,7 +40,7 @@ _LONGEST = 65535
 #: In comparisons of texts blanks at the end do not count: keys that have some could become one.
 _KEY = TypeRule(_TEXT, accepts=r"(?s)(?:.*[^ ])?", longest=_LONGEST)
 #: The target's alias before a column, or a quoted name or literal, which is left as it is.
-_ALIAS = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\b(t\.)(?=")')
+_ALIAS = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'|\b(target\.)(?=")')
 
 
 class RedshiftDialect(PostgreSQLDialect):
@@ -51,6 +49,7 @@ class RedshiftDialect(PostgreSQLDialect):
     name = "Redshift"
     folds_case = True
     keeps_key = False
+    merges = False
     widens_to_text = False
     counts = False
     max_name = 127
@@ -109,9 +108,6 @@ class RedshiftDialect(PostgreSQLDialect):
         # The target has no alias in DELETE.
         named = _ALIAS.sub(lambda found: f"{table}." if found[1] else found[0], on)
         return f"DELETE FROM {table} USING {source} AS {alias} WHERE {named}"
-
-    def merge(self, merge: Merge) -> list[str]:
-        return delete_insert(self, merge)
 
 
 class Redshift(PostgreSQL):

@@ -120,10 +120,9 @@ class WarehouseSink(DatabaseSink):
         d = warehouse.dialect
         for pending in (p for p in self._pending if p.table.topic == error.target):
             staged, shape = pending.staged(warehouse), pending.shape
-            for i, column in enumerate(shape.columns):
-                rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
+            rows = f"{staged.staging} AS staged WHERE {staged.where(d)}"
+            for column, rule in zip(shape.columns, shape.rules(d), strict=True):
                 value = rule.of(d.quote(column.name))
-                rows = f"{staged.staging} AS s WHERE {staged.where(d)}"
                 try:
                     warehouse.query(f"SELECT count({value}) FROM {rows}")
                 except ChangefeedError as found:

@@ -6,17 +6,15 @@ _sequence_num  version of the change: rises through the source's log, one per tr
 _ord           order of the changes of one version: the change's number in the log
 _operation     INSERT, UPDATE, DELETE, READ (of a scan)
 _missing       places of the columns whose value the source did not send, ``,3,7,``; or NULL
-_before_<c>    the row before, where there is no key
-<columns>      the row after; of a DELETE the key columns only (none where there is no key)
+<columns>      the row after; of a DELETE the key columns only (the row before, without a key)
 ============== =========================================================================
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,9 +39,6 @@ META: dict[str, str] = {
     OPERATION: "string",
     MISSING: "string",
 }
-BEFORE = "_before_"
-#: Bytes of the longest name of a column that every target takes.
-_LONGEST = 63
 
 #: Kinds with values of several texts (24:00:00 and 1 day; 1 and 1.0 in JSON and in arrays).
 _MANY_TEXTS = (Kind.INTERVAL, Kind.JSON)
@@ -84,22 +79,6 @@ def _alike(present: str, wanted: str) -> bool:
     return present == wanted
 
 
-def before_name(column: str) -> str:
-    """The column of a staging table that holds a column's value before the change; a name that
-    would be too long is cut and ends in a digest."""
-    name = (BEFORE + column).encode()
-    if len(name) <= _LONGEST:
-        return BEFORE + column
-    digest = hashlib.sha256(name).hexdigest()[:8]
-    return f"{name[: _LONGEST - 9].decode(errors='ignore')}_{digest}"
-
-
-def staged_name(column: str, prefix: str) -> str:
-    """The column of a staging table that holds a column: after the change, or with the prefix
-    :data:`BEFORE` before it."""
-    return before_name(column) if prefix else column
-
-
 @dataclass(frozen=True)
 class TargetShape:
     """A table's schema version as the warehouse sees it. ``topic`` names the target table."""
@@ -128,19 +107,24 @@ class TargetShape:
         return self.schema.keyless
 
     @cached_property
-    def before(self) -> tuple[int, ...]:
-        """Places of the columns that have a ``_before_`` column: all where there is no key."""
-        return self.schema.before_ordinals if self.keyless else ()
-
-    @cached_property
     def physical(self) -> Mapping[str, str]:
         """Columns of the staging table and their physical types in the log."""
-        found = dict(META)
-        for i in self.before:
-            found[before_name(self.columns[i].name)] = self.columns[i].physical
-        for column in self.columns:
-            found[column.name] = column.physical
-        return found
+        return META | {column.name: column.physical for column in self.columns}
+
+    def rules(self, d: Dialect) -> list[TypeRule]:
+        """How the target keeps each column. Without a key all columns stand for one, but the target
+        keeps them as any other."""
+        keys = () if self.keyless else self.schema.key
+        return [d.rule(column, key=i in keys) for i, column in enumerate(self.columns)]
+
+    def typed(self, d: Dialect, alias: str, places: Sequence[int] | None = None) -> dict[str, str]:
+        """Column -> SQL for its value in the target's type, of a row of the staging table
+        (``alias``); ``places``: of these columns only."""
+        rules = self.rules(d)
+        return {
+            self.names[i]: rules[i].of(f"{alias}.{d.quote(self.names[i])}")
+            for i in (range(len(rules)) if places is None else places)
+        }
 
     def staging_columns(self, d: Dialect) -> dict[str, str]:
         """Columns of the staging table and their SQL types."""
@@ -155,12 +139,8 @@ class TargetShape:
             OPERATION: _OPERATIONS.take(pc.index_in(rows["op"], _CODES).combine_chunks()),
             MISSING: self._missing(rows["missing"]),
         }
-        for i in self.before:
-            column = self.columns[i]
-            data[before_name(column.name)] = _plain(column, rows[f"b{i}"])
-        keys = () if self.keyless else self.schema.key
         for i, column in enumerate(self.columns):
-            value = key_value(rows, i) if i in keys else rows[f"a{i}"]
+            value = key_value(rows, i) if i in self.schema.key else rows[f"a{i}"]
             data[column.name] = _plain(column, value)
         return pa.table(data)
 
@@ -251,12 +231,8 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
     Raises:
         ChangefeedError: CF5006, naming table and column, never the value.
     """
-    for i, column in enumerate(shape.columns):
-        # Without a key all columns stand for one, but the target keeps them as any other.
-        rule = d.rule(column, key=not shape.keyless and i in shape.schema.key)
-        names = [column.name] + ([before_name(column.name)] if i in shape.before else [])
-        refused = sum(_refused(rule, staged[name]) for name in names)
-        if refused:
+    for column, rule in zip(shape.columns, shape.rules(d), strict=True):
+        if refused := _refused(rule, staged[column.name]):
             rows = f"{refused} of {staged.num_rows} rows"
             raise refused_value(shape, column, unfit(rule, d), rows)
 

@@ -217,8 +217,8 @@ def ours(table: TargetTable, shape: TargetShape) -> str:
         return "1 = 1"
     if not table.has_side(shape.schema):
         return f"{d.quote(table.sequence)} IS NOT NULL"
-    same = d.same(shape.key, "t_old", table.name)
-    return f"EXISTS (SELECT 1 FROM {table.side} AS t_old WHERE {same})"
+    same = d.same(shape.key, "beside", table.name)
+    return f"EXISTS (SELECT 1 FROM {table.side} AS beside WHERE {same})"
 
 
 def _evolve_side(table: TargetTable, event: SchemaChange) -> list[str]:
@@ -247,8 +247,8 @@ def sweep(table: TargetTable, shape: TargetShape, version: int) -> list[str]:
             return [soft_delete_all(table, version, f"{old} AND NOT {is_deleted(table)}")]
         return [f"DELETE FROM {table.name} WHERE {old}"]
     number = d.quote(SEQUENCE)
-    same = f"SELECT 1 FROM {table.side} AS t_old WHERE {d.same(shape.key, 't_old', table.name)}"
-    older = f"t_old.{number} < {version}"
+    same = f"SELECT 1 FROM {table.side} AS beside WHERE {d.same(shape.key, 'beside', table.name)}"
+    older = f"beside.{number} < {version}"
     match = f"EXISTS ({same} AND {older})" if shared else f"NOT EXISTS ({same} AND NOT {older})"
     statements = (
         [soft_delete_all(table, version, match)]

@@ -12,7 +12,7 @@ from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import Removal, TablePolicy
 from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import BATCH, BEFORE, META, SEQUENCE, TargetShape
+from sinks.warehouse.staging import BATCH, META, SEQUENCE, TargetShape
 
 #: Names that statements use inside.
 _INSIDE = frozenset({"_rank", "_next", "_one", "_change", "_row", "_copies"})
@@ -104,7 +104,7 @@ class TargetTable:
         """
         names = [c.name for c in schema.columns]
         ours = {*META, *self.extra(), *_INSIDE}
-        taken = [n for n in names if n in ours or n.startswith((BEFORE, "_keep_"))]
+        taken = [n for n in names if n in ours or n.startswith("_keep_")]
         if taken:
             raise self.refused(schema, f"the column name {taken[0]} is used by the sink itself")
         cut: dict[str, str] = {}
@@ -159,7 +159,7 @@ class StagedRows:
     missing: frozenset[int]
     top: AppliedVersion
 
-    def where(self, d: Dialect, alias: str = "s") -> str:
+    def where(self, d: Dialect, alias: str = "staged") -> str:
         """SQL: the row is of this batch."""
         return f"{alias}.{d.quote(BATCH)} = {self.batch}"
 

@@ -5,8 +5,8 @@ What differs from its text:
 
 * An UPDATE that changes the key is a DELETE of the old and an INSERT of the new key, so that a
   batch may be applied twice.
-* Of the changes of a batch to one key the last one is loaded, so that a table with a key has no
-  ``_before_`` columns.
+* Of the changes of a batch to one key the last one is loaded, and a DELETE has the row before in
+  the columns themselves, so that there are no ``_before_`` columns.
 * A batch leaves the staging table in the transaction of its merge.
 """
 
@@ -259,11 +259,11 @@ def keyless(warehouse: Watched) -> Example:
 
 
 KEYLESS: list[Staged] = [
-    # _sequence_num, _operation, _before_name, name
-    [(1, "INSERT", None, "alice"), (1, "INSERT", None, "alice"), (1, "INSERT", None, "Bob")],
-    [(2, "DELETE", "alice", None), (2, "INSERT", None, "Alyce")] * 2,
-    [(3, "DELETE", "Alyce", None), (3, "INSERT", None, "Alice")] * 2,
-    [(4, "DELETE", "Alice", None)] * 2,
+    # _sequence_num, _operation, name
+    [(1, "INSERT", "alice"), (1, "INSERT", "alice"), (1, "INSERT", "Bob")],
+    [(2, "DELETE", "alice"), (2, "INSERT", "Alyce")] * 2,
+    [(3, "DELETE", "Alyce"), (3, "INSERT", "Alice")] * 2,
+    [(4, "DELETE", "Alice")] * 2,
 ]
 
 

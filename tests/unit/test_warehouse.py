@@ -45,7 +45,7 @@ from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.snowflake.sql import SnowflakeDialect
 from sinks.warehouse.spanner.sql import SpannerDialect
-from sinks.warehouse.staging import TargetShape, before_name, check_values, fits
+from sinks.warehouse.staging import TargetShape, check_values, fits
 from sinks.warehouse.tables import TargetTable
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -508,22 +508,14 @@ def test_the_bookkeeping_of_somebody_else_is_left_alone(
     assert read(path, "SELECT count(*) FROM _changefeed_applied") == [(0,)]
 
 
-def test_names_before_a_change_fit_and_stay_apart() -> None:
-    """Key columns of 63 bytes that are equal in their first 55."""
-    names = [f"{'k' * 55}{i:08d}" for i in range(2)]
-    made = [before_name(name) for name in names]
-    assert len(set(made)) == 2 and all(len(name.encode()) <= 63 for name in made)
-    assert before_name("a" * 54) == "_before_" + "a" * 54
-    columns = TargetShape(table_of("t", **dict.fromkeys(names, "int32")), "t")
-    cut = {name.encode()[:63] for name in columns.staging_columns(PostgreSQLDialect())}
-    assert len(cut) == 5 + 2 + 2
-
-
 @pytest.mark.parametrize("table", [r'"s"."a\1b"', r'"s"."a\nb"', '"s"."o\'t."'])
 def test_redshift_deletes_from_any_name(table: str) -> None:
-    on = """t."a" = d."a" AND t."a t." = d."a t." AND t."b" <> 't."x"' """
+    on = """target."a" = d."a" AND target."a target." = d."a t." AND target."b" <> 'target."x"' """
     sql = RedshiftDialect().delete_joined(table, '"diff"', "d", on)
-    where = f"""{table}."a" = d."a" AND {table}."a t." = d."a t." AND {table}."b" <> 't."x"' """
+    where = (
+        f"""{table}."a" = d."a" AND {table}."a target." = d."a t." """
+        f"""AND {table}."b" <> 'target."x"' """
+    )
     assert sql == f'DELETE FROM {table} USING "diff" AS d WHERE {where}'
 
 

@@ -119,8 +119,7 @@ class BigQueryDialect(Dialect):
         return f"{self._row_text(columns, left)} = {self._row_text(columns, right)}"
 
     def _row_text(self, columns: Sequence[str], source: str) -> str:
-        listed = ", ".join(f"{source}.{self.quote(c)}" for c in columns)
-        return f"TO_JSON_STRING(STRUCT({listed}))"
+        return f"TO_JSON_STRING(STRUCT({self.listed(columns, source)}))"
 
     def distinct(self, columns: Sequence[str], source: str) -> tuple[str, str]:
         """JSON cannot be grouped either."""
@@ -143,9 +142,9 @@ class BigQueryDialect(Dialect):
             for name, sql in columns.items()
         ]
         if key:
-            lines.append(f"PRIMARY KEY ({', '.join(map(self.quote, key))}) NOT ENFORCED")
+            lines.append(f"PRIMARY KEY ({self.listed(key)}) NOT ENFORCED")
         clusters = [c for c in key if _CLUSTERS.match(columns[c])][:_MOST_CLUSTERS]
-        ending = f" CLUSTER BY {', '.join(map(self.quote, clusters))}" if clusters else ""
+        ending = f" CLUSTER BY {self.listed(clusters)}" if clusters else ""
         return f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(lines)}){ending}"
 
     def create_staging(self, table: str, columns: Mapping[str, str]) -> str:
@@ -161,5 +160,6 @@ class BigQueryDialect(Dialect):
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
         return (
-            f"DELETE FROM {table} AS t WHERE EXISTS (SELECT 1 FROM {source} AS {alias} WHERE {on})"
+            f"DELETE FROM {table} AS target "
+            f"WHERE EXISTS (SELECT 1 FROM {source} AS {alias} WHERE {on})"
         )

@@ -269,8 +269,10 @@ class ClickHouseStrategy(Strategy):
             values = f"'', {at.version}, {seq}, 'TRUNCATE', {d.instant(str(at.version))}"
             return [f"INSERT INTO {table.name} ({names}) SELECT {values}"]
         if table.policy.removal is Removal.END:
-            return [rows.end_versions(table, shape, at.version, f"c.{q(CURRENT)} <= {at.version}")]
-        before = f"t.{q(SEQUENCE)} <= {at.version}"
+            return [
+                rows.end_versions(table, shape, at.version, f"current.{q(CURRENT)} <= {at.version}")
+            ]
+        before = f"target.{q(SEQUENCE)} <= {at.version}"
         if shape.keyless:
             return [rows.no_copies(table, at.version, seq, before)]
         return [rows.end_rows(table, shape, at.version, before)]
@@ -295,9 +297,13 @@ class ClickHouseStrategy(Strategy):
         if table.policy.removal is Removal.RECORD:
             return []
         if table.policy.removal is Removal.END:
-            return [rows.end_versions(table, shape, at.version, f"c.{q(SEEN_LAST)} < {at.version}")]
+            return [
+                rows.end_versions(
+                    table, shape, at.version, f"current.{q(SEEN_LAST)} < {at.version}"
+                )
+            ]
         if not shape.keyless:
-            return [rows.end_rows(table, shape, at.version, f"t.{q(SEQUENCE)} < {at.version}")]
+            return [rows.end_rows(table, shape, at.version, f"target.{q(SEQUENCE)} < {at.version}")]
         return [rows.replace_rows(table, shape, at.version), f"TRUNCATE TABLE {table.scan}"]
 
 

@@ -105,8 +105,7 @@ class SnowflakeDialect(Dialect):
     def update_joined(
         self, table: str, source: str, alias: str, sets: Mapping[str, str], on: str
     ) -> str:
-        listed = ", ".join(f"{self.quote(c)} = {value}" for c, value in sets.items())
-        return f"UPDATE {table} t SET {listed} FROM {source} {alias} WHERE {on}"
+        return f"UPDATE {table} target SET {self.assigned(sets)} FROM {source} {alias} WHERE {on}"
 
     def delete_joined(self, table: str, source: str, alias: str, on: str) -> str:
-        return f"DELETE FROM {table} t USING {source} {alias} WHERE {on}"
+        return f"DELETE FROM {table} target USING {source} {alias} WHERE {on}"

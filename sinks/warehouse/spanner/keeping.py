@@ -32,7 +32,7 @@ from sinks.warehouse.applied import AppliedRow
 from sinks.warehouse.dialect import Warehouse
 from sinks.warehouse.spanner.rows import Key, RowWire, Value, digests
 from sinks.warehouse.spanner.sql import SpannerDialect
-from sinks.warehouse.staging import BEFORE, MISSING, SEQUENCE
+from sinks.warehouse.staging import MISSING, SEQUENCE
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import TargetTable
 
@@ -386,16 +386,15 @@ def _mark(
 
 def _count(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """Copies that came less copies that went, of each distinct row."""
-    operation = batch.rows[OPERATION]
+    # An UPDATE left the row as it was.
+    moved = replace(batch, rows=batch.rows.filter(pc.not_equal(batch.rows[OPERATION], "UPDATE")))
     net: Counter[str] = Counter()
     came: dict[str, tuple[Value, ...]] = {}
-    for prefix, one, kinds in (("", 1, ("INSERT", "UPDATE")), (BEFORE, -1, ("DELETE", "UPDATE"))):
-        rows = batch.rows.filter(pc.is_in(operation, pa.array(kinds)))
-        marks, values = _distinct(batch, rows, prefix)
-        for mark in marks:
-            net[mark] += one
-        if one > 0:
-            came.update(zip(marks, values, strict=True))
+    gone_rows = pc.equal(moved.rows[OPERATION], "DELETE").to_pylist()
+    for mark, row, is_gone in zip(*_distinct(moved), gone_rows, strict=True):
+        net[mark] += -1 if is_gone else 1
+        if not is_gone:
+            came[mark] = row
     changed = [mark for mark, count in net.items() if count]
     copies = _copies(transaction, batch.table, changed)
     added: list[tuple[Value, ...]] = []
@@ -410,7 +409,7 @@ def _count(transaction: SpannerTransaction, batch: TransactionRows) -> None:
 
 def _gather(transaction: SpannerTransaction, batch: TransactionRows) -> None:
     """Each row of a scan is the next copy of this scan."""
-    marks, values = _distinct(batch, batch.rows, "")
+    marks, values = _distinct(batch)
     version = batch.rows[SEQUENCE][0].as_py()
     copies = Counter(_copies(transaction, batch.table, list(set(marks)), version))
     rows: list[tuple[Value, ...]] = []
@@ -424,13 +423,11 @@ def _names(batch: TransactionRows) -> list[str]:
     return [ROW, COPY, *batch.wire.shape.names, batch.table.sequence]
 
 
-def _distinct(
-    batch: TransactionRows, rows: pa.Table, prefix: str
-) -> tuple[list[str], list[tuple[Value, ...]]]:
+def _distinct(batch: TransactionRows) -> tuple[list[str], list[tuple[Value, ...]]]:
     """The digest of each row, and its values with its number."""
-    values = batch.wire.columns(rows, prefix)
-    marks = digests(batch.wire.shape.columns, values) if rows.num_rows else []
-    numbers = [str(number) for number in rows[SEQUENCE].to_pylist()]
+    values = batch.wire.columns(batch.rows)
+    marks = digests(batch.wire.shape.columns, values)
+    numbers = [str(number) for number in batch.rows[SEQUENCE].to_pylist()]
     return marks, list(zip(*values, numbers, strict=True))
 
 

@@ -23,7 +23,7 @@ from changefeed.core.schema import Column
 from sinks.merged.history import ORDER
 from sinks.merged.rows import plain_decimals
 from sinks.warehouse.spanner.sql import SpannerDialect
-from sinks.warehouse.staging import SEQUENCE, TargetShape, staged_name
+from sinks.warehouse.staging import SEQUENCE, TargetShape
 
 #: A value on the wire.
 Value = str | bool | float | None
@@ -99,11 +99,7 @@ class RowWire:
     @classmethod
     def of(cls, shape: TargetShape, d: SpannerDialect) -> RowWire:
         """Of a shape as the dialect keeps it."""
-        keyed = not shape.keyless
-        rules = (
-            d.rule(c, key=keyed and i in shape.schema.key) for i, c in enumerate(shape.columns)
-        )
-        return cls(shape, tuple(rule.sql for rule in rules))
+        return cls(shape, tuple(rule.sql for rule in shape.rules(d)))
 
     @property
     def key_types(self) -> tuple[str, ...]:
@@ -111,13 +107,9 @@ class RowWire:
         place = {name: i for i, name in enumerate(self.shape.names)}
         return tuple(self.types[place[name]] for name in self.shape.key)
 
-    def column(self, rows: pa.Table, place: int, prefix: str = "") -> list[Value]:
-        """The values of a column."""
-        return wire(self.types[place], rows[staged_name(self.shape.names[place], prefix)])
-
-    def columns(self, rows: pa.Table, prefix: str = "") -> list[list[Value]]:
+    def columns(self, rows: pa.Table) -> list[list[Value]]:
         """The values of all columns."""
-        return [self.column(rows, i, prefix) for i in range(len(self.types))]
+        return [wire(t, rows[n]) for t, n in zip(self.types, self.shape.names, strict=True)]
 
     def canonical(self, key: Sequence[Value]) -> Key:
         """A key that Spanner answered, as keys of rows are here."""
