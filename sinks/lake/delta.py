@@ -151,7 +151,7 @@ class DeltaTable(LakeTable):
         there, thousands a day, and on most filesystems every commit lists them all."""
         wanted = dict.fromkeys(_RETENTION, f"interval {max(1, int(older_than))} seconds")
         present = {name: self.setting(name) for name in wanted}
-        # Written otherwise, it is somebody else's wish.
+        # Written in another way, it is the setting of another.
         free = all(text is None or _OURS.fullmatch(text) for text in present.values())
         if free and present != wanted:
             self.session.sql(f"ALTER TABLE {self.ident} SET {properties_sql(wanted)}")

@@ -227,7 +227,7 @@ class _Commit:
         schema, names = self._rows.schema, self._keys()
         limits = merge.within(schema, self._rows.bounds)
         if limits and narrow:
-            target = target.alias("t").where(" AND ".join(limits))
+            target = target.alias("target").where(" AND ".join(limits))
         here = target.select(
             *(
                 F.col(quoted(schema.columns[number].name)).alias(f"t{number}")

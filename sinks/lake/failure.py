@@ -53,7 +53,7 @@ def _column(text: str, columns: Sequence[str]) -> str:
     return columns[int(number[1])] if number and known else ""
 
 
-def told(
+def explained(
     failure: BaseException, name: str, where: str = "", columns: Sequence[str] = ()
 ) -> ChangefeedError | None:
     """The error for a failure, without the values Spark's own text repeats; None: no idea.

@@ -47,7 +47,7 @@ def settings(place: LakePlace) -> dict[str, str]:
     head = f"spark.sql.catalog.{place.catalog}"
     own = {
         head: "org.apache.iceberg.spark.SparkCatalog",
-        # Whatever somebody else did to the table is seen at once.
+        # Whatever others did to the table is seen at once.
         f"{head}.cache-enabled": "false",
         # The filesystem of our own session cannot create a file only where there is none,
         # and that is how a hadoop catalog commits.

@@ -7,18 +7,20 @@ version the table has recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.spark_sql import literal, quoted
-from changefeed.core.types import FLOATS, LogicalType
+from changefeed.core.types import LogicalType
 from changefeed.options import History
 from sinks.lake.staging import MISSING, OPERATION, ORDER, SEQ, VERSION
 from sinks.lake.types import spark_type, typed
 from sinks.merged import history as past
-from sinks.merged.fold import NEGATIVE_ZERO
 from sinks.merged.history import IS_CURRENT, READ, TRUNCATE, VALID_FROM, VALID_TO
 from sinks.merged.policy import Removal, TablePolicy
+
+#: By staged key column the smallest and the largest key of a round.
+Bounds = Mapping[str, tuple[object, object]]
 
 #: What a soft-deleted row is marked in, by format: Iceberg has a use of its own for _deleted.
 DELETED = {"delta": "_deleted", "iceberg": "_is_deleted"}
@@ -68,104 +70,70 @@ def moment(version: str) -> str:
 # ------------------------------------------------------------------------------- source
 
 
-def source(schema: TableSchema, view: str, *, also: Sequence[str] = ()) -> str:
-    """The staged rows with typed columns ``c0..cn``, ``_op`` and ``_v``."""
-    columns = [f"{typed(c, f'c{i}')} AS c{i}" for i, c in enumerate(schema.columns)]
-    return f"SELECT {', '.join([OPERATION, VERSION, *also, *columns])} FROM {view}"
-
-
-def folded_source(schema: TableSchema, view: str) -> str:
-    """The same where values are missing: the last row of each key, and of each column the last
-    value that is known, with ``k<i>`` saying whether there is one. A delete ends what was known of
-    its key: a row that comes after it, by a changed key, has nothing to do with the one before."""
-    keys = {f"c{i}": _compared(schema.columns[i], f"c{i}") for i in schema.key}
-    place = f"struct({VERSION}, {ORDER})"
-    picked = [c if c == same else f"max_by({c}, {place}) AS {c}" for c, same in keys.items()]
-    picked += [f"max_by({OPERATION}, {place}) AS {OPERATION}", f"max({VERSION}) AS {VERSION}"]
-    for i, column in enumerate(schema.columns):
-        if f"c{i}" in keys:
-            continue
-        known = (
-            f"({OPERATION} = 'd' OR NOT coalesce(array_contains("
-            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false))"
-        )
-        picked.append(f"max_by(c{i}, {place}) FILTER (WHERE {known}) AS c{i}")
-        picked.append(f"bool_or({known}) AS k{i}")
-    inner = f"SELECT {', '.join(picked)} FROM {view} GROUP BY {', '.join(keys.values())}"
-    flags = [f"k{i}" for i in range(len(schema.columns)) if i not in schema.key]
-    return source(schema, f"({inner})", also=flags)
-
-
-def _compared(column: Column, text: str) -> str:
-    """SQL for the logged ``text`` of a key that is the same for values that are equal."""
-    if column.logical.innermost.kind not in FLOATS:
-        return text
-    return f"regexp_replace({text}, {literal(NEGATIVE_ZERO)}, '0$1')"
-
-
-def carried_source(
-    target: str,
-    schema: TableSchema,
-    policy: TablePolicy,
-    view: str,
-    bounds: Mapping[str, tuple[object, object]] | None = None,
+def source(
+    schema: TableSchema, view: str, *, also: Sequence[str] = (), missing: Collection[int] = ()
 ) -> str:
-    """The staged rows of a table that keeps its past, where values are missing: one that the source
-    did not send is that of the version before, of the round, else of the target.
-
-    A key that has changed is an insert that begins what its transaction did to the key: what was
-    there before has another key, and the value is not known.
-    """
-    keys = [f"c{i}" for i in schema.key]
-    window = (
-        f"(PARTITION BY {', '.join(f's.{key}' for key in keys)} ORDER BY {VERSION}, {SEQ} "
-        "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-    )
-    values = []
-    for i, column in enumerate(schema.columns):
-        if i in schema.key:
-            values.append(f"s.c{i}")
-            continue
-        lacks = (
-            f"({OPERATION} = 'u' OR {OPERATION} <> 'd' AND _nth > 1) AND coalesce(array_contains("
-            f"from_json({MISSING}, 'array<string>'), {literal(column.name)}), false)"
-        )
-        # In a struct, because a value that is known may be NULL.
-        known = f"last_value(if({lacks}, NULL, struct(s.c{i} AS v))) IGNORE NULLS OVER {window}"
-        values.append(f"coalesce({known}, struct(t.c{i} AS v)).v AS c{i}")
-    rows = source(schema, view, also=(SEQ, ORDER, MISSING))
-    asked = f"SELECT {', '.join(keys)} FROM ({rows}) WHERE {MISSING} IS NOT NULL"
-    same = " AND ".join(f"s.{key} = t.{key}" for key in keys)
-    nth = f"row_number() OVER (PARTITION BY {', '.join(keys)}, {VERSION} ORDER BY {SEQ}) AS _nth"
-    numbered = f"SELECT *, {nth} FROM ({rows})"
-    before = _before(target, schema, policy, asked, bounds or {})
-    return (
-        f"SELECT s.{OPERATION}, s.{VERSION}, s.{SEQ}, s.{ORDER}, {', '.join(values)} "
-        f"FROM ({numbered}) AS s LEFT JOIN ({before}) AS t ON {same}"
-    )
+    """The staged rows with typed columns ``c0..cn``, ``_op`` and ``_v``; with ``_missing`` where
+    values are."""
+    columns = [f"{typed(c, f'c{i}')} AS c{i}" for i, c in enumerate(schema.columns)]
+    own = [OPERATION, VERSION, *also, *([MISSING] if missing else [])]
+    return f"SELECT {', '.join([*own, *columns])} FROM {view}"
 
 
-def _before(
+def _unsent(place: int, alias: str) -> str:
+    """SQL: the round does not have the value of the row's column, which is the target's."""
+    return f"coalesce({alias}.{MISSING}, '') LIKE '%,{place},%'"
+
+
+def carried(
     target: str,
     schema: TableSchema,
     policy: TablePolicy,
-    asked: str,
-    bounds: Mapping[str, tuple[object, object]],
+    rows: str,
+    missing: Collection[int],
+    bounds: Bounds | None = None,
+) -> str:
+    """``rows`` of a table that keeps its past: a value that the round does not have is that of the
+    target's last version."""
+    values = [
+        f"if({_unsent(i, 'changed')}, target.c{i}, changed.c{i}) AS c{i}"
+        if i in missing
+        else f"changed.c{i}"
+        for i in range(len(schema.columns))
+    ]
+    keys = [f"c{i}" for i in schema.key]
+    asked = f"SELECT {', '.join(keys)} FROM ({rows}) WHERE {MISSING} IS NOT NULL"
+    same = " AND ".join(f"changed.{key} = target.{key}" for key in keys)
+    own = ", ".join(f"changed.{name}" for name in (OPERATION, VERSION, SEQ, ORDER))
+    return (
+        f"SELECT {own}, {', '.join(values)} FROM ({rows}) AS changed "
+        f"LEFT JOIN ({_last_versions(target, schema, policy, asked, bounds or {})}) AS target "
+        f"ON {same}"
+    )
+
+
+def _last_versions(
+    target: str, schema: TableSchema, policy: TablePolicy, asked: str, bounds: Bounds
 ) -> str:
     """The last version that the target has of the keys ``asked`` selects, unless that is a delete:
     ``c0..cn``."""
-    row = ", ".join(f"t.{quoted(c.name)} AS c{i}" for i, c in enumerate(schema.columns))
-    some = f"FROM {target} AS t LEFT SEMI JOIN ({asked}) AS s ON {_matching(schema, bounds)}"
+    row = ", ".join(f"target.{quoted(c.name)} AS c{i}" for i, c in enumerate(schema.columns))
+    some = (
+        f"FROM {target} AS target LEFT SEMI JOIN ({asked}) AS changed "
+        f"ON {_matching(schema, bounds)}"
+    )
     if policy.history is History.SCD2:
-        return f"SELECT {row} {some} WHERE t.{quoted(IS_CURRENT)}"
+        return f"SELECT {row} {some} WHERE target.{quoted(IS_CURRENT)}"
     # A scan sees all changes of its version.
-    operation = f"t.{quoted(past.OPERATION)}"
+    operation = f"target.{quoted(past.OPERATION)}"
     sequence, order = quoted(policy.sequence), quoted(past.ORDER)
-    place = f"struct(t.{sequence}, {operation} = {literal(READ)}, t.{order})"
-    key = ", ".join(f"t.{quoted(schema.columns[i].name)}" for i in schema.key)
-    latest = f"max_by(struct({operation} AS op, {row}), {place}) AS l"
-    listed = ", ".join(f"l.c{i}" for i in range(len(schema.columns)))
-    return f"SELECT {listed} FROM (SELECT {latest} {some} GROUP BY {key}) WHERE l.op <> 'DELETE'"
+    place = f"struct(target.{sequence}, {operation} = {literal(READ)}, target.{order})"
+    key = ", ".join(f"target.{quoted(schema.columns[i].name)}" for i in schema.key)
+    latest = f"max_by(struct({operation} AS op, {row}), {place}) AS latest"
+    listed = ", ".join(f"latest.c{i}" for i in range(len(schema.columns)))
+    return (
+        f"SELECT {listed} FROM (SELECT {latest} {some} GROUP BY {key}) WHERE latest.op <> 'DELETE'"
+    )
 
 
 # ------------------------------------------------------------------------------- statements
@@ -177,58 +145,62 @@ def merge(
     policy: TablePolicy,
     rows: str,
     *,
-    bounds: Mapping[str, tuple[object, object]] | None = None,
-    folded: bool = False,
+    bounds: Bounds | None = None,
+    missing: Collection[int] = (),
 ) -> str:
     """One MERGE of ``rows`` (a query) into a table that holds the last state of each row.
 
     Args:
         bounds: by staged key column the smallest and largest key, so that files without any
             of them are not read.
-        folded: ``rows`` is a :func:`folded_source`.
+        missing: places of columns whose value some rows lack.
     """
-    sequence = f"t.{quoted(policy.sequence)}"
-    newer = f"(s.{VERSION} >= {sequence} OR {sequence} IS NULL)"
-    values = {c.name: _value(schema, i, policy, folded) for i, c in enumerate(schema.columns)}
-    own = {policy.sequence: f"s.{VERSION}"}
+    sequence = f"target.{quoted(policy.sequence)}"
+    newer = f"(changed.{VERSION} >= {sequence} OR {sequence} IS NULL)"
+    values = {
+        c.name: _kept(i, c, policy) if i in missing else f"changed.c{i}"
+        for i, c in enumerate(schema.columns)
+    }
+    own = {policy.sequence: f"changed.{VERSION}"}
+    is_gone = f"changed.{OPERATION} = 'd'"
     if policy.soft:
         own[policy.deleted] = "false"
-        gone = (
-            f"UPDATE SET {quoted(policy.deleted)} = true, {quoted(policy.sequence)} = s.{VERSION}"
-        )
+        number = f"{quoted(policy.sequence)} = changed.{VERSION}"
+        gone = f"UPDATE SET {quoted(policy.deleted)} = true, {number}"
     else:
         gone = "DELETE"
     sets = [f"{quoted(name)} = {value}" for name, value in (values | own).items()]
-    inserted = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)} | own
+    inserted = {c.name: f"changed.c{i}" for i, c in enumerate(schema.columns)} | own
     return (
-        f"MERGE INTO {target} AS t USING ({rows}) AS s ON {_matching(schema, bounds or {})} "
-        f"WHEN MATCHED AND s.{OPERATION} = 'd' AND {newer} THEN {gone} "
-        f"WHEN MATCHED AND s.{OPERATION} <> 'd' AND {newer} THEN UPDATE SET {', '.join(sets)} "
-        f"WHEN NOT MATCHED AND s.{OPERATION} <> 'd' THEN INSERT "
+        f"MERGE INTO {target} AS target USING ({rows}) AS changed "
+        f"ON {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND {is_gone} AND {newer} THEN {gone} "
+        f"WHEN MATCHED AND NOT {is_gone} AND {newer} THEN UPDATE SET {', '.join(sets)} "
+        f"WHEN NOT MATCHED AND NOT {is_gone} THEN INSERT "
         f"({', '.join(map(quoted, inserted))}) VALUES ({', '.join(inserted.values())})"
     )
 
 
-def _value(schema: TableSchema, number: int, policy: TablePolicy, folded: bool) -> str:
-    if not folded or number in schema.key:
-        return f"s.c{number}"
-    there = f"t.{quoted(schema.columns[number].name)}"
+def _kept(place: int, column: Column, policy: TablePolicy) -> str:
+    there = f"target.{quoted(column.name)}"
     if policy.soft:  # of a row that is deleted nothing stays: another has its key now
-        there = f"if(coalesce(t.{quoted(policy.deleted)}, false), NULL, {there})"
-    return f"if(s.k{number}, s.c{number}, {there})"
+        there = f"if(coalesce(target.{quoted(policy.deleted)}, false), NULL, {there})"
+    return f"if({_unsent(place, 'changed')}, {there}, changed.c{place})"
 
 
-def _matching(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> str:
-    parts = [f"t.{quoted(schema.columns[number].name)} = s.c{number}" for number in schema.key]
+def _matching(schema: TableSchema, bounds: Bounds) -> str:
+    parts = [
+        f"target.{quoted(schema.columns[number].name)} = changed.c{number}" for number in schema.key
+    ]
     return " AND ".join(parts + within(schema, bounds))
 
 
-def within(schema: TableSchema, bounds: Mapping[str, tuple[object, object]]) -> list[str]:
-    """What is true of each row of target ``t`` whose key lies in ``bounds`` (by staged column)."""
+def within(schema: TableSchema, bounds: Bounds) -> list[str]:
+    """What is true of each row of ``target`` whose key lies in ``bounds`` (by staged column)."""
     parts = []
     for number in schema.key:
         if f"c{number}" in bounds:
-            column = f"t.{quoted(schema.columns[number].name)}"
+            column = f"target.{quoted(schema.columns[number].name)}"
             low, high = bounds[f"c{number}"]
             parts += [f"{column} >= {_bound(low)}", f"{column} <= {_bound(high)}"]
     return parts
@@ -262,7 +234,7 @@ def versions(
     schema: TableSchema,
     policy: TablePolicy,
     rows: str,
-    bounds: Mapping[str, tuple[object, object]] | None = None,
+    bounds: Bounds | None = None,
 ) -> str:
     """One MERGE that closes the current version of each changed key and adds the new ones, out of
     ``rows``, a query with the last change of each key and transaction.
@@ -275,43 +247,36 @@ def versions(
     window = f"(PARTITION BY {', '.join(keys)} ORDER BY {VERSION}, {ORDER})"
     then = f"lead({OPERATION}) OVER {window} AS _then, " if policy.soft else ""
     ordered = (
-        f"SELECT *, lead({VERSION}) OVER {window} AS _next, {then}row_number() OVER {window} AS _n "
-        f"FROM ({rows})"
+        f"SELECT *, lead({VERSION}) OVER {window} AS _next, {then}"
+        f"row_number() OVER {window} AS _nth FROM ({rows})"
     )
     # Two rows out of one, so that the staged rows are read and sorted once.
     closing = (
-        f"SELECT *, explode(if(_n = 1, array(true, false), array(false))) AS _closes "
+        f"SELECT *, explode(if(_nth = 1, array(true, false), array(false))) AS _closes "
         f"FROM ({ordered})"
     )
-    columns = {name: f"s.c{i}" for i, name in enumerate(names)}
+    columns = {name: f"changed.c{i}" for i, name in enumerate(names)}
     columns |= {
-        policy.sequence: f"s.{VERSION}",
-        VALID_FROM: moment(f"s.{VERSION}"),
-        VALID_TO: moment("s._next"),
-        IS_CURRENT: "s._next IS NULL",
+        policy.sequence: f"changed.{VERSION}",
+        VALID_FROM: moment(f"changed.{VERSION}"),
+        VALID_TO: moment("changed._next"),
+        IS_CURRENT: "changed._next IS NULL",
     }
     if policy.soft:
-        columns[policy.deleted] = "s._then <=> 'd'"
-    current, sequence = f"t.{quoted(IS_CURRENT)}", f"t.{quoted(policy.sequence)}"
-    ends = f"s._closes AND {current} AND {sequence} < s.{VERSION}"
-    ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
+        columns[policy.deleted] = "changed._then <=> 'd'"
+    current, sequence = f"target.{quoted(IS_CURRENT)}", f"target.{quoted(policy.sequence)}"
+    ends = f"changed._closes AND {current} AND {sequence} < changed.{VERSION}"
+    ended = {VALID_TO: moment(f"changed.{VERSION}"), IS_CURRENT: "false"}
     if policy.soft:
-        ended[policy.deleted] = f"s.{OPERATION} = 'd'"
+        ended[policy.deleted] = f"changed.{OPERATION} = 'd'"
     sets = ", ".join(f"{quoted(name)} = {value}" for name, value in ended.items())
     return (
-        f"MERGE INTO {target} AS t USING ({closing}) AS s "
+        f"MERGE INTO {target} AS target USING ({closing}) AS changed "
         f"ON {ends} AND {_matching(schema, bounds or {})} "
-        f"WHEN MATCHED AND s._closes THEN UPDATE SET {sets} "
-        f"WHEN NOT MATCHED AND NOT s._closes AND s.{OPERATION} <> 'd' THEN INSERT "
+        f"WHEN MATCHED AND changed._closes THEN UPDATE SET {sets} "
+        f"WHEN NOT MATCHED AND NOT changed._closes AND changed.{OPERATION} <> 'd' THEN INSERT "
         f"({', '.join(map(quoted, columns))}) VALUES ({', '.join(columns.values())})"
     )
-
-
-def last_of_each(schema: TableSchema, rows: str) -> str:
-    """Of ``rows`` the last change of each key and transaction."""
-    keys = ", ".join(f"c{i}" for i in schema.key)
-    last = f"row_number() OVER (PARTITION BY {keys}, {VERSION} ORDER BY {SEQ} DESC)"
-    return f"SELECT * FROM (SELECT *, {last} AS _rank FROM ({rows})) WHERE _rank = 1"
 
 
 def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) -> str:
@@ -319,32 +284,35 @@ def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) ->
     many are added behind or taken from the end as the changes say in sum."""
     names = [quoted(c.name) for c in schema.columns]
     columns = [f"c{i}" for i in range(len(names))]
-    same = [f"t.{name} <=> s.{c}" for name, c in zip(names, columns, strict=True)]
+    pairs = [f"target.{name} <=> net.{c}" for name, c in zip(names, columns, strict=True)]
+    same = " AND ".join(pairs)
     count = f"sum(CASE {OPERATION} WHEN 'd' THEN -1 WHEN 'u' THEN 0 ELSE 1 END)"
-    changed = (
-        f"SELECT {', '.join(columns)}, max({VERSION}) AS {VERSION}, {count} AS _n "
+    net = (
+        f"SELECT {', '.join(columns)}, max({VERSION}) AS {VERSION}, {count} AS _change "
         f"FROM ({source(schema, view)}) GROUP BY {', '.join(columns)} HAVING {count} <> 0"
     )
     present = (
-        f"SELECT {', '.join(names)}, max({quoted(NUMBER)}) AS _m FROM {target} AS t "
-        f"LEFT SEMI JOIN ({changed}) AS s ON {' AND '.join(same)} GROUP BY {', '.join(names)}"
+        f"SELECT {', '.join(names)}, max({quoted(NUMBER)}) AS _copies FROM {target} AS target "
+        f"LEFT SEMI JOIN ({net}) AS net ON {same} GROUP BY {', '.join(names)}"
+    )
+    with_copies = (
+        f"SELECT net.*, coalesce(target._copies, 0) AS _copies FROM ({net}) AS net "
+        f"LEFT JOIN ({present}) AS target ON {same}"
     )
     # No number of a row is below 1, and a sequence from 1 to 0 would run backwards.
+    left = "greatest(_copies + _change, 0)"
     numbers = (
-        "if(_n > 0, sequence(_m + 1, _m + _n), "
-        "if(_m > greatest(_m + _n, 0), sequence(greatest(_m + _n, 0) + 1, _m), array()))"
+        "if(_change > 0, sequence(_copies + 1, _copies + _change), "
+        f"if(_copies > {left}, sequence({left} + 1, _copies), array()))"
     )
-    rows = (
-        f"SELECT *, explode({numbers}) AS _o FROM (SELECT s.*, coalesce(t._m, 0) AS _m "
-        f"FROM ({changed}) AS s LEFT JOIN ({present}) AS t ON {' AND '.join(same)})"
-    )
-    inserted = dict(zip(names, (f"s.{c}" for c in columns), strict=True))
-    inserted |= {quoted(policy.sequence): f"s.{VERSION}", quoted(NUMBER): "s._o"}
+    rows = f"SELECT *, explode({numbers}) AS _number FROM ({with_copies})"
+    inserted = dict(zip(names, (f"net.{c}" for c in columns), strict=True))
+    inserted |= {quoted(policy.sequence): f"net.{VERSION}", quoted(NUMBER): "net._number"}
     return (
-        f"MERGE INTO {target} AS t USING ({rows}) AS s "
-        f"ON t.{quoted(NUMBER)} = s._o AND {' AND '.join(same)} "
-        f"WHEN MATCHED AND s._n < 0 THEN DELETE "
-        f"WHEN NOT MATCHED AND s._n > 0 THEN INSERT "
+        f"MERGE INTO {target} AS target USING ({rows}) AS net "
+        f"ON target.{quoted(NUMBER)} = net._number AND {same} "
+        f"WHEN MATCHED AND net._change < 0 THEN DELETE "
+        f"WHEN NOT MATCHED AND net._change > 0 THEN INSERT "
         f"({', '.join(inserted)}) VALUES ({', '.join(inserted.values())})"
     )
 
@@ -354,9 +322,10 @@ def numbered(schema: TableSchema, policy: TablePolicy, view: str) -> str:
     columns = ", ".join(f"c{i}" for i in range(len(schema.columns)))
     names = [f"c{i} AS {quoted(c.name)}" for i, c in enumerate(schema.columns)]
     return (
-        f"SELECT {', '.join(names)}, _s AS {quoted(policy.sequence)}, "
-        f"explode(sequence(1L, _n)) AS {quoted(NUMBER)} FROM (SELECT {columns}, "
-        f"max({VERSION}) AS _s, count(*) AS _n FROM ({source(schema, view)}) GROUP BY {columns})"
+        f"SELECT {', '.join(names)}, _newest AS {quoted(policy.sequence)}, "
+        f"explode(sequence(1L, _copies)) AS {quoted(NUMBER)} FROM (SELECT {columns}, "
+        f"max({VERSION}) AS _newest, count(*) AS _copies FROM ({source(schema, view)}) "
+        f"GROUP BY {columns})"
     )
 
 
@@ -365,36 +334,38 @@ def scanned_versions(
     schema: TableSchema,
     policy: TablePolicy,
     rows: str,
-    bounds: Mapping[str, tuple[object, object]] | None = None,
+    bounds: Bounds | None = None,
 ) -> str:
     """One MERGE of scan rows into a table of versions. A row that is as its current version makes
     that one the scan's; one that differs ends it and begins another."""
     sequence, current = quoted(policy.sequence), quoted(IS_CURRENT)
     names = [quoted(c.name) for c in schema.columns]
-    same = " AND ".join(f"t.{names[i]} = x.c{i}" for i in schema.key)
-    others = [f"t.{name} <=> x.c{i}" for i, name in enumerate(names) if i not in schema.key]
-    known = " AND ".join([f"t.{current}", *within(schema, bounds or {})])
+    same = " AND ".join(f"target.{names[i]} = found.c{i}" for i in schema.key)
+    others = [
+        f"target.{name} <=> found.c{i}" for i, name in enumerate(names) if i not in schema.key
+    ]
+    known = " AND ".join([f"target.{current}", *within(schema, bounds or {})])
     # A row that matches, for the current version of its key, and one that does not, for its own.
     matching = (
-        f"CASE WHEN t.{current} IS NULL THEN array(false) "
-        f"WHEN t.{sequence} > x.{VERSION} THEN array() "
+        f"CASE WHEN target.{current} IS NULL THEN array(false) "
+        f"WHEN target.{sequence} > found.{VERSION} THEN array() "
         f"WHEN {' AND '.join(others) or 'true'} THEN array(true) ELSE array(true, false) END"
     )
     compared = (
         f"SELECT *, size(_matching) = 2 AS _ends, explode(_matching) AS _matches FROM "
-        f"(SELECT x.*, {matching} AS _matching FROM ({rows}) AS x "
-        f"LEFT JOIN (SELECT * FROM {target} AS t WHERE {known}) AS t ON {same})"
+        f"(SELECT found.*, {matching} AS _matching FROM ({rows}) AS found "
+        f"LEFT JOIN (SELECT * FROM {target} AS target WHERE {known}) AS target ON {same})"
     )
-    ended = {VALID_TO: moment(f"s.{VERSION}"), IS_CURRENT: "false"}
+    ended = {VALID_TO: moment(f"changed.{VERSION}"), IS_CURRENT: "false"}
     sets = ", ".join(f"{quoted(name)} = {value}" for name, value in ended.items())
-    columns = {c.name: f"s.c{i}" for i, c in enumerate(schema.columns)}
-    columns |= first_version(policy, f"s.{VERSION}")
+    columns = {c.name: f"changed.c{i}" for i, c in enumerate(schema.columns)}
+    columns |= first_version(policy, f"changed.{VERSION}")
     return (
-        f"MERGE INTO {target} AS t USING ({compared}) AS s "
-        f"ON s._matches AND t.{current} AND {_matching(schema, bounds or {})} "
-        f"WHEN MATCHED AND s._ends THEN UPDATE SET {sets} "
-        f"WHEN MATCHED THEN UPDATE SET {sequence} = s.{VERSION} "
-        f"WHEN NOT MATCHED AND NOT s._matches THEN INSERT "
+        f"MERGE INTO {target} AS target USING ({compared}) AS changed "
+        f"ON changed._matches AND target.{current} AND {_matching(schema, bounds or {})} "
+        f"WHEN MATCHED AND changed._ends THEN UPDATE SET {sets} "
+        f"WHEN MATCHED THEN UPDATE SET {sequence} = changed.{VERSION} "
+        f"WHEN NOT MATCHED AND NOT changed._matches THEN INSERT "
         f"({', '.join(map(quoted, columns))}) VALUES ({', '.join(columns.values())})"
     )
 

@@ -33,7 +33,6 @@ def apply(
 
 
 def _upserted(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]) -> bool:
-    """Whether the table took the rows by a way of its own."""
     plain = lake.policy.mode(schema) is MergeMode.MERGE and not lake.policy.soft
     if not plain or any(file.incomplete for file in files):
         return False
@@ -50,20 +49,18 @@ def _upserted(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile])
 
 def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]) -> str:
     policy, limits, mode = lake.policy, _limits(schema, files), lake.policy.mode(schema)
-    folded = any(file.incomplete for file in files)
-    if mode in (MergeMode.APPEND, MergeMode.VERSIONS):
-        rows = merge.source(schema, VIEW, also=(SEQ, ORDER))
-        if folded:
-            rows = merge.carried_source(lake.ident, schema, policy, VIEW, limits)
-        if mode is MergeMode.APPEND:
-            return merge.append(lake.ident, schema, policy, rows)
-        if folded or any(file.superseded for file in files):
-            rows = merge.last_of_each(schema, rows)
-        return merge.versions(lake.ident, schema, policy, rows, limits)
+    missing = frozenset[int]().union(*(file.missing for file in files))
     if mode is MergeMode.COUNT:
         return merge.counted(lake.ident, schema, policy, VIEW)
-    rows = merge.folded_source(schema, VIEW) if folded else merge.source(schema, VIEW)
-    return merge.merge(lake.ident, schema, policy, rows, bounds=limits, folded=folded)
+    if mode is MergeMode.MERGE:
+        rows = merge.source(schema, VIEW, missing=missing)
+        return merge.merge(lake.ident, schema, policy, rows, bounds=limits, missing=missing)
+    rows = merge.source(schema, VIEW, also=(SEQ, ORDER), missing=missing)
+    if missing:
+        rows = merge.carried(lake.ident, schema, policy, rows, missing, limits)
+    if mode is MergeMode.APPEND:
+        return merge.append(lake.ident, schema, policy, rows)
+    return merge.versions(lake.ident, schema, policy, rows, limits)
 
 
 def count_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema, *, first: bool) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +26,6 @@ from changefeed.options import (
     EXPIRE,
     OPTIMIZE,
     Feature,
-    History,
 )
 from sinks.base import (
     Accepts,
@@ -40,9 +39,9 @@ from sinks.base import (
     SparkAccess,
     Target,
 )
-from sinks.lake import delta, hdfs, iceberg, merge, rounds
+from sinks.lake import delta, iceberg, merge, rounds
 from sinks.lake.compare import LakeComparison, staged_source
-from sinks.lake.failure import told
+from sinks.lake.failure import explained
 from sinks.lake.place import LakeSettings, place_of
 from sinks.lake.staging import (
     OPERATION,
@@ -52,7 +51,7 @@ from sinks.lake.staging import (
     settled,
     stage,
 )
-from sinks.lake.table import OWNER, LakeTable
+from sinks.lake.table import OWNER, LakeTable, reach
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import ShorterPace
@@ -74,10 +73,38 @@ ROUND_ROWS = 2_000_000
 #: Of a backlog a round takes what fits, because a merge looks through the table whatever it
 #: brings: rows, bytes of their keys (which are held in memory), bytes of staged files.
 MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 96 << 20, 1 << 30
+#: Bytes of staged files whose rows are folded, in memory.
+MOST_FOLDED = 128 << 20
 #: The longest name of a table.
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
 RESOLVED_TABLE = "_changefeed_resolved"
+
+
+@dataclass
+class LakeTarget:
+    """What a sink knows of one target since the last failure.
+
+    Attributes:
+        table: the table.
+        owner: the feed whose mark it carries, once that was looked at.
+        floor: up to where it has every change.
+        shape: the fingerprint of the schema that it has every column of.
+        scan: the scan whose rows it has, if it has no key.
+        new: it was empty when its scan began, so there are no older rows to remove.
+    """
+
+    table: LakeTable
+    owner: Owner | None = None
+    floor: AppliedVersion | None = None
+    shape: str = ""
+    scan: Timestamp | None = None
+    new: bool = False
+
+    def forget(self) -> None:
+        """Look at everything again."""
+        self.owner = self.floor = self.scan = None
+        self.shape, self.new = "", False
 
 
 class LakeSink(TableSink):
@@ -102,12 +129,7 @@ class LakeSink(TableSink):
         )
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
-        self._tables: dict[str, LakeTable] = {}
-        self._floors: dict[str, AppliedVersion] = {}
-        self._scans: dict[str, Timestamp] = {}
-        self._shapes: dict[str, str] = {}
-        self._new: set[str] = set()
-        self._owned: dict[str, Owner] = {}
+        self._targets: dict[str, LakeTarget] = {}
         self._staged: dict[str, StagedFile] = {}
         self._numbers = itertools.count(1)
         self._upkeep = Upkeep(_seconds(self._options, OPTIMIZE), _seconds(self._options, EXPIRE))
@@ -142,13 +164,11 @@ class LakeSink(TableSink):
         Path(context.scratch).mkdir(parents=True, exist_ok=True)
         # A scan that broke off comes again as a whole, and at the same timestamp where nothing
         # was committed since: what is there of it is then old.
-        self._scans.clear()
         self._begun.clear()
-        self._new.clear()
+        for known in self._targets.values():
+            known.scan, known.new = None, False
         with self._working() as session:
-            hdfs.reach(session, self._place)
-            for target in context.targets:
-                self._table(session, target)
+            reach(session, self._place)
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
         """See :meth:`sinks.base.Sink.check`: without Spark, as far as that goes."""
@@ -167,7 +187,8 @@ class LakeSink(TableSink):
         """As the last rounds took; none of a backlog once the round has enough bytes."""
         staged = self._staged.values()
         keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
-        full = keys >= MOST_KEY_BYTES or size >= MOST_BYTES
+        folded = sum(file.bytes for file in staged if file.incomplete or file.superseded)
+        full = keys >= MOST_KEY_BYTES or size >= MOST_BYTES or folded >= MOST_FOLDED
         return CommitPace(self.pace.seconds, 0 if full else MOST_ROWS)
 
     def overlooked(self) -> str:
@@ -209,15 +230,16 @@ class LakeSink(TableSink):
         """State it in a table of its own; each commit of a table says its own timestamp."""
         context = self._opened
         with self._working() as session:
-            table = self._lake_table(session, RESOLVED_TABLE)
-            if RESOLVED_TABLE not in self._shapes:
+            known = self._known(session, RESOLVED_TABLE)
+            table = known.table
+            if not known.shape:
                 if table.exists():
                     _check_resolved_table(table, self._place.shown)
                 else:
                     table.create(
                         {"feed": "string", "resolved": "string", "resolved_at": "timestamp"}, {}
                     )
-                self._shapes[RESOLVED_TABLE] = ""
+                known.shape = "resolved"
             at = merge.moment(str(event.at.wall))
             row = (
                 f"SELECT {literal(context.feed)} AS feed, "
@@ -230,7 +252,8 @@ class LakeSink(TableSink):
 
     def empty(self, event: Truncate, target: Target) -> None:
         applied = AppliedVersion(event.at.version, event.seq)
-        with self._writing(target, event.schema) as lake:
+        with self._writing(target, event.schema) as known:
+            lake = known.table
             sequence = quoted(self._policy.sequence)
             if self._policy.removal is Removal.RECORD:
                 place = event.at.version, event.seq
@@ -242,11 +265,12 @@ class LakeSink(TableSink):
                 statement = merge.remove(lake.ident, self._policy, condition, event.at.version)
             with lake.commit_notes(self._opened.feed, applied=applied):
                 lake.run(statement)
-        self._floors[target.topic] = applied
+            known.floor = applied
 
     def close(self) -> None:
         """Forget the session and what is staged."""
-        self._forget()
+        self._session = self._base = None
+        self._targets.clear()
         _remove(self._staged)
         self._staged.clear()
         self._context = None
@@ -256,19 +280,19 @@ class LakeSink(TableSink):
     def reshape(self, event: SchemaChange, target: Target) -> None:
         place = event.at.version, event.seq
         with self._working(target) as session:
-            lake = self._table(session, target)
-            owner = self._own(lake, target, event.old)
+            known = self._known(session, target.topic)
+            lake, owner = known.table, self._own(known, target, event.old)
             if not lake.exists() or lake.shape() < place:
                 lake.evolve(event)
                 lake.ensure(event.new, owner)
                 lake.set_shape(*place)
-        self._forget_table(target)
+            known.forget()
 
     def scanned(self, target: Target, schema: TableSchema) -> int:
         if self._policy.removal is not Removal.RECORD:
             return 0  # rows of a scan can be told from others: nothing has to be recorded
         with self._working(target) as session:
-            lake = self._table(session, target)
+            lake = self._known(session, target.topic).table
             return lake.scanned() if lake.exists() else 0
 
     def begin_scan(
@@ -276,7 +300,8 @@ class LakeSink(TableSink):
     ) -> None:
         if after is None:
             return
-        with self._writing(target, schema) as lake:
+        with self._writing(target, schema) as known:
+            lake = known.table
             if not lake.empty():
                 with lake.commit_notes(self._opened.feed):
                     lake.run(merge.broken_scans(lake.ident, self._policy, after))
@@ -284,10 +309,11 @@ class LakeSink(TableSink):
     def finish_scan(
         self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
     ) -> None:
-        with self._writing(target, schema) as lake:
+        with self._writing(target, schema) as known:
+            lake = known.table
             if self._policy.removal is Removal.RECORD:
                 lake.set_scanned(at.version)
-            if ends is ScanEnd.NOTHING or target.topic in self._new:
+            if ends is ScanEnd.NOTHING or known.new:
                 return
             condition = f"{quoted(self._policy.sequence)} < {at.version}"
             with lake.commit_notes(self._opened.feed, at):
@@ -298,11 +324,11 @@ class LakeSink(TableSink):
         if not self._policy.drop:
             return
         with self._working(target) as session:
-            lake = self._table(session, target)
+            known = self._known(session, target.topic)
             own = Owner.of(self._opened, target)
-            if lake.exists() and any(mark.same(own) for mark in lake.marks()):
-                lake.drop()
-        self._forget_table(target)
+            if known.table.exists() and any(mark.same(own) for mark in known.table.marks()):
+                known.table.drop()
+            known.forget()
 
     def write_scan(
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
@@ -310,9 +336,10 @@ class LakeSink(TableSink):
         """See :meth:`sinks.base.Sink.write_scan`: into an empty table rows go as they come."""
         if not self._begin(target, schema, epoch.upto):
             return Receipt(0, rows.count(), 0)
-        with self._writing(target, schema) as lake:
+        with self._writing(target, schema) as known:
+            lake = known.table
             if lake.empty() and self._policy.mode(schema) is not MergeMode.COUNT:
-                self._new.add(target.topic)
+                known.new = True
                 with lake.commit_notes(self._opened.feed, epoch.upto):
                     count = rounds.append_scan(lake, _staged_form(rows, schema), schema)
             else:
@@ -322,7 +349,7 @@ class LakeSink(TableSink):
                     _staged_form(rows, schema).write.parquet(folder)
                     staged = lake.session.read.parquet(folder)
                     count = staged.count()
-                    self._load(lake, staged, epoch, target, schema)
+                    self._load(known, staged, epoch, schema)
         return Receipt(0, count, 0)
 
     def compare(
@@ -341,7 +368,7 @@ class LakeSink(TableSink):
             self._spark.shared(staged) as names,
         ):
             comparison = LakeComparison(
-                self._table(session, target), self._policy, schema, target.part
+                self._known(session, target.topic).table, self._policy, schema, target.part
             )
             return comparison.run(names, limit)
 
@@ -350,15 +377,15 @@ class LakeSink(TableSink):
     def _commit_table(self, epoch: Epoch, files: Sequence[StagedFile], *, part: bool) -> None:
         """One commit of one table; ``part``: there are more of this round."""
         target, schema = files[0].target, files[0].schema
-        if self._policy.history is History.OFF:
-            files = settled(files)
+        files = settled(files, self._policy.mode(schema))
         with (
-            self._writing(target, schema) as lake,
+            self._writing(target, schema) as known,
             self._spark.shared([file.path for file in files]) as names,
         ):
+            lake = known.table
             frame = read(lake.session, files, names)
             if files[0].scan:
-                self._load(lake, frame, epoch, target, schema)
+                self._load(known, frame, epoch, schema)
                 return
             last = reduce(AppliedVersion.latest, (file.last for file in files))
             # A transaction that alters its table in its middle is cut there.
@@ -368,26 +395,22 @@ class LakeSink(TableSink):
             with lake.commit_notes(self._opened.feed, upto, applied):
                 rounds.apply(lake, frame, schema, files)
             self._upkeep.after_commit(lake)
-        self._floors[target.topic] = applied
+            known.floor = applied
 
-    def _load(
-        self, lake: LakeTable, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
-    ) -> None:
+    def _load(self, known: LakeTarget, rows: DataFrame, epoch: Epoch, schema: TableSchema) -> None:
         """Rows of a scan, which may be read more than once."""
-        counts = self._policy.mode(schema) is MergeMode.COUNT
+        lake, counts = known.table, self._policy.mode(schema) is MergeMode.COUNT
         empty = not counts and lake.empty()
-        if empty:
-            self._new.add(target.topic)
+        known.new = known.new or empty
         with lake.commit_notes(self._opened.feed, epoch.upto):
             if counts:
-                first = self._scans.get(target.topic) != epoch.upto
-                rounds.count_scan(lake, rows, schema, first=first)
+                rounds.count_scan(lake, rows, schema, first=known.scan != epoch.upto)
             elif empty:
                 rounds.append_scan(lake, rows, schema)
             else:
                 rounds.merge_scan(lake, rows, schema)
         if counts:
-            self._scans[target.topic] = epoch.upto
+            known.scan = epoch.upto
 
     # -- what is known of tables ------------------------------------------------------------
 
@@ -395,54 +418,56 @@ class LakeSink(TableSink):
         """Up to where the target has every change.
 
         Raises:
-            ChangefeedError: CF5008, it belongs to somebody else.
+            ChangefeedError: CF5008, it belongs to another feed or program.
         """
-        if target.topic not in self._floors:
-            with self._working(target) as session:
-                lake = self._table(session, target)
-                there = lake.exists()
-                if there:
-                    self._own(lake, target, schema)
-                self._floors[target.topic] = lake.floor() if there else AppliedVersion()
-        return self._floors[target.topic]
+        known = self._targets.get(target.topic)
+        if known is not None and known.floor is not None:
+            return known.floor
+        with self._working(target) as session:
+            known = self._known(session, target.topic)
+            there = known.table.exists()
+            if there:
+                self._own(known, target, schema)
+            known.floor = known.table.floor() if there else AppliedVersion()
+            return known.floor
 
-    def _table(self, session: SparkSession, target: Target) -> LakeTable:
-        return self._lake_table(session, target.topic)
-
-    def _lake_table(self, session: SparkSession, name: str) -> LakeTable:
-        found = self._tables.get(name)
-        if found is None:
+    def _known(self, session: SparkSession, name: str) -> LakeTarget:
+        """What is known of a table; of another session of Spark, only what no session knows."""
+        found = self._targets.get(name)
+        if found is None or found.table.session is not session:
             kind = delta.DeltaTable if self._place.format == "delta" else iceberg.IcebergTable
-            found = kind(session, self._place, name, self._policy, self._options)
-            if isinstance(found, iceberg.IcebergTable):
-                found.spread_rows = self.spread_rows
-            self._tables[name] = found
+            table = kind(session, self._place, name, self._policy, self._options)
+            if isinstance(table, iceberg.IcebergTable):
+                table.spread_rows = self.spread_rows
+            scan, new = (found.scan, found.new) if found else (None, False)
+            found = self._targets[name] = LakeTarget(table, scan=scan, new=new)
         return found
 
     @contextmanager
-    def _writing(self, target: Target, schema: TableSchema) -> Iterator[LakeTable]:
+    def _writing(self, target: Target, schema: TableSchema) -> Iterator[LakeTarget]:
         """The table, in the shape of ``schema``; what it knew is asked again after a failure."""
         try:
             with self._working(target, schema) as session:
-                lake = self._table(session, target)
-                owner = self._own(lake, target, schema)
-                if self._shapes.get(target.topic) != schema.fingerprint():
-                    lake.ensure(schema, owner)
-                    self._shapes[target.topic] = schema.fingerprint()
-                yield lake
+                known = self._known(session, target.topic)
+                owner = self._own(known, target, schema)
+                if known.shape != schema.fingerprint():
+                    known.table.ensure(schema, owner)
+                    known.shape = schema.fingerprint()
+                yield known
         except BaseException:
-            self._forget_table(target)
+            if target.topic in self._targets:
+                self._targets[target.topic].forget()
             raise
 
-    def _own(self, lake: LakeTable, target: Target, schema: TableSchema) -> Owner:
+    def _own(self, known: LakeTarget, target: Target, schema: TableSchema) -> Owner:
         """The table may be written to by this feed; it carries the feed's mark, or gets it.
 
         Raises:
-            ChangefeedError: CF5008, it belongs to somebody else.
+            ChangefeedError: CF5008, it belongs to another feed or program.
         """
-        context = self._opened
+        context, lake = self._opened, known.table
         owner = Owner.of(context, target)
-        if self._owned.get(target.topic) == owner:
+        if known.owner == owner:
             return owner
         exists = lake.exists()
         marks = lake.marks() if exists else []
@@ -463,15 +488,8 @@ class LakeSink(TableSink):
             lake.delete_all()
         if exists and lake.setting(OWNER) != owner.text:
             lake.set_owner(owner)
-        self._owned[target.topic] = owner
+        known.owner = owner
         return owner
-
-    def _forget_table(self, target: Target) -> None:
-        self._owned.pop(target.topic, None)
-        self._floors.pop(target.topic, None)
-        self._shapes.pop(target.topic, None)
-        self._scans.pop(target.topic, None)
-        self._new.discard(target.topic)
 
     # -- Spark ------------------------------------------------------------------------------
 
@@ -493,7 +511,7 @@ class LakeSink(TableSink):
                 raise
             except Exception as failure:
                 columns = [column.name for column in schema.columns] if schema else []
-                found = told(failure, name, self._place.shown, columns)
+                found = explained(failure, name, self._place.shown, columns)
                 if found is None:
                     raise
                 found.target = name
@@ -505,7 +523,6 @@ class LakeSink(TableSink):
     def _own_session(self, base: SparkSession) -> SparkSession:
         """Settings of a commit are settings of a session, so each sink object has its own."""
         if self._session is None or self._base is not base:
-            self._forget()
             session = base.newSession()
             known = delta.SETTINGS if self._place.format == "delta" else {}
             own = iceberg.settings(self._place) if self._place.format == "iceberg" else {}
@@ -515,13 +532,6 @@ class LakeSink(TableSink):
                 session.conf.set(name, value)
             self._session, self._base = session, base
         return self._session
-
-    def _forget(self) -> None:
-        self._session = self._base = None
-        self._tables.clear()
-        self._owned.clear()
-        self._floors.clear()
-        self._shapes.clear()
 
     @property
     def _spark(self) -> SparkAccess:
@@ -536,7 +546,6 @@ class LakeSink(TableSink):
 
 
 def _check_resolved_table(table: LakeTable, place: str) -> None:
-    """The table of resolved timestamps is ours."""
     if {"feed", "resolved", "resolved_at"} - set(table.columns()):
         raise no_bookkeeping(f"table {table.name} of {place}", "place")
 

@@ -1,9 +1,9 @@
 """Rows on their way: from batches of the log to files that a MERGE reads.
 
 A staged row has its version in one number, and its columns as ``c0..cn`` in log form; of a
-delete only the key columns hold something. Of rows with one key only the last stays, found
-here in Arrow: the MERGE then reads plain files, has each key once, and knows how many rows
-come. All of it works on whole columns.
+delete only the key columns hold something. What a later row replaces goes here, in Arrow
+(:mod:`sinks.merged.fold`): the MERGE then reads plain files, has each key once, and knows how many
+rows come. All of it works on whole columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,15 @@ from changefeed.options import History
 from sinks.base import Batch, Target
 from sinks.lake.types import spark_type
 from sinks.merged.applied import AppliedVersion
-from sinks.merged.fold import Numbers, groups_of, last_of_each
+from sinks.merged.fold import (
+    Numbers,
+    RoundForm,
+    groups_of,
+    lacking,
+    last_of_each,
+    places_missing,
+)
+from sinks.merged.policy import MergeMode
 from sinks.merged.rows import key_value, last_of, table_of, versions_of
 
 if TYPE_CHECKING:
@@ -47,7 +56,7 @@ class StagedFile:
 
     Attributes:
         keys: the key columns of its rows, kept to find the last row of each key.
-        incomplete: some row has a column whose value is not known.
+        missing: places of the columns that the source did not send in some row.
         superseded: some row is not the last of its key and transaction.
         last: its last change.
         columns: all it has.
@@ -60,10 +69,15 @@ class StagedFile:
     bytes: int
     keys: pa.Table
     scan: bool
-    incomplete: bool
+    missing: frozenset[int]
     superseded: bool
     last: AppliedVersion
     columns: pa.Schema
+
+    @property
+    def incomplete(self) -> bool:
+        """Some row has a column whose value the source did not send."""
+        return bool(self.missing)
 
 
 def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
@@ -74,12 +88,13 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
         path: where to.
         history: with ``off`` only the last change of each key is written. With the others, or
             where values are missing, all are: a change may have a value that a later change of
-            its transaction lacks, which may be in another batch.
+            its transaction lacks, which may be in another batch. :func:`settled` sees all.
     """
     table = staged_table(batch)
     incomplete = MISSING in table.column_names
+    missing = lacking(table[MISSING]) if incomplete else frozenset()
     if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
-        last = _last_rows(table.select(key_names(batch.schema)), batch.schema)
+        last = last_of_each(_groups(table.select(key_names(batch.schema)), batch.schema))
         table = table if len(last) == table.num_rows else table.take(pa.array(last))
     if not table.num_rows:
         return None
@@ -92,7 +107,7 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
         os.path.getsize(path),
         table.select(key_names(batch.schema)),
         batch.scan,
-        incomplete,
+        missing,
         not pc.all(table_of(batch.rows)["last"]).as_py(),
         last_of(table[VERSION], table[SEQ]),
         table.schema,
@@ -111,8 +126,9 @@ def staged_table(batch: Batch) -> pa.Table:
     for number in range(len(schema.columns)):
         value = key_value(rows, number) if number in schema.key else rows[f"a{number}"]
         columns[f"c{number}"] = value
-    if rows["missing"].null_count < rows.num_rows:
-        columns[MISSING] = rows["missing"]
+    missing = places_missing(rows["missing"], [c.name for c in schema.columns], schema.key)
+    if missing.null_count < rows.num_rows:
+        columns[MISSING] = missing
     return pa.table(columns)
 
 
@@ -121,15 +137,21 @@ def key_names(schema: TableSchema) -> list[str]:
     return [f"c{number}" for number in schema.key]
 
 
-def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
-    """The files with one row per key: where a later file has a key again, it goes before.
+def settled(files: Sequence[StagedFile], mode: MergeMode) -> list[StagedFile]:
+    """The files with what a table kept in ``mode`` needs of them: where a later row replaces one,
+    or has its value, that goes before.
 
     Files whose rows change are written again; scan rows have each key once anyway.
     """
-    if len(files) == 1 or any(f.scan or f.incomplete or f.schema.keyless for f in files):
+    if any(f.scan or f.schema.keyless for f in files):
+        return list(files)
+    versions = mode is MergeMode.VERSIONS
+    if any(f.incomplete or (versions and f.superseded) for f in files):
+        return [_folded(files, mode)]
+    if len(files) == 1 or mode is not MergeMode.MERGE:
         return list(files)
     everything = pa.concat_tables([file.keys for file in files])
-    last = _last_rows(everything, files[0].schema)
+    last = last_of_each(_groups(everything, files[0].schema))
     if len(last) == everything.num_rows:
         return list(files)
     mask = np.zeros(everything.num_rows, dtype=bool)
@@ -142,10 +164,33 @@ def settled(files: Sequence[StagedFile]) -> list[StagedFile]:
         return [kept for some in threads.map(_kept, files, masks) for kept in some]
 
 
-def _last_rows(keys: pa.Table, schema: TableSchema) -> Numbers:
+def _folded(files: Sequence[StagedFile], mode: MergeMode) -> StagedFile:
+    """All in one file, as only rows know their values."""
+    schema = files[0].schema
+    parts = [pq.read_table(file.path, page_checksum_verification=True) for file in files]
+    rows = pa.concat_tables(parts, promote_options="default")
+    if MISSING not in rows.column_names:
+        rows = rows.append_column(MISSING, pa.nulls(len(rows), pa.string()))
+    names = [f"c{number}" for number in range(len(schema.columns))]
+    form = RoundForm(VERSION, OPERATION, MISSING, "d", "u", names)
+    keys = rows.select(key_names(schema))
+    table = form.take(rows, form.fold(rows, _groups(keys, schema), mode))
+    _write(table, Path(files[0].path))
+    return replace(
+        files[0],
+        rows=len(table),
+        bytes=os.path.getsize(files[0].path),
+        keys=table.select(key_names(schema)),
+        missing=lacking(table[MISSING]),
+        last=reduce(AppliedVersion.latest, (file.last for file in files)),
+        columns=table.schema,
+    )
+
+
+def _groups(keys: pa.Table, schema: TableSchema) -> Numbers:
     kept = [column.logical for column in schema.key_columns]
     kinds = [Kind.TEXT if spark_type(k) == "string" else k.innermost.kind for k in kept]
-    return last_of_each(groups_of(keys.columns, kinds))
+    return groups_of(keys.columns, kinds)
 
 
 def _kept(file: StagedFile, mask: pa.Array) -> list[StagedFile]:
@@ -163,7 +208,7 @@ def read(
     session: SparkSession, files: Sequence[StagedFile], names: Sequence[str] = ()
 ) -> DataFrame:
     """The rows of files of one shape, of which Spark's executors know by ``names``, or by their
-    own. Spark is told the columns: to look for itself costs a job, and would find ``_missing`` only
+    own. Spark gets the columns: to look for them costs a job, and would find ``_missing`` only
     if the first file has it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 

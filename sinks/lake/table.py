@@ -18,7 +18,7 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
-from sinks.lake.place import LakePlace
+from sinks.lake.place import HADOOP, LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.policy import TablePolicy
@@ -104,7 +104,7 @@ class LakeTable(ABC):
 
     @abstractmethod
     def empty(self) -> bool:
-        """It holds no row, told without reading any."""
+        """It holds no row; known without reading any."""
 
     @abstractmethod
     def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
@@ -356,3 +356,22 @@ def as_json(notes: Mapping[str, str]) -> str:
 def parts_sql(parts: Sequence[str]) -> str:
     """Columns and transforms as SQL; a plain name is quoted."""
     return ", ".join(part if "(" in part else quoted(part.strip("`")) for part in parts)
+
+
+def reach(session: SparkSession, place: LakePlace) -> None:
+    """Ask an HDFS for the tables' directory, which need not be there; nothing on any other
+    filesystem.
+
+    A failure is raised as Java's. Delta would pass over it, and look for a table in each directory
+    above, each time as long as the client waits.
+    """
+    if not place.root.lower().startswith("hdfs:"):
+        return
+    java: Any = session.sparkContext._jvm
+    settings = session._jsparkSession.sessionState().newHadoopConf()
+    for name, value in place.settings:
+        inner = name.removeprefix("hadoop.")
+        if inner.startswith(HADOOP):
+            settings.set(inner, value)
+    path = java.org.apache.hadoop.fs.Path(place.root)
+    path.getFileSystem(settings).exists(path)

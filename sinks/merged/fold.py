@@ -7,6 +7,7 @@ numbers of rows in whole columns: no Python per row.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,80 @@ class FoldedRows:
         """Some of the rows that stay, or all of them in another order."""
         values = {place: numbers[places] for place, numbers in self.values.items()}
         return FoldedRows(self.rows[places], values)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundForm:
+    """How a table of the changes of a round is laid out.
+
+    Attributes:
+        version, operation, missing: names of columns; ``missing`` has the places of what the source
+            did not send, ``,3,7,``, or NULL.
+        deleted, updated: the ``operation`` of a DELETE, of an UPDATE.
+        columns: the names of the source's columns, by place.
+    """
+
+    version: str
+    operation: str
+    missing: str
+    deleted: str
+    updated: str
+    columns: Sequence[str]
+
+    def fold(self, rows: pa.Table, keys: Numbers, mode: MergeMode) -> FoldedRows:
+        """What a table kept in ``mode`` needs of ``rows``, which are in the order of the log.
+
+        Args:
+            keys: see :attr:`RoundChanges.keys`.
+        """
+        operation, missing = rows[self.operation], rows[self.missing]
+        lacks = {
+            place: pc.fill_null(pc.match_substring(missing, f",{place},"), False).to_numpy()
+            for place in sorted(lacking(missing))
+        }
+        gone, updates = (pc.equal(operation, word) for word in (self.deleted, self.updated))
+        versions = rows[self.version].to_numpy()
+        return fold(RoundChanges(keys, versions, gone.to_numpy(), updates.to_numpy(), lacks), mode)
+
+    def take(self, rows: pa.Table, folded: FoldedRows) -> pa.Table:
+        """The folded ones of ``rows``, with their values and what is still missing."""
+        taken, texts = gather(rows, folded.rows), [pa.scalar("")]
+        for place, numbers in folded.values.items():
+            column = taken.schema.get_field_index(self.columns[place])
+            values = gather(rows.select([column]), numbers)
+            taken = taken.set_column(column, values.field(0), values.column(0))
+            texts.append(pc.if_else(pa.array(numbers == UNKNOWN), f"{place},", ""))
+        if not folded.values:
+            return taken
+        joined = pc.binary_join_element_wise(*texts, "")
+        whole = pc.binary_join_element_wise(",", joined, "")
+        missing = pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), whole)
+        column = taken.schema.get_field_index(self.missing)
+        return taken.set_column(column, self.missing, missing)
+
+
+def lacking(missing: pa.ChunkedArray) -> frozenset[int]:
+    """Places of the columns that are missing in some row (:attr:`RoundForm.missing`)."""
+    if missing.null_count == len(missing):
+        return frozenset()
+    texts = pc.unique(missing).drop_null().to_pylist()
+    return frozenset(int(place) for text in texts for place in text.split(",") if place)
+
+
+def places_missing(
+    missing: pa.ChunkedArray, names: Sequence[str], key: Sequence[int]
+) -> pa.ChunkedArray | pa.Array:
+    """The log's ``["b","c"]`` as places of columns, ``,1,2,``; there are few different ones. A
+    column of the key is never among them."""
+    if missing.null_count == len(missing):
+        return pa.nulls(len(missing), pa.string())
+    places = {name: place for place, name in enumerate(names) if place not in key}
+    encoded = missing.dictionary_encode().combine_chunks()
+    texts = [
+        "," + "".join(f"{places[name]}," for name in json.loads(text) if name in places)
+        for text in encoded.dictionary.to_pylist()
+    ]
+    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def fold(changes: RoundChanges, mode: MergeMode) -> FoldedRows:
@@ -156,7 +231,6 @@ def _by_group(groups: Numbers, some: Numbers, numbers: Numbers) -> Numbers:
 
 
 def _last_known(changes: RoundChanges) -> dict[int, Numbers]:
-    """For each row the last row of its key that has the value of a column."""
     numbers = np.arange(len(changes.keys))
     return {
         place: _by_group(changes.keys, np.flatnonzero(changes.gone | ~lacks), numbers)[changes.keys]

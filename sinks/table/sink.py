@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -69,7 +70,7 @@ class MessageTableSink(Sink):
         self._job = context.job_id
         self._topics = tuple(dict.fromkeys(t.topic for t in context.targets))
         self._url = self._database(context)
-        with _ErrorTranslator(self._url):
+        with _translated(self._url):
             if self._engine is None:
                 self._engine = sa.create_engine(self._url, pool_pre_ping=True, hide_parameters=True)
             _metadata.create_all(self._engine)
@@ -80,7 +81,7 @@ class MessageTableSink(Sink):
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
             return []  # a connection would create the database
-        with _ErrorTranslator(url), sa.create_engine(url, hide_parameters=True).connect():
+        with _translated(url), sa.create_engine(url, hide_parameters=True).connect():
             return []
 
     def _database(self, context: SinkContext) -> sa.URL:
@@ -148,7 +149,7 @@ class MessageTableSink(Sink):
     def _insert(self, rows: Sequence[_Row]) -> None:
         if not rows or self._engine is None:
             return
-        with _ErrorTranslator(self._url), self._engine.begin() as connection:
+        with _translated(self._url), self._engine.begin() as connection:
             connection.execute(_insert_new(connection.dialect.name), rows)
 
     def close(self) -> None:
@@ -210,36 +211,24 @@ def database_url(uri: str, state_url: str = "") -> sa.URL | None:
     return url
 
 
-class _ErrorTranslator:
-    """Turns errors of the database into a ChangefeedError, without the parameters of the statement,
-    which are values of rows."""
-
-    def __init__(self, url: sa.URL) -> None:
-        self._where = f"{url.drivername.partition('+')[0]} database {url.database or ''}".strip()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        found = self._ours(error)
-        if found is not None:
-            raise found from None  # the original error has values of rows
-
-    def _ours(self, error: BaseException | None) -> ChangefeedError | None:
-        if isinstance(error, ImportError):
-            name = error.name or "driver"
-            return ChangefeedError(
-                Code.SINK_NEEDS_EXTRA, f"the {self._where} needs the package {name}"
-            )
-        if not isinstance(error, sa.exc.DBAPIError):
-            return None
+@contextmanager
+def _translated(url: sa.URL) -> Iterator[None]:
+    """Errors of the database as ours, without the parameters of the statement, which are values of
+    rows."""
+    where = f"{url.drivername.partition('+')[0]} database {url.database or ''}".strip()
+    try:
+        yield
+    except ImportError as error:
+        name = error.name or "driver"
+        raise ChangefeedError(
+            Code.SINK_NEEDS_EXTRA, f"the {where} needs the package {name}"
+        ) from None
+    except sa.exc.DBAPIError as error:
         reason = type(error.orig).__name__
         if isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
-            return ChangefeedError(
-                Code.SINK_REFUSED_DATA, f"the {self._where} refused a row", detail=reason
-            )
-        if isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError):
-            return ChangefeedError(
-                Code.SINK_REFUSED_LOGIN, f"the {self._where} refused", detail=reason
-            )
-        return ChangefeedError(Code.SINK_UNREACHABLE, f"the {self._where} failed", detail=reason)
+            code, what = Code.SINK_REFUSED_DATA, "refused a row"
+        elif isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError):
+            code, what = Code.SINK_REFUSED_LOGIN, "refused"
+        else:
+            code, what = Code.SINK_UNREACHABLE, "failed"
+        raise ChangefeedError(code, f"the {where} {what}", detail=reason) from None

@@ -68,6 +68,11 @@ class AppliedRow:
         return f"{text[: _LONGEST - 17]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     @property
+    def stored(self) -> str:
+        """The table that holds the row."""
+        return self.table
+
+    @property
     def _where(self) -> str:
         return f"WHERE {self.d.quote('id')} = {self.d.literal(self.id)}"
 
@@ -85,7 +90,7 @@ class AppliedRow:
         """``id, feed, table_name, version, seq, scanned`` of this row and of every row whose
         target has one of these names."""
         q, d = self.d.quote, self.d
-        names = ", ".join(map(q, ("id", "feed", "table_name", "version", "seq", "scanned")))
+        names = d.listed(_NEW)
         column = f"lower({q('table_name')})" if d.folds_case else q("table_name")
         listed = ", ".join(d.literal(t.lower() if d.folds_case else t) for t in topics)
         return (
@@ -96,21 +101,20 @@ class AppliedRow:
     def forget_others(self, ids: Sequence[str]) -> str:
         """Rows of feeds that are gone."""
         listed = ", ".join(map(self.d.literal, ids))
-        return f"DELETE FROM {self.table} WHERE {self.d.quote('id')} IN ({listed})"
+        return f"DELETE FROM {self.stored} WHERE {self.d.quote('id')} IN ({listed})"
 
     def insert(self, feed: str, topic: str) -> str:
         """Make the row unless it is there."""
-        q, text = self.d.quote, self.d.literal
-        names = ", ".join(map(q, _NEW))
+        text = self.d.literal
         return (
-            f"INSERT INTO {self.table} ({names}) "
+            f"INSERT INTO {self.table} ({self.d.listed(_NEW)}) "
             f"SELECT {text(self.id)}, {text(feed)}, {text(topic)}, 0, 0, 0 "
             f"FROM (SELECT 1 AS one) AS o "
             f"WHERE NOT EXISTS (SELECT 1 FROM {self.table} {self._where})"
         )
 
     def lock(self, node: str) -> str:
-        """First of a run: whoever else changes the table waits, or fails, until it ends."""
+        """First of a run: another run that changes the table waits, or fails, until it ends."""
         return (
             f"UPDATE {self.table} SET {self.d.quote('node')} = {self.d.literal(node)} {self._where}"
         )
@@ -142,7 +146,7 @@ class AppliedRow:
 
     def forget(self) -> str:
         """The table is gone."""
-        return f"DELETE FROM {self.table} {self._where}"
+        return f"DELETE FROM {self.stored} {self._where}"
 
 
 def resolved(d: Dialect, table: str, ids: Iterable[str], at: str) -> str:

@@ -136,7 +136,6 @@ class DatabaseSink(TableSink):
         return receipt
 
     def _pending_rows(self, known: KnownTable, shape: TargetShape, scan: bool) -> PendingRows:
-        """Where rows of this table and shape gather."""
         for pending in self._pending:
             same = pending.table.topic == shape.topic and pending.scan == scan
             if same and pending.shape.schema == shape.schema:

@@ -163,7 +163,7 @@ class Dialect:
 
     def canonical(self, name: str) -> str:
         """What two names have in common that are one table here: cut to what fits, and folded
-        where case does not tell names apart."""
+        where names that differ only in case are one."""
         fitted = self.fit(name)
         return fitted.casefold() if self.folds_case else fitted
 

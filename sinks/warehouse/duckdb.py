@@ -29,7 +29,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
     decimal_pattern,
 )
-from sinks.warehouse.explained import explained
+from sinks.warehouse.errors import explained
 from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:

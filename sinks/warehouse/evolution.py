@@ -111,7 +111,7 @@ def _aside(
     """Columns that stayed after a drop make room for new ones of their name.
 
     The name they get holds the number of the new column: when a broken run is repeated, it
-    tells that this was done.
+    shows that this was done.
     """
     d, found = table.d, []
     for column in wanted:

@@ -215,7 +215,7 @@ class FeedTables(ABC):
         """The table and how far it is. A target that is not this feed's yet is marked.
 
         Raises:
-            ChangefeedError: CF5008, it belongs to somebody else.
+            ChangefeedError: CF5008, it belongs to another feed or program.
         """
         known = self._known.get(target.topic)
         if known is not None and known.table.source == str(target.table):
@@ -252,7 +252,7 @@ class FeedTables(ABC):
         table, warehouse, strategy = known.table, self.warehouse, self.strategy
         strategy.check(table, shape.schema)
         self.inspect(table, shape)
-        if strategy.has_side(table, shape.schema):
+        if table.has_side(shape.schema):
             self.beside(table, shape, strategy.side(shape.topic), NUMBERED_COLUMNS)
         present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
         if present:
@@ -281,7 +281,7 @@ class FeedTables(ABC):
         """The columns of a table beside the target; none where it is not there.
 
         Raises:
-            ChangefeedError: CF5008, it is somebody else's.
+            ChangefeedError: CF5008, it is not this sink's.
         """
         with self.errors():
             return self.targets.beside(table, name, known, str(shape.schema.table))

@@ -173,7 +173,6 @@ def _delete_insert(d: Dialect, merge: Merge) -> list[str]:
 
 
 def _filled(d: Dialect, merge: Merge) -> str:
-    """The changes with the target's value where the source did not send one."""
     if not merge.keep:
         return merge.query
     sent = [c for c in (*merge.key, *merge.changed) if c not in merge.keep]

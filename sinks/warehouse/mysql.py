@@ -28,7 +28,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
     decimal_pattern,
 )
-from sinks.warehouse.explained import explained
+from sinks.warehouse.errors import explained
 from sinks.warehouse.rows import packets
 from sinks.warehouse.sink import WarehouseSink
 
@@ -158,7 +158,6 @@ class MySQLDialect(Dialect):
 
 
 def _indexed(sql: str) -> int:
-    """The most bytes that a value of the type takes in an index."""
     found = re.fullmatch(r"(VARCHAR|CHAR|VARBINARY|DECIMAL)\((\d+).*\)", sql)
     if found is None:
         return 8

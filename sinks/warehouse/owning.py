@@ -54,7 +54,7 @@ class Targets:
         """What the feed may do with its target.
 
         Raises:
-            ChangefeedError: CF5008, it belongs to somebody else, or is the source table.
+            ChangefeedError: CF5008, it belongs to another feed or program, or is the source table.
         """
         what = self.words(target.topic)
         self._refuse_source(target, context, what)
@@ -108,7 +108,7 @@ class Targets:
             source: the source table, for the message.
 
         Raises:
-            ChangefeedError: CF5008, the table of that name is somebody else's.
+            ChangefeedError: CF5008, the table of that name is not this sink's.
         """
         fitted = self._warehouse.dialect.fit(name)
         present = self._warehouse.columns(fitted)
@@ -174,7 +174,7 @@ class Targets:
         """The target was kept in the way that this feed keeps it."""
         if not present:
             return True
-        if self._strategy.has_side(table, schema):
+        if table.has_side(schema):
             side = self._strategy.side(table.topic)
             return bool(self._warehouse.columns(self._warehouse.dialect.fit(side)))
         number = self._strategy.number(table, schema)

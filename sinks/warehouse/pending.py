@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from changefeed.core.clock import Clock
 from sinks.merged.applied import NOTHING_APPLIED, AppliedVersion
+from sinks.merged.fold import lacking
 from sinks.merged.history import ORDER
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import last_of
 from sinks.warehouse.dialect import Dialect, Warehouse
-from sinks.warehouse.staging import SEQUENCE, TargetShape, check_values
+from sinks.warehouse.staging import MISSING, SEQUENCE, TargetShape, check_values
 from sinks.warehouse.tables import StagedRows, TargetTable
 
 
@@ -67,8 +68,8 @@ class PendingRows:
         return self.mode not in (MergeMode.COUNT, every)
 
     def spill(self, folder: str) -> None:
-        """The rows in memory go into a file of this folder. It has no name any more: it exists as
-        long as it is mapped here."""
+        """The rows in memory go into a file of this folder. It loses its name: it exists as long as
+        it is mapped here."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / f"round-{self.batch}-{len(self.spilled)}.arrow"
         rows = pa.concat_tables(self.buffer)
@@ -90,14 +91,14 @@ class PendingRows:
         gathered = self.gathered()
         step = max(1, min(rows, gathered.num_rows * size // max(1, gathered.nbytes)))
         if not self.folds:
-            self.missing |= self.shape.missing(gathered)
+            self.missing |= lacking(gathered[MISSING])
             for start in range(0, gathered.num_rows, step):
                 yield gathered.slice(start, step)
             return
         folded = self.shape.folded(gathered, self.mode, self.table.d)
         for start in range(0, len(folded.rows), step):
             found = self.shape.taken(gathered, folded.at(slice(start, start + step)))
-            self.missing |= self.shape.missing(found)
+            self.missing |= lacking(found[MISSING])
             yield found
 
     def clear(self) -> None:

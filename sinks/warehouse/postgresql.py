@@ -25,7 +25,7 @@ from sinks.warehouse.dialect import (
     TypeRule,
     Warehouse,
 )
-from sinks.warehouse.explained import explained
+from sinks.warehouse.errors import explained
 from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
@@ -187,7 +187,6 @@ class PostgreSQL(Warehouse):
             return list(self._opened().execute(sql.encode()).fetchall())
 
     def _is_called(self, table: str) -> str:
-        """SQL: the relation ``c`` has this name."""
         return f"c.relname = {self.dialect.literal(table)}"
 
     def identity(self) -> str:
@@ -289,7 +288,7 @@ class PostgreSQL(Warehouse):
 
 
 def _state_of_refusal(info: str) -> str:
-    """The SQLSTATE of a refused login; empty where libpq does not tell it."""
+    """The SQLSTATE of a refused login; empty where libpq does not pass it on."""
     import psycopg
     from psycopg import pq
 
@@ -300,13 +299,12 @@ def _state_of_refusal(info: str) -> str:
 
 
 def _by_state(state: str) -> tuple[str, str] | None:
-    """What to do about a SQLSTATE; None: nothing is known of it."""
     return next((found for start, found in _BY_STATE.items() if state.startswith(start)), None)
 
 
 #: Texts of refused logins that are understood without a SQLSTATE, which libpq before 18 does not
-#: tell. For other texts, as in another language, a newer libpq is asked for it; that costs a second
-#: login, which a server may count.
+#: pass on. For other texts, as in another language, a newer libpq is asked for it; that costs a
+#: second login, which a server may count.
 _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 
 _NO_RIGHT = "42501"

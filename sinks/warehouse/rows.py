@@ -31,7 +31,6 @@ def packets(rows: pa.Table) -> Iterator[str]:
 
 
 def _join(*columns: pa.Array, by: str = "", before: str = "", behind: str = "") -> pa.Array:
-    """Columns of large strings as one."""
     joined = pc.binary_join_element_wise(*columns, pa.scalar(by, pa.large_string()))
     if not before:
         return joined
@@ -45,7 +44,6 @@ def _joined(lines: pa.Array) -> str:
 
 
 def _literals(column: pa.Array) -> pa.Array:
-    """A column as SQL literals."""
     if pa.types.is_string(column.type):
         doubled = pc.replace_substring(column.cast(pa.large_string()), "'", "''")
         text = _join(doubled, before="'", behind="'")

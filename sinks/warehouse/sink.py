@@ -27,6 +27,7 @@ from sinks.base import (
     SinkContext,
     Target,
 )
+from sinks.merged.pace import IntervalPace
 from sinks.merged.policy import ScanEnd, TablePolicy
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
@@ -310,3 +311,27 @@ class WarehouseSink(DatabaseSink):
             statements.append(table.applied.advance(staged.top.version, staged.top.seq or 0))
         statements.append(self._tables.strategy.unstage(d, staged.staging, staged.batch))
         return [SqlStatement(sql, table.topic) for sql in statements]
+
+
+# ------------------------------------------------------------------------------- rounds that cost
+
+
+class PacedSink(WarehouseSink):
+    """The sink of a warehouse whose every job costs money or counts against a quota: its rounds are
+    at least ``interval`` seconds apart; changes gather in the change log meanwhile."""
+
+    def __init__(
+        self, warehouse: Warehouse, options: Mapping[str, object] | None, interval: float
+    ) -> None:
+        super().__init__(warehouse, options)
+        self.pace = IntervalPace(interval)
+        self._interval = interval
+        self._stated: float | None = None
+
+    def resolved(self, event: Resolved, payload: bytes) -> None:
+        """Like the base class, but at most once per round: a later timestamp is enough."""
+        now = self.clock.monotonic()
+        if self._stated is not None and now - self._stated < self._interval:
+            return
+        super().resolved(event, payload)
+        self._stated = now

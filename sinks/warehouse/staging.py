@@ -12,7 +12,6 @@ _missing       places of the columns whose value the source did not send, ``,3,7
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
 from sinks.merged import policy
-from sinks.merged.fold import UNKNOWN, FoldedRows, RoundChanges, fold, gather, groups_of
+from sinks.merged.fold import FoldedRows, RoundForm, gather, groups_of, places_missing
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import key_value, versions_of
@@ -137,24 +136,12 @@ class TargetShape:
             SEQUENCE: versions_of(rows),
             ORDER: rows["seq"],
             OPERATION: _OPERATIONS.take(pc.index_in(rows["op"], _CODES).combine_chunks()),
-            MISSING: self._missing(rows["missing"]),
+            MISSING: places_missing(rows["missing"], self.names, self.schema.key),
         }
         for i, column in enumerate(self.columns):
             value = key_value(rows, i) if i in self.schema.key else rows[f"a{i}"]
             data[column.name] = _plain(column, value)
         return pa.table(data)
-
-    def _missing(self, names: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-        """``["b","c"]`` -> ``,1,2,``; there are few different ones."""
-        if names.null_count == len(names):
-            return pa.nulls(len(names), pa.string())
-        place = {name: i for i, name in enumerate(self.names)}
-        encoded = names.dictionary_encode().combine_chunks()
-        texts = [
-            "," + "".join(f"{place[n]}," for n in json.loads(text) if n in place)
-            for text in encoded.dictionary.to_pylist()
-        ]
-        return pa.array(texts, pa.string()).take(encoded.indices)
 
     def folded(self, staged: pa.Table, mode: MergeMode, d: Dialect) -> FoldedRows:
         """What a table kept in ``mode`` needs of changes in the order of the log. Texts that the
@@ -163,18 +150,8 @@ class TargetShape:
             (c.logical.innermost.kind, d.rule(c, key=True).sql) for c in self.schema.key_columns
         ]
         kinds = [Kind.TEXT if _kind(sql) == "string" else kind for kind, sql in kept]
-        operation = staged[OPERATION]
-        changes = RoundChanges(
-            groups_of([staged[name] for name in self.key], kinds),
-            staged[SEQUENCE].to_numpy(),
-            pc.equal(operation, OPERATIONS["d"]).to_numpy(),
-            pc.equal(operation, OPERATIONS["u"]).to_numpy(),
-            {
-                i: pc.fill_null(pc.match_substring(staged[MISSING], f",{i},"), False).to_numpy()
-                for i in sorted(self.missing(staged) - set(self.schema.key))
-            },
-        )
-        folded = fold(changes, mode)
+        groups = groups_of([staged[name] for name in self.key], kinds)
+        folded = self._form.fold(staged, groups, mode)
         if mode is not MergeMode.MERGE:
             return folded
         # By key: DuckDB writes rows in another order a hundred times slower, others slower, too.
@@ -191,26 +168,11 @@ class TargetShape:
 
     def taken(self, staged: pa.Table, folded: FoldedRows) -> pa.Table:
         """The folded rows, with their values and what is still missing."""
-        rows, lacking = gather(staged, folded.rows), [pa.scalar("")]
-        for i, numbers in folded.values.items():
-            place = rows.schema.get_field_index(self.columns[i].name)
-            values = gather(staged.select([place]), numbers)
-            rows = rows.set_column(place, values.field(0), values.column(0))
-            lacking.append(pc.if_else(pa.array(numbers == UNKNOWN), f"{i},", ""))
-        if folded.values:
-            texts = pc.binary_join_element_wise(*lacking, "")
-            whole = pc.binary_join_element_wise(",", texts, "")
-            missing = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), whole)
-            rows = rows.set_column(rows.schema.get_field_index(MISSING), MISSING, missing)
-        return rows
+        return self._form.take(staged, folded)
 
-    def missing(self, staged: pa.Table) -> frozenset[int]:
-        """Places of the columns that are missing in some row."""
-        values = staged[MISSING]
-        if values.null_count == len(values):
-            return frozenset()
-        texts = pc.unique(values).drop_null().to_pylist()
-        return frozenset(int(i) for text in texts for i in text.split(",") if i)
+    @property
+    def _form(self) -> RoundForm:
+        return RoundForm(SEQUENCE, OPERATION, MISSING, OPERATIONS["d"], OPERATIONS["u"], self.names)
 
 
 def _has_many_texts(logical: LogicalType) -> bool:
@@ -261,7 +223,6 @@ def refused_value(
 
 
 def _refused(rule: TypeRule, values: pa.ChunkedArray) -> int:
-    """How many of the values the type cannot hold."""
     found = 0
     if rule.accepts:
         accepted = pc.match_substring_regex(values, rf"\A(?:{rule.accepts})\z")

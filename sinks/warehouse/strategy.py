@@ -51,12 +51,8 @@ class Strategy:
         """The table of a target's sequence numbers, unquoted."""
         return side_name(topic)
 
-    def has_side(self, table: TargetTable, schema: TableSchema) -> bool:
-        """Sequence numbers are in a table beside the target."""
-        return table.has_side(schema)
-
     def number(self, table: TargetTable, schema: TableSchema) -> str:
-        """The column by which a target of ours is known; empty where it has none."""
+        """The column by which a target of this sink is known; empty where it has none."""
         return table.policy.sequence if schema.keyless else table.sequence
 
     def beside(self, topic: str) -> tuple[str, ...]:
@@ -237,7 +233,7 @@ def sweep(table: TargetTable, shape: TargetShape, version: int) -> list[str]:
     """Rows of an older version than a scan no longer exist at the source.
 
     A row without a number was not written by the feed: in a shared target it stays, in one of the
-    feed's own somebody put it there, and it goes.
+    feed's own it was put there by others, and it goes.
     """
     d, shared = table.d, table.policy.shared
     if not table.has_side(shape.schema):

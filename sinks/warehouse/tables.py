@@ -23,6 +23,7 @@ class TargetTable:
     """A target table of one feed and all that belongs to it.
 
     ``view`` is what readers ask where ``name`` holds more than the rows that are; else empty.
+    ``side`` is empty where sequence numbers are always in the rows.
     """
 
     d: Dialect
@@ -89,7 +90,7 @@ class TargetTable:
 
     def has_side(self, schema: TableSchema) -> bool:
         """A side table keeps the sequence number of each row."""
-        return not self.policy.sequence and not schema.keyless
+        return bool(self.side) and not self.policy.sequence and not schema.keyless
 
     def side_columns(self, schema: TableSchema) -> dict[str, str]:
         """Columns of the side table: the key and the number."""

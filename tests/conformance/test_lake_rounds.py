@@ -244,8 +244,8 @@ def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
     versions = len(bench.lake.query("describe history {t}"))
-    bench.sink._floors.clear()
-    table = bench.sink._tables["t"]
+    bench.sink._targets["t"].floor = None
+    table = bench.sink._targets["t"].table
     table.applied = type(table.applied())  # type: ignore[method-assign]
     bench.round(SCHEMA, 20, ("u", (1, "again", None)))
     assert rows(bench, "id, v0") == {(1, "b")}
@@ -255,7 +255,7 @@ def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
 @pytest.mark.extended
 def test_another_delta_takes_merges(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
-    table = bench.sink._tables["t"]
+    table = bench.sink._targets["t"].table
     assert isinstance(table, DeltaTable)
     table.helper = "NoSuchHelper$"
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))

@@ -242,7 +242,7 @@ def test_a_large_round_keeps_to_the_order_somebody_gave_a_table(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread = watched(monkeypatch)
-    table = bench.sink._tables["t"]
+    table = bench.sink._targets["t"].table
     assert isinstance(table, IcebergTable)
     table.spread_rows = 1
     schema = schema_of(("text", "string"))

@@ -21,6 +21,7 @@ from tests.golden import runner
 KEYED = table_of("t", key=("id", "name"), id="int32", name="text", total="decimal(12,2)")
 KEYLESS = table_of("t", id="int32", name="text")
 BOUNDS = {"c0": (1, 9), "c1": ("a'b", "z"), "c2": ("0", "9")}
+UNSENT = merge.source(KEYED, "staged", missing={2})
 SOFT, SCD2, APPEND = (
     TablePolicy(soft=True),
     TablePolicy(history=History.SCD2),
@@ -75,9 +76,9 @@ CASES: Mapping[str, Callable[[], list[str]]] = {
     ],
     "columns whose bounds are compared": _comparable,
     "unsent values": lambda: [
-        merge.merge("t", KEYED, TablePolicy(), merge.folded_source(KEYED, "staged"), folded=True),
-        merge.carried_source("t", KEYED, APPEND, "staged"),
-        merge.last_of_each(KEYED, merge.carried_source("t", KEYED, SCD2, "staged", BOUNDS)),
+        *(merge.merge("t", KEYED, POLICIES[n], UNSENT, missing={2}) for n in ("plain", "soft")),
+        merge.carried("t", KEYED, APPEND, "rows", {2}),
+        merge.carried("t", KEYED, SCD2, "rows", {2}, BOUNDS),
     ],
     "all changes": lambda: [
         merge.append("t", KEYED, APPEND, "rows"),

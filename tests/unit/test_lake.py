@@ -20,7 +20,7 @@ from changefeed.options import History
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink
-from sinks.lake.failure import told
+from sinks.lake.failure import explained
 from sinks.lake.place import place_of
 from sinks.lake.sink import DeltaSink, LakeSink
 from sinks.lake.staging import StagedFile, bounds, settled, stage
@@ -29,6 +29,7 @@ from sinks.lake.types import spark_type, typed, widens
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.fold import groups_of
+from sinks.merged.policy import MergeMode
 from sinks.registry import open_sink
 
 # ------------------------------------------------------------------------------- place
@@ -169,7 +170,7 @@ def test_where_a_place_is_is_shown_without_secrets() -> None:
 
 def test_what_failures_of_a_catalog_are_told_as() -> None:
     def error(text: str) -> tuple[str, str]:
-        found = told(RuntimeError(text), "t", "https://h/api")
+        found = explained(RuntimeError(text), "t", "https://h/api")
         assert found is not None
         return found.code.number, f"{found.message} {found.detail}"
 
@@ -183,7 +184,7 @@ def test_what_failures_of_a_catalog_are_told_as() -> None:
     assert error(waits)[0] == "CF5004"
     page = "org.apache.hadoop.ipc.RpcException: RPC response exceeds maximum data length"
     assert error(page) == ("CF5001", "https://h/api does not answer as a NameNode target t")
-    assert told(RuntimeError("something else"), "t", "https://h/api") is None
+    assert explained(RuntimeError("something else"), "t", "https://h/api") is None
 
 
 # ------------------------------------------------------------------------------- types
@@ -322,11 +323,26 @@ def test_history_keeps_all_versions(tmp_path: Path, history: History) -> None:
     assert file is not None and file.superseded
 
 
-def test_unknown_values_keep_every_row(tmp_path: Path) -> None:
-    made = batch(("u", 5, 1, "a"), ("u", 6, 1, None), missing=True)
-    file = staged(tmp_path, "a", made)
+def test_unknown_values_keep_every_row_until_all_are_known(tmp_path: Path) -> None:
+    first = staged(tmp_path, "a", batch(("u", 5, 1, "a"), ("u", 5, 2, "b")))
+    made = batch(("u", 6, 1, None), ("u", 7, 1, None), ("u", 7, 3, None), missing=True)
+    second = staged(tmp_path, "b", made)
+    assert first and second
+    assert (second.rows, second.incomplete) == (3, True)
+    [kept] = settled([first, second], MergeMode.MERGE)
+    assert content(kept) == [("u", 5, 2, "b"), ("u", 7, 1, "a"), ("u", 7, 3, None)]
+    assert pq.read_table(kept.path)["_missing"].to_pylist() == [None, None, ",0,"]
+    assert (kept.incomplete, kept.last, bounds([kept], "c1")) == (True, second.last, (1, 3))
+
+
+def test_what_a_later_row_of_its_transaction_superseded_goes(tmp_path: Path) -> None:
+    made = batch(("c", 5, 1, "a"), ("u", 5, 1, "b"), ("u", 6, 1, "c"))
+    flags = made.rows.set_column(7, "last", pa.array([False, True, True]))
+    file = staged(tmp_path, "a", replace(made, rows=flags), history=History.SCD2)
     assert file is not None
-    assert (file.rows, file.incomplete) == (2, True)
+    [kept] = settled([file], MergeMode.VERSIONS)
+    assert content(kept) == [("u", 5, 1, "b"), ("u", 6, 1, "c")]
+    assert not kept.incomplete
 
 
 def test_two_texts_of_one_number_are_one_key() -> None:
@@ -340,7 +356,7 @@ def test_a_later_file_goes_before(tmp_path: Path) -> None:
     second = staged(tmp_path, "b", batch(("u", 6, 2, "c"), ("c", 6, 3, "d")))
     third = staged(tmp_path, "c", batch(("d", 7, 1, None)))
     assert first and second and third
-    kept = settled([first, second, third])
+    kept = settled([first, second, third], MergeMode.MERGE)
     assert [content(file) for file in kept] == [
         [("u", 6, 2, "c"), ("c", 6, 3, "d")],
         [("d", 7, 1, None)],
@@ -428,6 +444,10 @@ def test_a_backlog_is_merged_in_rounds_of_what_fits(tmp_path: Path) -> None:
     assert file is not None
     sink._staged["a"] = replace(file, bytes=lake_sink.MOST_BYTES)
     assert sink.pacing().rows == 0, "bytes on disk"
+    sink._staged["a"] = replace(file, bytes=lake_sink.MOST_FOLDED)
+    assert sink.pacing().rows == lake_sink.MOST_ROWS
+    sink._staged["a"] = replace(file, bytes=lake_sink.MOST_FOLDED, missing=frozenset({0}))
+    assert sink.pacing().rows == 0, "rows in memory"
     keys = pa.table({"c0": pa.array(["x" * 1000] * (lake_sink.MOST_KEY_BYTES // 1000 + 1))})
     sink._staged["a"] = replace(file, keys=keys)
     assert sink.pacing().rows == 0, "keys in memory"

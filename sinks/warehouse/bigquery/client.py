@@ -33,7 +33,7 @@ from changefeed.core.time_limits import PATIENCE, limit_requests
 from sinks.warehouse.bigquery.errors import sorted_out, translated
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.dialect import SqlStatement, Warehouse
-from sinks.warehouse.unreadable import readable
+from sinks.warehouse.errors import readable
 
 #: Limits of one script and of one transaction, with some room.
 _SCRIPT_BYTES, _TRANSACTION_TABLES = 900_000, 30
@@ -42,7 +42,7 @@ _UPLOAD_RETRIES = 2
 _ATTEMPTS = 100
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
-#: Type names of the API that the language spells otherwise.
+#: Type names of the API that the language spells differently.
 _SPELLING = {"INTEGER": "INT64", "FLOAT": "FLOAT64", "BOOLEAN": "BOOL", "STRUCT": "RECORD"}
 
 
@@ -124,8 +124,8 @@ class BigQueryWarehouse(Warehouse):
     def _limit(self, client: bigquery.Client) -> None:
         """Give every request of a client an end, those for its tokens too.
 
-        The client makes its sessions itself: should a later version keep them elsewhere, they stay
-        as they are (and the test of this fails).
+        The client makes its sessions itself: should a later version keep them in another
+        place, they stay as they are (and the test of this fails).
         """
         session = client._http
         tokens = getattr(session, "_auth_request_session", None)
@@ -145,7 +145,6 @@ class BigQueryWarehouse(Warehouse):
         return found
 
     def _find_dataset(self, client: bigquery.Client, *, make: bool) -> str | None:
-        """Its location; one that is missing is made if it may be."""
         name = f"{self._project}.{self.schema}"
         try:
             found = client.get_dataset(name, retry=self._retry, timeout=self._limits.idle)
@@ -212,7 +211,7 @@ class BigQueryWarehouse(Warehouse):
         )
 
     def _blamed(self, job: bigquery.QueryJob | None, statements: Sequence[SqlStatement]) -> str:
-        """The table of the statement that failed; empty when BigQuery does not tell."""
+        """The table of the statement that failed; empty when BigQuery does not say."""
         if job is None:
             return ""
         by_text = {_one_line(statement.sql): statement.topic for statement in statements}
@@ -305,7 +304,6 @@ class BigQueryWarehouse(Warehouse):
 
     @contextmanager
     def _file(self, rows: pa.Table, name: str) -> Iterator[IO[bytes] | str]:
-        """The rows as Parquet: a local file, or an object in the bucket and its URI."""
         if not self._bucket:
             with tempfile.TemporaryFile() as file:
                 pq.write_table(rows, file, compression="zstd")
@@ -361,7 +359,6 @@ def _named(what: str, job: Any) -> str:
 
 
 def _type_name(field: bigquery.SchemaField) -> str:
-    """A column's type as CREATE TABLE spells it."""
     written = str(field.field_type).replace(" ", "")
     name, parenthesis, rest = written.partition("(")
     spelled = _SPELLING.get(name, name) + parenthesis + rest

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.settings import Parameter, ParameterKind, Settings, setting
 from changefeed.core.uri import invalid_uri
-from sinks.warehouse.paced import PacedSink
+from sinks.warehouse.sink import PacedSink
 
 #: Seconds between rounds: 960 load jobs a day and table.
 INTERVAL = 90

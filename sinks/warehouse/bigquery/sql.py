@@ -136,7 +136,7 @@ class BigQueryDialect(Dialect):
     # ------------------------------------------------------------------ definitions
 
     def create_table(self, table: str, columns: Mapping[str, str], key: Sequence[str] = ()) -> str:
-        """The key is told (not enforced), and what a MERGE looks rows up by."""
+        """The key is declared (not enforced), with what a MERGE finds rows by."""
         lines = [
             f"{self.quote(name)} {sql}{' NOT NULL' if name in key else ''}"
             for name, sql in columns.items()

@@ -24,12 +24,12 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_pools, within
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import SqlStatement, Warehouse
-from sinks.warehouse.unreadable import UNREADABLE, unreadable
+from sinks.warehouse.errors import UNREADABLE, unreadable
 
-# It tells of every failed request itself; what matters comes out as an error of ours.
+# It logs every failed request itself; what matters comes out as our error.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
-#: What a profile of the server might have otherwise, and the statements rely on.
+#: What the statements rely on, and a profile of the server might change.
 SETTINGS: Mapping[str, object] = {
     "async_insert": 0,
     "date_time_overflow_behavior": "throw",
@@ -121,7 +121,6 @@ class ClickHouse(Warehouse):
             self._command(self.dialect.create_schema(self.schema), "making the database")
 
     def _connections(self) -> PoolManager:
-        """Connections that heed the time limit of a statement."""
         at = self._address
         scheme = "https" if at.tls else "http"
         options: dict[str, Any] = {f"{scheme}_proxy": check_env_proxy(scheme, at.host, at.port)}
@@ -273,6 +272,5 @@ _BY_NUMBER: Mapping[int, tuple[str, str]] = {
 
 
 def _version(text: str) -> tuple[int, int]:
-    """``26.9.2.1`` -> (26, 9)."""
     found: list[Any] = [part for part in text.split(".") if part.isdigit()]
     return (int(found[0]), int(found[1])) if len(found) > 1 else (0, 0)

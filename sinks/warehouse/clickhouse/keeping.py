@@ -75,6 +75,10 @@ class _Facts(AppliedRow):
 
     facts: str
 
+    @property
+    def stored(self) -> str:
+        return self.facts
+
     def insert(self, feed: str, topic: str) -> str:
         text = self.d.literal
         values = f"{text(self.id)}, 'at', {text(feed)}, {text(topic)}, 0, 0, 0, {_NOW}"
@@ -92,16 +96,9 @@ class _Facts(AppliedRow):
     def scanned(self, version: int) -> str:
         return self._change(scanned=str(version))
 
-    def forget(self) -> str:
-        return f"DELETE FROM {self.facts} WHERE {self.d.quote('id')} = {self.d.literal(self.id)}"
-
-    def forget_others(self, ids: Sequence[str]) -> str:
-        listed = ", ".join(map(self.d.literal, ids))
-        return f"DELETE FROM {self.facts} WHERE {self.d.quote('id')} IN ({listed})"
-
     def _into(self) -> str:
         names = ("id", "fact", "feed", "table_name", "version", "seq", "scanned", _STAMP)
-        return f"INSERT INTO {self.facts} ({', '.join(map(self.d.quote, names))})"
+        return f"INSERT INTO {self.facts} ({self.d.listed(names)})"
 
     def _change(self, only: str = "", **sets: str) -> str:
         """The fact ``at`` once more, with other values."""
@@ -127,13 +124,11 @@ class ClickHouseStrategy(Strategy):
         self, warehouse: Warehouse, topic: str, policy: TablePolicy, applied: AppliedRow
     ) -> TargetTable:
         plain = super().table(warehouse, topic, policy, applied)
-        return replace(plain, name=warehouse.name(self.place(topic)), view=plain.name)
+        name = warehouse.name(self.place(topic))
+        return replace(plain, name=name, view=plain.name, side="")
 
     def place(self, topic: str) -> str:
         return ROWS + topic
-
-    def has_side(self, table: TargetTable, schema: TableSchema) -> bool:
-        return False
 
     def number(self, table: TargetTable, schema: TableSchema) -> str:
         return SEQUENCE
@@ -324,7 +319,7 @@ def engine_of(table: TargetTable, schema: TableSchema) -> tuple[str, tuple[str, 
 
 
 def same_engine(found: str, wanted: str) -> bool:
-    """The engine that a server tells of does what the wanted one does: it may be replicated, which
+    """The engine that a server names does what the wanted one does: it may be replicated, which
     has arguments of its own before these."""
     (kind, given), (name, arguments) = _parts(found), _parts(wanted)
     if not kind.endswith(name):
@@ -376,19 +371,19 @@ def _can_follow(table: TargetTable, event: SchemaChange) -> None:
     """ClickHouse can alter no column of a sorting key, and a digest is made of all columns."""
     d, old, new = table.d, event.old, event.new
 
-    def told(columns: Sequence[Column]) -> list[tuple[object, str, str]]:
+    def kept(columns: Sequence[Column]) -> list[tuple[object, str, str]]:
         return [(c.ref, c.name, d.rule(c).sql) for c in columns]
 
     def before(columns: Sequence[Column]) -> list[Column | None]:
         return [event.was(column) for column in columns]
 
-    if old.keyless and new.keyless and told(old.columns) != told(new.columns):
+    if old.keyless and new.keyless and kept(old.columns) != kept(new.columns):
         why = "a table without a key cannot change its columns in ClickHouse"
         raise evolution.refused(table, new, why)
     same_key = old.keyless == new.keyless and len(old.key) == len(new.key)
     if not old.keyless and same_key:
         pairs = zip(old.key_columns, new.key_columns, before(new.key_columns), strict=True)
         for was, column, same in pairs:
-            if was == same and told([was])[0][1:] != told([column])[0][1:]:
+            if was == same and kept([was])[0][1:] != kept([column])[0][1:]:
                 why = f"ClickHouse cannot alter the column {was.name}, which is part of the key"
                 raise evolution.refused(table, new, why)

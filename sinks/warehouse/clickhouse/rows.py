@@ -221,7 +221,7 @@ def _last_versions(table: TargetTable, staged: StagedRows) -> str:
         return f"{_current(table, shape)} AND {asked}"
     # A scan sees all changes of its version.
     place = f"({q(SEQUENCE)}, {q(OPERATION)} = '{READ}', {q(ORDER)})"
-    # Called otherwise inside, because a condition would mean the aggregate by the column's name.
+    # Other names inside, because a condition would mean the aggregate by the column's name.
     inside = {name: f"{name}_" for name in shape.names if name not in shape.key}
     listed = [
         f"tupleElement(argMax(tuple({q(name)}), {place}), 1) AS {q(alias)}"

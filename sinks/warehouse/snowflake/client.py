@@ -27,8 +27,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, end_answers
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import SqlStatement, Warehouse
+from sinks.warehouse.errors import UNREADABLE, readable
 from sinks.warehouse.snowflake.sql import DROP, TEMPORARY, SnowflakeDialect, folded
-from sinks.warehouse.unreadable import UNREADABLE, readable
 
 _STAGE = "_changefeed_stage"
 _SESSION = {
@@ -145,7 +145,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class _Stand:
-    """SQL that tells how far tables are, and SQL that lets nobody else move them."""
+    """SQL that reads how far tables are, and SQL that keeps others from moving them."""
 
     look: str
     lock: str

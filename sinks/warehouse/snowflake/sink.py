@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
 from changefeed.core.uri import invalid_uri
-from sinks.warehouse.paced import PacedSink
+from sinks.warehouse.sink import PacedSink
 
 #: Seconds between rounds: a virtual warehouse is billed a minute for each time it wakes.
 INTERVAL = 60

@@ -44,7 +44,7 @@ _CALL, _LONG = 120.0, 3_600.0
 _ATTEMPTS, _PAUSE = 10, 4.0
 #: Seconds without use after which the session is replaced: Spanner forgets it after an hour.
 _IDLE = 1_800.0
-#: A login that was refused, in the text of an error that is told as UNAVAILABLE.
+#: A login that was refused, in the text of an error with the status UNAVAILABLE.
 _NO_TOKEN = re.compile(
     r"Getting metadata from plugin failed.*"
     r"(?:invalid_grant|invalid_client|unauthorized_client|Reauth)",
@@ -415,10 +415,10 @@ class Spanner(Warehouse):
             )
 
     def columns(self, table: str) -> dict[str, str]:
-        """As elsewhere.
+        """See the base class.
 
         Raises:
-            ChangefeedError: CF5006, the table is there, and its name is written otherwise.
+            ChangefeedError: CF5006, the table is there, and its name differs in case.
         """
         rows = self.query(self.dialect.columns_of(table))
         if rows:
@@ -470,7 +470,6 @@ class Spanner(Warehouse):
 
 
 def _asked_pause(error: api.Aborted) -> float:
-    """Seconds after which Spanner wants the transaction again."""
     for detail in error.details or ():
         if isinstance(detail, error_details_pb2.RetryInfo):
             return float(detail.retry_delay.ToTimedelta().total_seconds())

@@ -69,7 +69,6 @@ class CommitWriter:
     def _commits(
         self, gathered: Sequence[tuple[PendingRows, pa.Table]]
     ) -> Iterator[list[tuple[PendingRows, TransactionRows]]]:
-        """Rows of a round, commit by commit."""
         pending, staged = [p for p, _ in gathered], [rows for _, rows in gathered]
         most = [keeping.most_cells(p.table, p.shape.schema) for p in pending]
         wires = [RowWire.of(p.shape, self._tables.server.dialect) for p in pending]
@@ -102,7 +101,6 @@ class CommitWriter:
             self._apply_one([part for part in parts if part[0].table.topic == topic])
 
     def _apply_one(self, parts: Sequence[tuple[PendingRows, TransactionRows]]) -> None:
-        """One commit: rows of all its tables, and how far they are."""
         tops: dict[str, AppliedVersion] = {}
         for pending, part in parts:
             if not pending.scan:
@@ -123,8 +121,7 @@ class CommitWriter:
                     keeping.advance(transaction, table.applied.id, self._tables.context.node, top)
 
         topics = {pending.table.topic: None for pending, _ in parts}
-        with self._tables.errors():
-            self._tables.server.transact(work, *topics)
+        self._tables.transact(work, *topics)
         for topic, top in tops.items():
             known = self._tables.known(topic)
             if known is not None:

@@ -5,7 +5,7 @@ a transaction reads the row of ``changefeed_applied`` and the numbers that the t
 and writes what is newer and how far it is now. The row is what keeps a replay from undoing a
 delete: changes at or below it are not looked at again.
 
-A table without a key has one of ours: ``_row``, a digest of the row, and ``_copy``, which counts
+A table without a key gets one: ``_row``, a digest of the row, and ``_copy``, which counts
 equal rows from 0 without a gap. As many copies as a batch brought more than it took are added at
 the end, or the last ones go. A scan writes its copies from 0 on, and what it did not reach goes.
 """
@@ -140,7 +140,7 @@ def key_of(schema: TableSchema) -> tuple[str, ...]:
 
 def spelled(names: Iterable[str], present: Mapping[str, str]) -> dict[str, str]:
     """A target's columns by these names where they differ only in case, which to Spanner are one;
-    of two names of ours that are one, the later counts."""
+    of two wanted names that are one, the later counts."""
     ours = {name.casefold(): name for name in names}
     return {ours.get(name.casefold(), name): kind for name, kind in present.items()}
 
@@ -280,7 +280,6 @@ def most_cells(table: TargetTable, schema: TableSchema) -> int:
 
 
 def _merge(transaction: SpannerTransaction, batch: TransactionRows) -> None:
-    """The changes that are left of each key."""
     table, wire = batch.table, batch.wire
     shape, policy = wire.shape, table.policy
     rows = shape.taken(batch.rows, shape.folded(batch.rows, MergeMode.MERGE, table.d))
@@ -343,7 +342,6 @@ def _ended(
 def _stored(
     transaction: SpannerTransaction, batch: TransactionRows, keys: Sequence[Key]
 ) -> dict[Key, int]:
-    """Key -> the number of its row in the target."""
     table, shape = batch.table, batch.wire.shape
     side = table.has_side(shape.schema)
     place = side_of(table.topic) if side else table.topic
@@ -371,7 +369,6 @@ def _upsert(
 def _mark(
     transaction: SpannerTransaction, batch: TransactionRows, gone: Sequence[tuple[Key, int]]
 ) -> None:
-    """Rows stay, marked as deleted."""
     table, key = batch.table, batch.wire.shape.key
     if table.policy.sequence:
         columns: tuple[str, ...] = (*key, DELETED, table.policy.sequence)
@@ -385,7 +382,6 @@ def _mark(
 
 
 def _count(transaction: SpannerTransaction, batch: TransactionRows) -> None:
-    """Copies that came less copies that went, of each distinct row."""
     # An UPDATE left the row as it was.
     moved = replace(batch, rows=batch.rows.filter(pc.not_equal(batch.rows[OPERATION], "UPDATE")))
     net: Counter[str] = Counter()
@@ -424,7 +420,6 @@ def _names(batch: TransactionRows) -> list[str]:
 
 
 def _distinct(batch: TransactionRows) -> tuple[list[str], list[tuple[Value, ...]]]:
-    """The digest of each row, and its values with its number."""
     values = batch.wire.columns(batch.rows)
     marks = digests(batch.wire.shape.columns, values)
     numbers = [str(number) for number in batch.rows[SEQUENCE].to_pylist()]
@@ -456,34 +451,28 @@ def end_all(table: TargetTable, version: int, older: str) -> str:
     """Rows whose number is ``older`` (``<`` or ``<=``) than a version go, or are marked."""
     q = table.d.quote
     number = q(table.sequence)
-    where = _older(number, older, version, f"{q(DELETED)} IS NOT TRUE" if _soft(table) else "")
-    if not _soft(table):
+    where = f"{_number(number)} {older} {version}"
+    if not table.policy.soft:
         return f"DELETE FROM {table.name} WHERE {where}"
-    return f"UPDATE {table.name} SET {q(DELETED)} = TRUE, {number} = {version} WHERE {where}"
+    sets = f"{q(DELETED)} = TRUE, {number} = {version}"
+    return f"UPDATE {table.name} SET {sets} WHERE {q(DELETED)} IS NOT TRUE AND {where}"
 
 
 def not_scanned(table: TargetTable, key: Sequence[str], version: int, most: int) -> str:
     """SELECT of keys that a scan did not find, where a table beside has the numbers."""
     d = table.d
-    q = d.quote
-    listed = ", ".join(f"t.{q(name)}" for name in key)
-    live = f"t.{q(DELETED)} IS NOT TRUE" if _soft(table) else ""
+    older = f"{_number(f'beside.{d.quote(SEQUENCE)}')} < {version}"
+    live = f"target.{d.quote(DELETED)} IS NOT TRUE AND " if table.policy.soft else ""
     return (
-        f"SELECT {listed} FROM {table.name} AS t LEFT JOIN {table.side} AS n "
-        f"ON {d.same(key, 't', 'n')} WHERE {_older(f'n.{q(SEQUENCE)}', '<', version, live)} "
-        f"LIMIT {most}"
+        f"SELECT {d.listed(key, 'target')} FROM {table.name} AS target "
+        f"LEFT JOIN {table.side} AS beside ON {d.same(key, 'target', 'beside')} "
+        f"WHERE {live}{older} LIMIT {most}"
     )
 
 
-def _soft(table: TargetTable) -> bool:
-    return table.policy.soft
-
-
-def _older(number: str, older: str, version: int, live: str) -> str:
-    """SQL: the number is absent or older, and the row is live. Without parentheses, which the
-    fake of the tests cannot read everywhere."""
-    both = [f"{number} IS NULL", f"{number} {older} {version}"]
-    return " OR ".join(f"{live} AND {one}" if live else one for one in both)
+def _number(sql: str) -> str:
+    """A row without a number is older than any that has one."""
+    return f"COALESCE({sql}, -1)"
 
 
 def end_rows(
@@ -505,7 +494,7 @@ def end_rows(
 
 def not_of_this_scan(table: TargetTable, version: int) -> str:
     """Rows that have a scan's number without it: of the change that it follows, or of an attempt
-    of it that broke off. They are told apart by one less."""
+    of it that broke off. One less makes the difference."""
     number = table.d.quote(table.sequence)
     return f"UPDATE {table.name} SET {number} = {version - 1} WHERE {number} = {version}"
 

@@ -68,7 +68,6 @@ def wire(sql: str, values: pa.ChunkedArray | pa.Array) -> list[Value]:
 
 
 def _odd(value: Value) -> str:
-    """NaN and the infinities are texts."""
     assert isinstance(value, float)
     if value != value:
         return "NaN"
@@ -181,7 +180,6 @@ def cut(
 
 
 def _bytes(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """About how large each row is on the wire."""
     found = np.full(rows.num_rows, 16 * rows.num_columns, np.int64)
     for column in rows.columns:
         if pa.types.is_string(column.type):

@@ -116,7 +116,7 @@ class SpannerSink(DatabaseSink):
         return self._tables.server
 
     def topic(self, name: str) -> str:
-        """As elsewhere, but a table's name cannot begin with an underscore or a digit."""
+        """As in the base class, but a table's name cannot begin with an underscore or a digit."""
         found = name.replace(".", "_")
         return super().topic(f"table{found}" if found[:1] in "_0123456789" else found)
 
@@ -159,8 +159,7 @@ class SpannerSink(DatabaseSink):
             )
 
         if ids:
-            with self._tables.errors():
-                self.server.transact(work)
+            self._tables.transact(work)
 
     def truncate_table(self, known: KnownTable, shape: TargetShape, event: Truncate) -> None:
         table, place = known.table, AppliedVersion(event.at.version, event.seq)
@@ -178,14 +177,12 @@ class SpannerSink(DatabaseSink):
                     transaction.delete_all(keeping.side_of(table.topic))
             keeping.advance(transaction, table.applied.id, self._opened.node, place)
 
-        with self._tables.errors():
-            self.server.transact(work, table.topic)
+        self._tables.transact(work, table.topic)
 
     def _end_all(self, table: TargetTable, shape: TargetShape, version: int, older: str) -> None:
         """Rows older than a version go, or are marked; cut short, it may come again."""
         if not table.has_side(shape.schema):
-            with self._tables.errors():
-                self.server.change_all(keeping.end_all(table, version, older), table.topic)
+            self._tables.change_all(keeping.end_all(table, version, older), table.topic)
             return
         wire = RowWire.of(shape, self.server.dialect)
         below = version + 1 if older == "<=" else version
@@ -202,8 +199,7 @@ class SpannerSink(DatabaseSink):
         while ended:
             limit = self.commits.most_cells
             try:
-                with self._tables.errors():
-                    ended = self.server.transact(work, table.topic)
+                ended = self._tables.transact(work, table.topic)
             except TooLarge as error:
                 self.commits.be_smaller(limit, error)
 
@@ -211,8 +207,7 @@ class SpannerSink(DatabaseSink):
         """Another run has followed an event since this one looked: what no transaction guards
         must not be done again."""
         table = known.table
-        with self._tables.errors():
-            now = self.server.transact(lambda tx: self._tables.progress(tx, table), table.topic)
+        now = self._tables.transact(lambda tx: self._tables.progress(tx, table), table.topic)
         if now.covers(place):
             self._tables.forget_table(table.topic)
             return True
@@ -250,8 +245,7 @@ class SpannerSink(DatabaseSink):
             if not self._tables.progress(transaction, table).covers(place):
                 keeping.advance(transaction, table.applied.id, self._opened.node, place)
 
-        with self._tables.errors():
-            server.transact(work, table.topic)
+        self._tables.transact(work, table.topic)
 
     def _change(
         self, table: TargetTable, changes: Sequence[evolution.EvolutionStep], types: dict[str, str]
@@ -265,10 +259,9 @@ class SpannerSink(DatabaseSink):
             types[change.column] = types.pop(change.old)
             waiting.append(d.add_column(table.name, change.column, types[change.column]))
             self._tables.define(waiting, table.topic)
-            with self._tables.errors():
-                self.server.change_all(
-                    keeping.copy_column(table, change.old, change.column), table.topic
-                )
+            self._tables.change_all(
+                keeping.copy_column(table, change.old, change.column), table.topic
+            )
             waiting = [d.drop_column(table.name, change.old)]
         self._tables.define(waiting, table.topic)
 
@@ -295,8 +288,7 @@ class SpannerSink(DatabaseSink):
                 keeping.advance(transaction, row, self._opened.node, whole)
             transaction.update(FACTS, ("id", "scanned"), [(row, str(at.version))])
 
-        with self._tables.errors():
-            self.server.transact(work, table.topic)
+        self._tables.transact(work, table.topic)
         self._tables.forget_table(target.topic)
 
     def compare(
@@ -323,10 +315,9 @@ class SpannerSink(DatabaseSink):
         if not self._tables.query(table.applied.read()):
             return  # nothing there carries the feed's mark
         self._tables.define(self._tables.strategy.drop(table), target.topic)
-        with self._tables.errors():
-            self.server.transact(
-                lambda transaction: transaction.delete(FACTS, [(table.applied.id,)]), target.topic
-            )
+        self._tables.transact(
+            lambda transaction: transaction.delete(FACTS, [(table.applied.id,)]), target.topic
+        )
         self._tables.forget_table(target.topic)
 
     # ------------------------------------------------------------------ tables
@@ -337,8 +328,7 @@ class SpannerSink(DatabaseSink):
         known, shape = self._tables.find(target, schema), TargetShape(schema, target.topic)
         self._tables.prepare(known, shape, scan=True)
         if shape.keyless:
-            with self._tables.errors():
-                self.server.change_all(keeping.not_of_this_scan(known.table, version), shape.topic)
+            self._tables.change_all(keeping.not_of_this_scan(known.table, version), shape.topic)
 
 
 def _written(column: Column) -> str:
@@ -349,7 +339,6 @@ def _written(column: Column) -> str:
 
 
 def _is_local(endpoint: str) -> bool:
-    """``host:port`` of this machine."""
     host, _, port = endpoint.rpartition(":")
     if not port.isdigit():
         return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sinks.warehouse.spanner.client import Spanner, SpannerTransaction
 
 
+Result = TypeVar("Result")
+
+
 class SpannerTables(FeedTables):
     """Tables of a Spanner database, whose bookkeeping is written in transactions."""
 
@@ -38,6 +41,16 @@ class SpannerTables(FeedTables):
         """
         self.server.check_dialect()
         super().make_bookkeeping()
+
+    def transact(self, work: Callable[[SpannerTransaction], Result], *topics: str) -> Result:
+        """See :meth:`.client.Spanner.transact`; after an error everything is looked at again."""
+        with self.errors():
+            return self.server.transact(work, *topics)
+
+    def change_all(self, sql: str, topic: str) -> None:
+        """See :meth:`.client.Spanner.change_all`; after an error everything is looked at again."""
+        with self.errors():
+            self.server.change_all(sql, topic)
 
     def progress(self, transaction: SpannerTransaction, table: TargetTable) -> AppliedVersion:
         """How far a table is.
@@ -58,8 +71,7 @@ class SpannerTables(FeedTables):
     ) -> None:
         row, feed = table.applied.id, self.context.feed
         if content.claim is Claim.REPLACE:
-            with self.errors():
-                self.server.change_all(f"DELETE FROM {table.name} WHERE TRUE", target.topic)
+            self.change_all(f"DELETE FROM {table.name} WHERE TRUE", target.topic)
 
         def work(transaction: SpannerTransaction) -> None:
             stale = [(each,) for each in content.stale if each != row]
@@ -68,16 +80,12 @@ class SpannerTables(FeedTables):
             columns = ("id", "feed", "table_name", "version", "seq", "scanned")
             transaction.upsert(FACTS, columns, [(row, feed, target.topic, "0", "0", "0")])
 
-        with self.errors():
-            self.server.transact(work, target.topic)
+        self.transact(work, target.topic)
 
     def make(self, known: KnownTable, shape: TargetShape) -> None:
         table = known.table
         self.define(self.strategy.create(table, shape.schema), shape.topic)
-        with self.errors():
-            self.server.transact(
-                lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic
-            )
+        self.transact(lambda transaction: keeping.reset(transaction, table.applied.id), shape.topic)
 
     def inspect(self, table: TargetTable, shape: TargetShape) -> None:
         """A table of that name has the key that rows are found by."""

@@ -1,14 +1,14 @@
-"""Answers that a client library of a warehouse cannot take apart: a proxy's, or damaged ones."""
+"""Errors of the client libraries of databases, as ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import error as StructError
 
 from changefeed.core.errors import ChangefeedError, Code
 
-#: What libraries stumble over in such an answer.
+#: What libraries raise over an answer that they cannot take apart: a proxy's, or a damaged one.
 UNREADABLE = (
     LookupError,
     TypeError,
@@ -41,3 +41,24 @@ def readable(place: str, what: str) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise unreadable(error, place, what) from None
+
+
+@contextmanager
+def explained(ours: Callable[[Exception, str], ChangefeedError]) -> Iterator[None]:
+    """An error of the client inside comes out as the one ``ours`` makes of it.
+
+    It is not chained: its text repeats statements and values of rows.
+
+    Args:
+        ours: takes the error and the topic it concerns, empty where there is none; raises an
+            error that is not the client's again.
+
+    Raises:
+        ChangefeedError: what ``ours`` returned, or was raised inside.
+    """
+    try:
+        yield
+    except ChangefeedError:
+        raise
+    except Exception as error:
+        raise ours(error, "") from None
