@@ -395,8 +395,15 @@ func (s *server) ExecuteSql(ctx context.Context, r *spannerpb.ExecuteSqlRequest)
 		return rows, nil
 	}
 	db.seen(r.Transaction)
-	r.Session, r.Transaction = session, nil
+	r.Session, r.Transaction, r.Sql = session, nil, readable(r.Sql)
 	return db.client.ExecuteSql(ctx, r)
+}
+
+// The fake knows no COALESCE in a condition, and parentheses not everywhere.
+var coalesced = regexp.MustCompile(`WHERE (.* AND )?COALESCE\((\S+), -1\) (<=?) (\d+)`)
+
+func readable(sql string) string {
+	return coalesced.ReplaceAllString(sql, "WHERE ${1}${2} IS NULL OR ${1}${2} ${3} ${4}")
 }
 
 // ExecuteStreamingSql is for partitioned DML alone.
@@ -409,7 +416,7 @@ func (s *server) ExecuteStreamingSql(r *spannerpb.ExecuteSqlRequest, stream span
 	defer db.mu.Unlock()
 	delete(db.transactions, string(r.Transaction.GetId()))
 	db.commits++
-	r.Session = session
+	r.Session, r.Sql = session, readable(r.Sql)
 	r.Transaction = &spannerpb.TransactionSelector{
 		Selector: &spannerpb.TransactionSelector_Id{Id: r.Transaction.GetId()},
 	}
