@@ -19,7 +19,6 @@ from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, SinkContext, Target
-from sinks.lake.iceberg import IcebergTable
 from sinks.lake.sink import LakeSink
 from sinks.registry import open_sink
 from tests.conformance.test_lake import place, watched
@@ -242,9 +241,7 @@ def test_a_large_round_keeps_to_the_order_somebody_gave_a_table(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread = watched(monkeypatch)
-    table = bench.sink._targets["t"].table
-    assert isinstance(table, IcebergTable)
-    table.spread_rows = 1
+    bench.sink.spread_rows = 1
     schema = schema_of(("text", "string"))
     bench.round(schema, 5, ("c", (1, "x")))
     bench.lake.query(f"alter table {bench.lake.table('t')} add partition field v0")
