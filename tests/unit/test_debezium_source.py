@@ -20,7 +20,7 @@ from changefeed.core.schema import BeforeImage, Column, KeyRange, TableName, Tab
 from changefeed.core.types import Kind, LogicalType
 from changefeed.sources.debezium import DebeziumSource
 from changefeed.sources.debezium.address import parse
-from changefeed.sources.debezium.assemble import Assembler
+from changefeed.sources.debezium.assemble import Assembler, Shapes
 from changefeed.sources.debezium.carriers import Carrier, carried, fits, log_values
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import escaped
@@ -28,8 +28,7 @@ from changefeed.sources.debezium.connectors.binlog import MariaDB, position_of
 from changefeed.sources.debezium.connectors.mongodb import MongoDB, position_of_token
 from changefeed.sources.debezium.failures import Cause, failure
 from changefeed.sources.debezium.frames import TableShape, read_batch
-from changefeed.sources.debezium.ranges import in_range, range_problem
-from changefeed.sources.debezium.shapes import Shapes
+from changefeed.sources.debezium.snapshot import in_range, range_problem
 from changefeed.sources.registry import open_source, schemes
 from changefeed.spark.packs import packs
 from changefeed_testing.sources.reader import SchemaVersions

@@ -17,19 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.proofs import AlteredBytes, FileProof
-from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.core.schema import Column, KeyRange, TableName, TableSchema
+from changefeed.core.types import INTEGERS, Kind
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, Snapshot, range_of
 from changefeed.sources.debezium.carriers import fits, log_values
 from changefeed.sources.debezium.connectors.base import Connector
 from changefeed.sources.debezium.door import Door
 from changefeed.sources.debezium.frames import Group, TableShape, read_batch
-from changefeed.sources.debezium.ranges import in_range
 from changefeed.sources.debezium.sessions import Sessions
 from changefeed.sources.debezium.stream import engine_properties
 from changefeed.sources.decoded.disk import no_room
@@ -306,3 +308,64 @@ def _of_scan(error: ChangefeedError) -> ChangefeedError:
         "the snapshot by Debezium broke",
         detail=error.detail or error.message,
     )
+
+
+_SORTED_TEXT = (Kind.TEXT, Kind.UUID, Kind.DATE)
+
+
+def range_problem(table: TableSchema, keys: KeyRange) -> ChangefeedError | None:
+    """Why no row can be in the range."""
+    for bound in (keys.low, keys.high):
+        for column, value in zip(table.key_columns, bound or (), strict=False):
+            if column.kind in _SORTED_TEXT:
+                continue
+            if column.kind not in INTEGERS:
+                return ChangefeedError(
+                    Code.NOT_SUPPORTED,
+                    f"a range of keys cannot be of column {column.name}, a {column.logical}",
+                    hint="columns of whole numbers, text, dates and UUIDs can have one.",
+                )
+            try:
+                int(value)
+            except ValueError:
+                return ChangefeedError(
+                    Code.NOT_SUPPORTED, f"a bound of column {column.name} is no whole number"
+                )
+    if keys.low and keys.high:
+        low, high = _values(table, keys.low), _values(table, keys.high)
+        if len(low) == len(high) and low >= high:
+            return ChangefeedError(
+                Code.NOT_SUPPORTED, "the range of keys is empty: FROM is not below TO"
+            )
+    return None
+
+
+def _values(table: TableSchema, bound: tuple[str, ...]) -> list[int | str]:
+    return [_value(column, text) for column, text in zip(table.key_columns, bound, strict=False)]
+
+
+def _value(column: Column, text: str) -> int | str:
+    return int(text) if column.kind in INTEGERS else text
+
+
+def in_range(table: TableSchema, keys: KeyRange, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows whose key is in ``[low, high)``."""
+    for bound, above in ((keys.low, True), (keys.high, False)):
+        if bound:
+            batch = batch.filter(_beyond(table, bound, batch, above=above))
+    return batch
+
+
+def _beyond(
+    table: TableSchema, bound: tuple[str, ...], batch: pa.RecordBatch, *, above: bool
+) -> pa.Array:
+    """Rows at or above a bound, or below it, column by column."""
+    beyond = pa.array(np.zeros(batch.num_rows, np.bool_))
+    same = pa.array(np.ones(batch.num_rows, np.bool_))
+    for place, text in zip(table.key, bound, strict=False):
+        values = batch.column(place)
+        value = pa.scalar(_value(table.columns[place], text), values.type)
+        compare = pc.greater if above else pc.less
+        beyond = pc.or_(beyond, pc.and_(same, compare(values, value)))
+        same = pc.and_(same, pc.equal(values, value))
+    return pc.or_(beyond, same) if above else beyond

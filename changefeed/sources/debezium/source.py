@@ -14,9 +14,8 @@ from changefeed.sources.debezium.address import Address
 from changefeed.sources.debezium.attachment import DoorAttachment
 from changefeed.sources.debezium.connectors import CONNECTORS
 from changefeed.sources.debezium.connectors.base import TableDescription
-from changefeed.sources.debezium.ranges import range_problem
 from changefeed.sources.debezium.sessions import CatalogSession, Sessions
-from changefeed.sources.debezium.snapshot import DoorSnapshot
+from changefeed.sources.debezium.snapshot import DoorSnapshot, range_problem
 
 
 class DebeziumSource(Source):

@@ -22,11 +22,10 @@ from changefeed.core.events import Flush, Position
 from changefeed.core.proofs import AlteredBytes
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
-from changefeed.sources.debezium.assemble import Assembler
+from changefeed.sources.debezium.assemble import Assembler, Shapes
 from changefeed.sources.debezium.connectors.base import PREFIX, Connector
 from changefeed.sources.debezium.door import Door
 from changefeed.sources.debezium.frames import TableShape, read_batch
-from changefeed.sources.debezium.shapes import Shapes
 
 #: A stream looks this often whether it was closed, seconds.
 LOOK = 0.2

@@ -13,8 +13,8 @@ What comes in which order is read by :mod:`.inbox_pass`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -40,16 +40,10 @@ from changefeed.sources.postgres.logical_messages import (
 )
 from changefeed.sources.postgres.lookup import LookupResult
 from changefeed.sources.postgres.lsn import lsn_of, position_of
+from changefeed.sources.postgres.pgoutput import MESSAGE
 from changefeed.sources.postgres.relations import Relations
 from changefeed.sources.postgres.rows import decode_rows
 from changefeed.sources.postgres.spool import Spool
-from changefeed.sources.postgres.transactions import (
-    Collapse,
-    OpenTransaction,
-    RowMessages,
-    Shapes,
-    table_oids,
-)
 from changefeed.sources.postgres.visibility import Visibility
 
 #: Below this many rows of a table in a block the decoder of single rows is cheaper. Measured:
@@ -533,3 +527,75 @@ def look_up(
         if lost.any():
             left[ordinal] = lost
     return left
+
+
+#: Makes of a table's rows the changes of their transactions: oid, schema, rows, and for each row
+#: its message's place in the stretch.
+Collapse = Callable[[int, TableSchema, DecodedRows, Places], CollapsedRows]
+
+
+@dataclass(slots=True)
+class OpenTransaction:
+    """A transaction being read.
+
+    ``lsn`` is the place of its commit record, ``previous`` the timestamp before it; ``rows`` counts
+    what was given out so far, ``touched`` says that it has rows of ours, ``spoke`` that it has
+    logical messages.
+    """
+
+    lsn: int
+    xid: int
+    at: Timestamp
+    previous: Timestamp
+    commit_us: int
+    skip: bool = False
+    rows: int = 0
+    touched: bool = False
+    spoke: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What tables look like from some place of the stream on, by oid.
+
+    ``changes`` has those that look otherwise than before.
+    """
+
+    schemas: Mapping[int, TableSchema]
+    changes: Mapping[int, ShapeChange]
+
+
+@dataclass(frozen=True, slots=True)
+class RowMessages:
+    """Row messages of one stretch without schema changes, with the transaction of each.
+
+    Attributes:
+        writers: the transaction's number, or that of its subtransaction where it is known.
+    """
+
+    tags: Places
+    of: Places
+    transactions: Sequence[OpenTransaction]
+    writers: Places
+    streamed: bool = False
+
+    def part(self, first: int, upto: int) -> RowMessages:
+        """Those of the messages from ``first`` on and before ``upto``."""
+        if first == 0 and upto == len(self.tags):
+            return self
+        cut = slice(first, upto)
+        return replace(self, tags=self.tags[cut], of=self.of[cut], writers=self.writers[cut])
+
+    def of_tables(self, oids: Places, chosen: Collection[int]) -> RowMessages:
+        """Those of the messages whose table, in ``oids``, is among the chosen."""
+        mine = np.isin(oids, np.array(sorted(chosen), np.int64))
+        return replace(self, tags=self.tags[mine], of=self.of[mine], writers=self.writers[mine])
+
+
+def table_oids(block: Block, tags: Places, *, streamed: bool) -> Places:
+    """Which table each row message is about."""
+    oids = block.word(tags + (5 if streamed else 1)) & 0xFFFFFFFF
+    logical = block.data[tags] == MESSAGE
+    if logical.any():
+        oids[logical] = LOGICAL_OID
+    return oids

@@ -9,11 +9,10 @@ import numpy as np
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
 from changefeed.sources.postgres import pgoutput
-from changefeed.sources.postgres.assemble import Assembler
+from changefeed.sources.postgres.assemble import Assembler, OpenTransaction, RowMessages
 from changefeed.sources.postgres.columns import Block
 from changefeed.sources.postgres.pgoutput import Cut, Inbox, StreamMark
 from changefeed.sources.postgres.replay import has_rows, replay
-from changefeed.sources.postgres.transactions import OpenTransaction, RowMessages
 
 
 def take(assembler: Assembler, inbox: Inbox, cut: Cut) -> Iterator[Flush]:

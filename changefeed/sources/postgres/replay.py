@@ -41,16 +41,16 @@ from changefeed.sources.decoded.rows import DecodedRows, Operations
 from changefeed.sources.decoded.spans import PADDING, Bytes, Mask, Places
 from changefeed.sources.decoded.superseded import CollapsedRows, transaction_op
 from changefeed.sources.postgres import pgoutput
-from changefeed.sources.postgres.assemble import Assembler
-from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
-from changefeed.sources.postgres.pgoutput import TAG_OFFSET
-from changefeed.sources.postgres.spool import Spool, SpoolChunk
-from changefeed.sources.postgres.transactions import (
+from changefeed.sources.postgres.assemble import (
+    Assembler,
     OpenTransaction,
     RowMessages,
     Shapes,
     table_oids,
 )
+from changefeed.sources.postgres.columns import Block, decode_columns, decode_keys, masked
+from changefeed.sources.postgres.pgoutput import TAG_OFFSET
+from changefeed.sources.postgres.spool import Spool, SpoolChunk
 
 
 def replay(to: Assembler, transaction: OpenTransaction, *, streamed: bool) -> Iterator[Flush]:
