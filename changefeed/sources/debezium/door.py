@@ -124,7 +124,6 @@ class Door:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM."""
         return self._process.pid
 
     def ask(self, command: Mapping[str, Any]) -> Any:
@@ -182,7 +181,6 @@ class Door:
 
     @property
     def alive(self) -> bool:
-        """It runs."""
         return not self._closed and self._process.poll() is None
 
     def _send(self, command: Mapping[str, Any]) -> None:

@@ -107,7 +107,6 @@ class DoorBatch:
 
 
 def read_batch(content: bytes, shapes: Mapping[int, TableShape]) -> DoorBatch:
-    """A frame ``B``."""
     (length,) = np.frombuffer(content, "<i4", 1)
     head = json.loads(content[4 : 4 + int(length)])
     start = (4 + int(length) + 7) // 8 * 8

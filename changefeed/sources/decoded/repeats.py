@@ -88,7 +88,6 @@ class Repeats:
         self._hashes = KeyHashes()
 
     def close(self) -> None:
-        """Close the files."""
         self._records.close()
 
     def add(self, group: int, key: Sequence[pa.Array], op: Operations, place: Places) -> None:

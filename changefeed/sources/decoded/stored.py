@@ -163,7 +163,6 @@ class StoredTransaction:
             yield path, proof.size
 
     def discard(self) -> None:
-        """Forget the transaction."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def replay(self) -> Iterator[list[ReplayedRows]]:

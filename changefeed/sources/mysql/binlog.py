@@ -111,11 +111,9 @@ class ByteReader:
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
         return self.end - self.offset
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
         upto = self.offset + count
         if count < 0 or upto > self.end:
             raise misfit("it ends too early")
@@ -141,12 +139,10 @@ class ByteReader:
         raise misfit("a length that is none")
 
     def text(self, count: int) -> str:
-        """A name or statement."""
         return self.take(count).decode("utf-8", "replace")
 
 
 def read_header(raw: EventBytes) -> Header:
-    """The header of an event."""
     data, start, end = raw
     if end - start < HEADER_SIZE:
         raise misfit("it is shorter than its header")
@@ -191,7 +187,6 @@ def without_guessed_checksum(raw: EventBytes) -> EventBytes:
 
 
 def body(raw: EventBytes) -> ByteReader:
-    """What follows the header."""
     data, start, end = raw
     return ByteReader(data, start + HEADER_SIZE, end)
 
@@ -238,7 +233,6 @@ class MysqlGtid(NamedTuple):
 
 
 def read_gtid(raw: EventBytes) -> MysqlGtid:
-    """A GTID or ANONYMOUS_GTID event."""
     data, start, end = raw
     start += HEADER_SIZE
     if end - start < _GTID.size:

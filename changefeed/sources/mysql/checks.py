@@ -140,7 +140,6 @@ def _may_replicate(session: MySQLSession) -> bool:
 def table_problems(
     session: MySQLSession, database: str, watches: Sequence[Watch]
 ) -> list[list[ChangefeedError]]:
-    """The problems of each table, in order."""
     found: list[list[ChangefeedError]] = []
     names: list[tuple[str, str] | None] = []
     for watch in watches:

@@ -165,7 +165,6 @@ class Continuity:
         self._saved = last
 
     def close(self) -> None:
-        """Give the files back."""
         while self._files:
             os.close(self._files.popitem()[1])
 

@@ -53,7 +53,6 @@ class LeftOut:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> LeftOut:
-        """The inverse of :meth:`as_json`."""
         return cls(
             str(kept["since"]),
             str(kept["upto"]),

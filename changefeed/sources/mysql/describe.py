@@ -68,7 +68,6 @@ class ServerTable:
 
     @property
     def full_name(self) -> str:
-        """``database.name``."""
         return f"{self.database}.{self.name}"
 
     def schema(self, source: str) -> TableSchema:

@@ -101,7 +101,6 @@ class GtidSet:
             self.add_interval(server, number, number)
 
     def add_interval(self, server: bytes, first: int, last: int) -> None:
-        """All from ``first`` to ``last``."""
         if not 0 < first <= last < 1 << 63:
             raise ChangefeedError(
                 Code.UNEXPECTED_MESSAGE, f"a GTID interval that cannot be: {first}-{last}"

@@ -59,14 +59,12 @@ class Layout:
 
 
 def fraction_bytes(digits: int) -> int:
-    """Bytes of a fraction of a second."""
     if digits > 6:
         raise misfit("a time with more than six digits behind the second")
     return (digits + 1) // 2
 
 
 def decimal_bytes(precision: int, scale: int) -> int:
-    """Bytes of a DECIMAL."""
     whole = precision - scale
     if not 0 < precision <= 65 or whole < 0 or scale > 38:
         raise misfit(f"a decimal({precision},{scale})")
@@ -104,7 +102,6 @@ def width_of(column: ColumnShape) -> int:
 
 @lru_cache(maxsize=1024)
 def layout_of(shape: TableShape) -> Layout:
-    """The layout of a table's rows."""
     groups: list[tuple[FieldLayout, ...]] = []
     group: list[FieldLayout] = []
     for ordinal, column in enumerate(shape.stored):

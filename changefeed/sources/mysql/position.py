@@ -116,7 +116,6 @@ class MysqlBegins:
             self._met(self._server_name(event.server), event.number, event.commit_us, None)
 
     def add(self, event: MysqlGtid) -> None:
-        """It was read."""
         self._read.add(event.server, event.number)
 
     def _server_name(self, server: bytes) -> str:
@@ -158,7 +157,6 @@ class MariaBegins:
             )
 
     def add(self, event: MariaEvent) -> None:
-        """It was read."""
         self._read.add(event.domain, event.server, event.number)
 
 

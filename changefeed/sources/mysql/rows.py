@@ -281,7 +281,6 @@ def uuid_text(data: bytes) -> str:
 
 
 def inet4_text(data: bytes) -> str:
-    """MariaDB's INET4."""
     return str(ipaddress.IPv4Address(data.ljust(4, b"\0")[:4]))
 
 

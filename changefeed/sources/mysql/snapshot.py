@@ -438,7 +438,6 @@ def expression(column: Column) -> str:
 
 
 def query(table: TableSchema, columns: Sequence[int], where: str) -> str:
-    """The SELECT of a part."""
     listed = ", ".join(expression(table.columns[i]) for i in columns)
     name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
     return f"SELECT {listed} FROM {name}" + (f" WHERE {where}" if where else "")

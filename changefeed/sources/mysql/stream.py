@@ -350,7 +350,6 @@ class _EndSession:
         return self._session.rows(sql)
 
     def close(self) -> None:
-        """End the session."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

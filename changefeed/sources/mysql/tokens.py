@@ -45,11 +45,9 @@ class TokenReader:
 
     @property
     def ended(self) -> bool:
-        """No token is left."""
         return self._at >= len(self._tokens)
 
     def rest(self) -> Sequence[Token]:
-        """The tokens that are left."""
         return self._tokens[self._at :]
 
     def token(self) -> Token | None:
@@ -62,7 +60,6 @@ class TokenReader:
         return (self._tokens[at]["word"] or "").upper() if at < len(self._tokens) else ""
 
     def advance(self) -> Token:
-        """Take the next token."""
         self._at += 1
         return self._tokens[self._at - 1]
 

@@ -222,7 +222,6 @@ class Cells:
 
 
 def cells(block: Block, images: Images, layout: Layout) -> list[Cells]:
-    """The values of all columns."""
     found: list[Cells] = []
     for group, anchor in zip(layout.groups, images.anchors, strict=True):
         at = anchor

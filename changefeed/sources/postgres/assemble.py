@@ -442,7 +442,6 @@ class Assembler:
     def truncate(
         self, oids: Sequence[int], transaction: OpenTransaction, shapes: Shapes | None = None
     ) -> None:
-        """TRUNCATE of tables."""
         oids = self._chosen(oids)
         if shapes is None:
             shapes = self.shapes(oids)

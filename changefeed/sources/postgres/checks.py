@@ -369,7 +369,6 @@ def not_ours(
 def no_publication(
     connection: PsycopgConnection, publication: str, relations: Sequence[Relation]
 ) -> ChangefeedError:
-    """The administrator's publication is not there."""
     names = [f"{quoted(r.schema)}.{quoted(r.name)}" for r in relations]
     partitioned = any(r.partitioned for r in relations)
     return ChangefeedError(

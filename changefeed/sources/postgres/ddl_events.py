@@ -148,7 +148,6 @@ def _quoted(name: str) -> str:
 
 
 def present(connection: PsycopgConnection, name: str) -> bool:
-    """Whether the triggers are there."""
     found = connection.execute(
         "SELECT count(*) FROM pg_catalog.pg_event_trigger"
         " WHERE evtname = ANY(%s) AND evtenabled <> 'D'"

@@ -405,7 +405,6 @@ def relation_body(data: bytearray, tag: int, streamed: bool) -> bytes:
 
 
 def read_relation(body: bytes) -> RelationMessage:
-    """Relation, from :func:`relation_body`."""
     with readable("a description of a table"):
         return _relation(body)
 
@@ -444,7 +443,6 @@ def _relation(body: bytes) -> RelationMessage:
 
 
 def read_truncate(data: bytearray, tag: int, streamed: bool) -> list[int]:
-    """Truncate: oids of the tables."""
     place, end = tag + (5 if streamed else 1), frame_end(data, tag)
     count, _ = _unpack(_COUNT, data, place, end)
     if place + _COUNT.size + 4 * count != end:

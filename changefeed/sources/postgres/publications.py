@@ -400,7 +400,6 @@ def _alter(
 
 
 def drop_publication(connection: PsycopgConnection, publication: str) -> None:
-    """Remove the publication, if it is there."""
     with connection.transaction():
         _lock(connection, publication)
         connection.execute(

@@ -63,7 +63,6 @@ class PostgresPart:
         return read_part(self)
 
     def query(self) -> sql.Composed:
-        """The COPY statement."""
         columns = self.table.columns
         conditions: list[sql.Composable] = [sql.SQL(self.where)] if self.where else []
         if not self.whole:

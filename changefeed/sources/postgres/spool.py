@@ -111,7 +111,6 @@ class Spool:
         return self._folder / f"{xid}.{name}"
 
     def discard(self, xid: int) -> None:
-        """Forget a transaction."""
         self._aborted.pop(xid, None)
         self._proofs.pop(xid, None)
         for path in self._folder.glob(f"{xid}.*"):

@@ -120,7 +120,6 @@ class Storage:
     horizon: int
 
     def to_json(self) -> dict[str, Any]:
-        """For a file."""
         return {
             "width": self.width,
             "columns": [[number, *column] for number, column in self.columns.items()],
@@ -139,7 +138,6 @@ class Storage:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Storage:
-        """The reverse of :meth:`to_json`."""
         return cls(
             found["width"],
             {number: (name, writer) for number, name, writer in found["columns"]},
@@ -154,7 +152,6 @@ def _digest(what: object) -> str:
 
 
 def columns_of(details: TableDetails) -> dict[int, tuple[str, int]]:
-    """:attr:`Storage.columns`."""
     return {column.number: (column.name, column.writer) for column in details.columns}
 
 

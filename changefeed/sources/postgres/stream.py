@@ -645,7 +645,6 @@ class _Reporter:
         self._thread.join()
 
     def acknowledge(self, lsn: int) -> None:
-        """Everything up to ``lsn`` is durable."""
         with self._lock:
             if lsn > self._lsn:
                 self._lsn = lsn

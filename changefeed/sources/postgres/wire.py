@@ -191,7 +191,6 @@ class ReplicationConnection:
         return server_error(fields, "run a command on the source")
 
     def identify_system(self) -> SystemIdentity:
-        """IDENTIFY_SYSTEM."""
         with readable("an answer to IDENTIFY_SYSTEM"):
             [(system, timeline, position, database)] = self.query("IDENTIFY_SYSTEM")
             return SystemIdentity(
@@ -422,7 +421,6 @@ def _text(value: bytes | None) -> str | None:
 
 
 def identifier(name: str) -> str:
-    """A quoted identifier."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
