@@ -83,6 +83,9 @@ TARGETS = {
     "encoding/select": Target("changefeed.encoding.select", _SELECT_TESTS),
     "log/writer": Target("changefeed.log.writer", (*_LOG_TESTS, "tests/unit/test_log_upkeep.py")),
     "log/cut": Target("changefeed.log.cut", ("tests/properties/test_log_cut.py", *_LOG_TESTS)),
+    "decoded/flushes": Target(
+        "changefeed.sources.decoded.flushes", ("tests/unit/test_flushes.py", *_ASSEMBLER_TESTS)
+    ),
     "decoded/repeats": Target("changefeed.sources.decoded.repeats", _REPEATS_TESTS),
     "postgres/pgoutput": Target("changefeed.sources.postgres.pgoutput", _INBOX_TESTS),
     "postgres/assemble": Target("changefeed.sources.postgres.assemble", _ASSEMBLER_TESTS),
