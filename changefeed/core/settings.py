@@ -221,7 +221,7 @@ class _Declaration(Protocol):
 
     def declared(self, name: str) -> tuple[Parameter, ...]: ...
 
-    def take(self, name: str, reading: _ParameterReader) -> object: ...
+    def take(self, declared: Sequence[Parameter], reading: _ParameterReader) -> object: ...
 
 
 @dataclass(slots=True)
@@ -247,8 +247,8 @@ class _OneParameter:
     def declared(self, name: str) -> tuple[Parameter, ...]:
         return (Parameter(**{"name": name, **self.words}),)
 
-    def take(self, name: str, reading: _ParameterReader) -> object:
-        (parameter,) = self.declared(name)
+    def take(self, declared: Sequence[Parameter], reading: _ParameterReader) -> object:
+        (parameter,) = declared
         text = reading.left.get(parameter.name)
         if text is None or not of_scheme([parameter], reading.uri.scheme):
             return self.default
@@ -269,7 +269,7 @@ class _SeveralParameters:
     def declared(self, name: str) -> tuple[Parameter, ...]:
         return self.parameters
 
-    def take(self, name: str, reading: _ParameterReader) -> object:
+    def take(self, declared: Sequence[Parameter], reading: _ParameterReader) -> object:
         able = of_scheme(self.parameters, reading.uri.scheme)
         names = [n for n in reading.left if any(one.means(n) for one in able)]
         reading.given.update(names)
@@ -286,7 +286,7 @@ class _Group:
             replace(one, schemes=one.schemes or self.schemes) for one in self.kind.parameters()
         )
 
-    def take(self, name: str, reading: _ParameterReader) -> object:
+    def take(self, declared: Sequence[Parameter], reading: _ParameterReader) -> object:
         if self.schemes and reading.uri.scheme not in self.schemes:
             return self.kind(uri=reading.uri, options=reading.options)
         return self.kind._made(reading)
@@ -299,7 +299,7 @@ class _Rest:
     def declared(self, name: str) -> tuple[Parameter, ...]:
         return ()
 
-    def take(self, name: str, reading: _ParameterReader) -> object:
+    def take(self, declared: Sequence[Parameter], reading: _ParameterReader) -> object:
         known = [one.name for one in reading.known]
         for written in reading.left if self.typos else ():
             # One so similar to a parameter of ours must be a typo.
@@ -399,7 +399,7 @@ class Settings:
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
         """The parameters that are declared, in order, of all schemes."""
-        return tuple(one for name, its in _fields(cls) for one in its.declared(name))
+        return tuple(one for _, _, declared in _fields(cls) for one in declared)
 
     @classmethod
     def read(cls, uri: str | Parts, options: Mapping[str, Any] | None = None) -> Self:
@@ -430,7 +430,9 @@ class Settings:
     @classmethod
     def _made(cls, reading: _ParameterReader) -> Self:
         before, reading.given = reading.given, set()
-        values: dict[str, Any] = {name: its.take(name, reading) for name, its in _fields(cls)}
+        values: dict[str, Any] = {
+            name: its.take(declared, reading) for name, its, declared in _fields(cls)
+        }
         given, wrong = frozenset(reading.given), frozenset(reading.wrong)
         reading.given |= before
         known: dict[str, Any] = {"uri": reading.uri, "options": reading.options}
@@ -447,8 +449,16 @@ class Settings:
         return iter(())
 
 
-def _fields(kind: type[Settings]) -> list[tuple[str, _Declaration]]:
-    return [(one.name, one.metadata[_KEY]) for one in fields(kind) if _KEY in one.metadata]
+_Fields = tuple[tuple[str, _Declaration, tuple[Parameter, ...]], ...]
+#: By class: to declare parameters takes longer than to read a URI.
+_FIELDS: dict[type[Settings], _Fields] = {}
+
+
+def _fields(kind: type[Settings]) -> _Fields:
+    if kind not in _FIELDS:
+        its = [(one.name, one.metadata[_KEY]) for one in fields(kind) if _KEY in one.metadata]
+        _FIELDS[kind] = tuple((name, how, how.declared(name)) for name, how in its)
+    return _FIELDS[kind]
 
 
 def _unknown(reading: _ParameterReader) -> ChangefeedError:
