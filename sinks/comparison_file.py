@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 from uuid import uuid4
 
 #: Rows that go into the file in one statement.
@@ -20,17 +20,28 @@ ROWS_AT_ONCE = 10_000
 T = TypeVar("T")
 
 
+class Unequal(NamedTuple):
+    """What both sides have under an id, where that is not alike: texts of rows, None where there
+    is none, and how often each is there."""
+
+    id: str
+    source: str | None
+    source_count: int
+    target: str | None
+    target_count: int
+
+
 class ComparisonFile:
     """A comparison with tables ``source`` and ``target`` in a file of its own, in :attr:`_file`.
 
-    A context manager: at its end the file is gone.
+    Of each id a table has one row as text, and how often it was there. The target's may be of a
+    ``part``, and ``vague``: it may be there or not. A context manager: at its end the file is gone.
     """
 
-    def __init__(self, folder: str, columns: str, read: Callable[[int], object]) -> None:
+    def __init__(self, folder: str, read: Callable[[int], object]) -> None:
         """
         Args:
             folder: for the file; it is made where it is missing.
-            columns: of both tables, after their ``id``, as CREATE TABLE takes them.
             read: see :attr:`sinks.base.SinkContext.read`.
         """
         self._read = read
@@ -43,7 +54,8 @@ class ComparisonFile:
             self._file.execute(f"PRAGMA {setting}")
         for side in ("source", "target"):
             self._file.execute(
-                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, {columns}) WITHOUT ROWID"
+                f"CREATE TABLE {side} (id TEXT PRIMARY KEY, row TEXT, count INTEGER DEFAULT 1, "
+                "part INTEGER DEFAULT 0, vague INTEGER DEFAULT 0) WITHOUT ROWID"
             )
 
     def __enter__(self) -> Self:
@@ -57,6 +69,21 @@ class ComparisonFile:
     ) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+    def unequal(self, limit: int) -> list[Unequal]:
+        """At most ``limit``: ids that the source has before those that only the target has."""
+        found = self._file.execute(
+            "SELECT s.id, s.row, s.count, CASE WHEN NOT t.vague THEN t.row END, "
+            "coalesce(t.count, 0) FROM source s LEFT JOIN target t ON t.id = s.id "
+            "WHERE t.row IS NOT s.row OR t.count <> s.count ORDER BY s.id LIMIT ?",
+            (limit,),
+        ).fetchall()
+        extra = self._file.execute(
+            "SELECT t.id, NULL, 0, t.row, t.count FROM target t LEFT JOIN source s ON s.id = t.id "
+            "WHERE s.id IS NULL AND NOT t.vague ORDER BY t.id LIMIT ?",
+            (limit - len(found),),
+        )
+        return [Unequal(*row) for row in (*found, *extra)]
 
 
 def batches(rows: Iterable[T], size: int = ROWS_AT_ONCE) -> Iterator[list[T]]:

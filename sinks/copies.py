@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa
-
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from sinks.base import Difference
-from sinks.comparison_file import ROWS_AT_ONCE, ComparisonFile, batches
+from sinks.comparison_file import ComparisonFile, Unequal, batches
 
 #: The envelope whose deletes have the key's columns, and NULL in the others.
 BARE = "bare"
@@ -80,6 +78,14 @@ def row_of(envelope: str, value: object) -> Row | None:
     return found if isinstance(found, dict) else None
 
 
+def whole_row(envelope: str, value: object) -> Row:
+    """The row in the value of a message that is no delete."""
+    row = row_of(envelope, value)
+    if row is None:
+        raise AssertionError("a row of the source is no delete")
+    return row
+
+
 def _flat(value: Mapping[str, object]) -> object:
     return {name: cell for name, cell in value.items() if name != _BESIDE}
 
@@ -100,6 +106,9 @@ _ROWS: Mapping[str, Callable[[Mapping[str, object]], object]] = {
     "enriched": _payload,
     "debezium": _payload,
 }
+
+#: Envelopes of whole rows.
+WHOLE_ROWS = tuple(_ROWS)
 
 
 class CopyComparison(ComparisonFile):
@@ -123,49 +132,23 @@ class CopyComparison(ComparisonFile):
             keyed: ids are the keys of messages. What the target does with a row follows from
                 these, whatever the row itself says.
         """
+        super().__init__(folder, read)
         self._keyed = keyed
-        self._key = [schema.columns[i].name for i in schema.key]
-        #: What the key's columns are called in messages.
-        self._key_members = frozenset(self._key)
-        self._names: tuple[str, ...] | None = None
-        super().__init__(folder, "part INTEGER, row TEXT, vague INTEGER", read)
+        self._key = [column.name for column in schema.key_columns]
+        #: What the key's columns are called in messages, in the key's order.
+        self.key_members: Sequence[str] = self._key
+        #: The columns of the source's rows, once there was one.
+        self.names: tuple[str, ...] | None = None
 
     def expect(self, rows: Iterable[tuple[str, Row]]) -> None:
         """Rows of the source, each id once."""
         for many in batches(rows):
-            if self._names is None:
-                self._names = tuple(many[0][1])
+            if self.names is None:
+                self.names = tuple(many[0][1])
             self._file.executemany(
-                "INSERT OR REPLACE INTO source VALUES (?, 0, ?, 0)",
-                [(name, _text(row, self._names)) for name, row in many],
+                "INSERT OR REPLACE INTO source (id, row) VALUES (?, ?)",
+                [(name, _text(row, self.names)) for name, row in many],
             )
-
-    def expect_messages(
-        self,
-        messages: pa.Table,
-        envelope: str,
-        key: Callable[[bytes], str],
-        value: Callable[[bytes], object],
-    ) -> None:
-        """The messages of rows of the source: ``key`` and ``value`` read what the feed writes.
-
-        Raises:
-            ChangefeedError: CF1303 no row can be told from its delete.
-        """
-        for batch in messages.to_batches():
-            pairs = zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-            self.expect((key(k), _whole(row_of(envelope, value(v)))) for k, v in pairs)
-        names = self._names
-        if envelope == BARE and names is not None and self._key_members.issuperset(names):
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                "messages of envelope = 'bare' without a column beside the key cannot be verified: "
-                "a row looks like its delete",
-            )
-
-    def call_key(self, names: Iterable[str]) -> None:
-        """The columns of the key have other names in messages."""
-        self._key_members = frozenset(names)
 
     def hold(
         self, rows: Iterable[tuple[str, Row | None]], part: int = 0, *, doubt: bool = False
@@ -175,11 +158,13 @@ class CopyComparison(ComparisonFile):
         for many in batches(rows):
             last = dict(many)
             kept = [
-                (name, part, _text(row, self._names), doubt and self._only_key(row))
+                (name, part, _text(row, self.names), doubt and self._only_key(row))
                 for name, row in last.items()
                 if row is not None
             ]
-            self._file.executemany("INSERT OR REPLACE INTO target VALUES (?, ?, ?, ?)", kept)
+            self._file.executemany(
+                "INSERT OR REPLACE INTO target (id, part, row, vague) VALUES (?, ?, ?, ?)", kept
+            )
             gone = [(name,) for name, row in last.items() if row is None]
             self._file.executemany("DELETE FROM target WHERE id = ?", gone)
             # As many bytes as if all of them were as long as those that stay.
@@ -187,27 +172,7 @@ class CopyComparison(ComparisonFile):
             self._read(size * len(many) // max(len(kept), 1))
 
     def _only_key(self, row: Row) -> bool:
-        return all(value is None or name in self._key_members for name, value in row.items())
-
-    def replay(
-        self, messages: Iterable[tuple[str | None, object]], envelope: str, part: int = 0
-    ) -> None:
-        """Messages in their order: a key as text, and what :func:`row_of` takes.
-
-        A message without a key is a resolved timestamp, or tells of a TRUNCATE: what came before
-        it with ``part`` is gone.
-        """
-        waiting: list[tuple[str, Row | None]] = []
-        for key, value in messages:
-            if key is not None:
-                waiting.append((key, None if value is None else row_of(envelope, value)))
-            elif value is not None and _truncates(value):
-                waiting.clear()
-                self.clear(part)
-            if len(waiting) >= ROWS_AT_ONCE:
-                self.hold(waiting, part, doubt=envelope == BARE)
-                waiting.clear()
-        self.hold(waiting, part, doubt=envelope == BARE)
+        return all(value is None or name in self.key_members for name, value in row.items())
 
     def clear(self, part: int) -> None:
         """What came so far with ``part`` is gone (TRUNCATE)."""
@@ -215,40 +180,18 @@ class CopyComparison(ComparisonFile):
 
     def differences(self, limit: int) -> list[Difference]:
         """Rows that are not alike, at most ``limit``: missing and changed ones first, by id."""
-        wanting = self._file.execute(
-            "SELECT s.id, s.row, CASE WHEN NOT t.vague THEN t.row END "
-            "FROM source s LEFT JOIN target t ON t.id = s.id "
-            "WHERE t.row IS NOT s.row ORDER BY s.id LIMIT ?",
-            (limit,),
-        ).fetchall()
-        found = [self._difference(*row) for row in wanting]
-        extra = self._file.execute(
-            "SELECT t.id, t.row FROM target t LEFT JOIN source s ON s.id = t.id "
-            "WHERE s.id IS NULL AND NOT t.vague ORDER BY t.id LIMIT ?",
-            (limit - len(found),),
-        ).fetchall()
-        return found + [
-            Difference(
-                "extra", self._key_text(name, row), None, _shown(row), self._values(name, row)
-            )
-            for name, row in ((name, json.loads(text)) for name, text in extra)
-        ]
+        return [self._difference(found) for found in self.unequal(limit)]
 
-    def _difference(self, name: str, source: str, target: str | None) -> Difference:
-        row = json.loads(source)
-        if target is None:
-            return Difference(
-                "missing", self._key_text(name, row), _shown(row), None, self._values(name, row)
-            )
-        held = json.loads(target)
-        names = [column for column in row if held[column] != row[column]]
-        return Difference(
-            "changed",
-            self._key_text(name, row),
-            _shown({column: row[column] for column in names}),
-            _shown({column: held[column] for column in names}),
-            self._values(name, row),
-        )
+    def _difference(self, found: Unequal) -> Difference:
+        source, target = json.loads(found.source or "null"), json.loads(found.target or "null")
+        row = target if source is None else source
+        kind = "extra" if source is None else "missing" if target is None else "changed"
+        key, values = self._key_text(found.id, row), self._values(found.id, row)
+        if kind == "changed":
+            names = [column for column in source if target[column] != source[column]]
+            source, target = ({name: side[name] for name in names} for side in (source, target))
+        ours, theirs = (None if s is None else _plain_json(s) for s in (source, target))
+        return Difference(kind, key, ours, theirs, values)
 
     def _values(self, name: str, row: Mapping[str, object]) -> tuple[str | int | bool, ...]:
         """The key's values; none where neither the id nor the row shows them as they are."""
@@ -275,29 +218,11 @@ def _of_key(text: str, columns: Sequence[str]) -> list[object] | None:
     return key if isinstance(key, list) and len(key) == len(columns) else None
 
 
-def _whole(row: Row | None) -> Row:
-    if row is None:
-        raise AssertionError("a row of the source is no delete")
-    return row
-
-
-def _truncates(found: object) -> bool:
-    if not isinstance(found, dict):
-        return False
-    # Where it stands depends on the envelope. Avro's records have all their members, some empty.
-    places = (found, found.get("payload"), found.get("__crdb__"))
-    return any(isinstance(place, dict) and place.get("truncate") is not None for place in places)
-
-
 def _text(row: Row, names: tuple[str, ...] | None) -> str:
     """The columns that the source has, in its order, one that is not there as null; all of a row
     where the source has no row."""
     wanted = row if names is None else {name: row.get(name) for name in names}
     return json.dumps(wanted, ensure_ascii=False, separators=(",", ":"), sort_keys=False)
-
-
-def _shown(row: Mapping[str, object]) -> str:
-    return _plain_json(row)
 
 
 def _plain_json(value: object) -> str:

@@ -45,6 +45,12 @@ class DifferenceText:
             self._values(source),
         )
 
+    def of(self, source: Texts | None, target: Texts | None) -> Difference:
+        """A row that one side lacks (None), or that both have."""
+        if source is not None and target is not None:
+            return self.changed(source, target)
+        return self.missing(source) if source is not None else self.extra(target or ())
+
     def count(self, row: Texts, source: int, target: int) -> Difference:
         """Both have the row of a table without a key, but not equally often."""
         text = self.row(row)
@@ -70,3 +76,38 @@ class DifferenceText:
         wanted = range(len(self._names)) if places is None else places
         row = {self._names[i]: None if texts[i] is None else str(texts[i]) for i in wanted}
         return json.dumps(row, ensure_ascii=False)
+
+
+def unequal_counts(
+    source: str,
+    target: str,
+    columns: Sequence[str],
+    distinct: tuple[str, str],
+    texts: Sequence[str],
+    limit: int,
+) -> str:
+    """SQL: rows that are not equally often in two tables without a key, those of the source first.
+    Each is how often it is in the source, how often in the target, and its texts.
+
+    Args:
+        source, target: SELECTs in parentheses, of the same columns.
+        columns: their names, quoted.
+        distinct: SELECT list and GROUP BY list that make one row of equal rows of ``b``.
+        texts: of the columns of ``l``, for people.
+    """
+    listed, (one_row, equal_rows) = ", ".join(columns), distinct
+    # Numbers that count() makes are whole in every dialect, those of sum() are not.
+    ours, theirs = (f"count(CASE WHEN b._side = {side} THEN 1 END)" for side in (1, 2))
+    both = (
+        f"SELECT {listed}, 1 AS _side FROM {source} AS s "
+        f"UNION ALL SELECT {listed}, 2 AS _side FROM {target} AS t"
+    )
+    counts = (
+        f"SELECT {one_row}, {ours} AS _ours, {theirs} AS _theirs FROM ({both}) AS b "
+        f"GROUP BY {equal_rows} HAVING {ours} <> {theirs}"
+    )
+    order = ", ".join(str(3 + place) for place in range(len(texts)))
+    return (
+        f"SELECT l._ours, l._theirs, {', '.join(texts)} FROM ({counts}) AS l "
+        f"ORDER BY CASE WHEN l._ours = 0 THEN 1 ELSE 0 END, {order} LIMIT {limit}"
+    )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from sinks.copies import BARE, CopyComparison, exact, key_text
+from sinks.base import SinkContext
+from sinks.copies import BARE, exact, key_text
 from sinks.files.names import MAX_LABEL, TRUNCATION, file_order, parse_name
 from sinks.files.places.base import FilePlace, PublishedFile, ReadablePlace
 from sinks.files.typed_rows import (
@@ -21,8 +22,8 @@ from sinks.files.typed_rows import (
     unreadable,
 )
 from sinks.files.writers import FILE_FORMATS
+from sinks.message_copies import JSON_VALUES, MessageComparison, require_envelope
 from sinks.naming import shortened
-from sinks.records import AVRO
 
 #: Envelopes of whole rows that tell of deletes.
 ENVELOPES = ("wrapped", "bare", "enriched")
@@ -41,74 +42,47 @@ def require_comparable(place: FilePlace, shown: str, envelope: str) -> ReadableP
             Code.NOT_SUPPORTED,
             f"{shown} cannot be verified: it accepts files but cannot list them",
         )
-    if envelope not in ENVELOPES:
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            f"files of envelope = '{envelope}' cannot be verified: they contain no deletes",
-            hint=f"these can: {', '.join(ENVELOPES)}.",
-        )
+    refusal = f"files of envelope = '{envelope}' cannot be verified: they contain no deletes"
+    require_envelope(envelope, ENVELOPES, refusal)
     return place
 
 
-class Comparison:
+class FileComparison(MessageComparison):
     """The files of a feed compared with the rows that the source has."""
 
     def __init__(
-        self, copy: CopyComparison, schema: TableSchema, format_name: str, envelope: str
+        self, context: SinkContext, schema: TableSchema, format_name: str, envelope: str
     ) -> None:
-        """``copy``: empty; ``schema``: of the rows at the source."""
-        self._copy = copy
         self._form = FILE_FORMATS[format_name]
-        self._envelope = envelope
-        #: Members of a row that are its key.
-        self._key: Sequence[str] = [column.name for column in schema.key_columns]
+        # A row of a Parquet file says in a column of its own what was done to it.
+        replayed = "wrapped" if self._form.columnar else envelope
+        super().__init__(context, schema, format_name, replayed, JSON_VALUES)
 
-    def expect(self, messages: Iterable[pa.Table]) -> None:
+    def expect_source(self, messages: Iterable[pa.Table]) -> None:
         """Take the messages of the rows that the source has."""
+        if not self._form.columnar:
+            self.expect_messages(messages)
+            return
         for table in messages:
-            if self._form.columnar:
-                self._require_key(table.schema.field("value").type)
-                self._copy.expect(source_rows(table.to_batches(), self._key))
-            elif self._form.container:
-                self._expect_avro(table)
-            else:
-                self._copy.expect_messages(
-                    table, self._envelope, lambda key: key_text(exact(key)), exact
+            lacking = set(self.key_members) - {f.name for f in table.schema.field("value").type}
+            if lacking:
+                names = ", ".join(sorted(lacking))
+                raise ChangefeedError(
+                    Code.NOT_SUPPORTED,
+                    f"files of format = 'parquet' without a column of the key ({names}) cannot be "
+                    "verified: nothing in them identifies a row",
                 )
+            self.expect(source_rows(table.to_batches(), self.key_members))
 
-    def _require_key(self, rows: pa.StructType) -> None:
-        lacking = set(self._key) - {field.name for field in rows}
-        if lacking:
-            names = ", ".join(sorted(lacking))
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                f"files of format = 'parquet' without a column of the key ({names}) cannot be "
-                "verified: nothing in them identifies a row",
-            )
-
-    def _expect_avro(self, table: pa.Table) -> None:
-        self._key = AVRO.key_names(table.schema)
-        self._copy.call_key(self._key)
-        reader = AVRO.of_source(table.schema, self._envelope)
-        self._copy.expect_messages(table, self._envelope, reader.key, reader.value)
-
-    def hold(self, place: ReadablePlace, job: int, topic: str) -> None:
+    def replay_files(self, place: ReadablePlace, job: int, topic: str) -> None:
         """Apply the messages in the files of a table, in the order in which they were written.
 
         Raises:
             ChangefeedError: CF1303 a file of the feed is of another format, or has something that
                 is no message of its envelope.
         """
-        # A row of a Parquet file says in a column of its own what was done to it.
-        envelope = "wrapped" if self._form.columnar else self._envelope
-        self._copy.replay(
-            (
-                message
-                for path in data_files(place.every(), job, topic)
-                for message in self._messages(place, path)
-            ),
-            envelope,
-        )
+        for path in data_files(place.every(), job, topic):
+            self.replay(self._messages(place, path))
 
     def _messages(self, place: ReadablePlace, path: str) -> Iterator[KeyedMessage]:
         if path.endswith(f".{TRUNCATION}"):
@@ -119,9 +93,9 @@ class Comparison:
         if not plain_path.endswith(f".{self._form.extension}"):
             raise unreadable(path, "the feed had another format when it was written")
         if self._form.columnar:
-            return parquet_messages(place, path, self._key)
+            return parquet_messages(place, path, self.key_members)
         if self._form.container:
-            return avro_messages(place, path, self._envelope, self._key)
+            return avro_messages(place, path, self._envelope, self.key_members)
         return _messages(place, path, packing, self._envelope)
 
 

@@ -40,7 +40,6 @@ from sinks.base import (
     SinkContext,
     Target,
 )
-from sinks.copies import CopyComparison
 from sinks.files.manifest import Closer
 from sinks.files.names import TRUNCATION, Buckets, Namer
 from sinks.files.options import DAY, FilesSettings
@@ -282,12 +281,11 @@ class FilesSink(Sink):
         shown = self.settings.place.shown
         place = last_rows.require_comparable(self._place, shown, envelope)
         with (
-            CopyComparison(context.scratch, schema, keyed=True, read=context.read) as copy,
+            last_rows.FileComparison(context, schema, self.settings.format, envelope) as copy,
             self._explained(),
         ):
-            comparison = last_rows.Comparison(copy, schema, self.settings.format, envelope)
-            comparison.expect(rows)
-            comparison.hold(place, context.job_id, target.topic)
+            copy.expect_source(rows)
+            copy.replay_files(place, context.job_id, target.topic)
             return copy.differences(limit)
 
     # ------------------------------------------------------ control messages

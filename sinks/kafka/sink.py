@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from sinks.base import (
     SinkContext,
     Target,
 )
-from sinks.copies import CopyComparison
+from sinks.copies import WHOLE_ROWS
 from sinks.kafka.channel import (
     STALL_SECONDS,
     Channel,
@@ -69,7 +68,6 @@ from sinks.kafka.transactions import (
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
-    from sinks.kafka.last_messages import KeyAndValue
 
 LARGE = 900_000
 """Bytes from which a message is compared with its topic's limit (Kafka's default is 1 MiB)."""
@@ -387,24 +385,23 @@ class KafkaSink(Sink):
             ChangefeedError: CF1303 too where the topic's oldest messages are gone by retention.
         """
         # Only VERIFY reads a topic's rows, and this loads the parsers of all formats.
-        from sinks.kafka import last_messages
+        from sinks.message_copies import MessageComparison, require_envelope
 
         envelope = str(context.options.get("envelope") or "wrapped")
-        last_messages.require_comparable(envelope)
+        refusal = f"a topic of envelope = '{envelope}' cannot be verified"
+        require_envelope(envelope, WHOLE_ROWS, refusal)
         self._context, topic = context, target.topic
-        with CopyComparison(context.scratch, schema, keyed=True, read=context.read) as copy:
-            form = str(context.options.get("format") or "json")
-            comparison = last_messages.Comparison(copy, form, envelope)
-            comparison.expect(rows)
-            registry = self.settings.registry
-            known = None if registry is None else functools.partial(connect, registry)
-            reader = comparison.reader(known, topic)
+        form = str(context.options.get("format") or "json")
+        with MessageComparison(context, schema, form, envelope) as copy:
+            copy.expect_messages(rows)
+            if self.settings.registry is not None:
+                known = connect(self.settings.registry)
+                copy.read_registered(lambda number: known.schema(number, f"topic {topic}").text)
             for partition in range(self._admin().partitions([topic])[topic]):
-                messages = self._messages(topic, partition)
-                last_messages.hold(copy, messages, envelope, partition, reader)
+                copy.replay_bytes(self._messages(topic, partition), partition)
             return copy.differences(limit)
 
-    def _messages(self, topic: str, partition: int) -> Iterator[KeyAndValue]:
+    def _messages(self, topic: str, partition: int) -> Iterator[tuple[bytes | None, bytes | None]]:
         if self._admin().begin(topic, partition):
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,

@@ -21,7 +21,7 @@ from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
 from sinks.base import Difference
-from sinks.differences import DifferenceText
+from sinks.differences import DifferenceText, unequal_counts
 from sinks.lake.types import spark_type, typed
 from sinks.merged.history import IS_CURRENT
 from sinks.merged.policy import TablePolicy
@@ -161,19 +161,12 @@ class LakeComparison:
         )
 
     def _counts(self, limit: int) -> str:
-        columns = ", ".join(f"c{i}" for i in self._numbers)
-        same = " AND ".join(f"s.c{i} <=> t.c{i}" for i in self._numbers)
-        source = f"SELECT {self._source()} FROM {_VIEW}"
-        sides = [
-            f"(SELECT {columns}, count(*) AS _n FROM ({side}) GROUP BY {columns})"
-            for side in (source, self._target())
-        ]
-        listed = [self._as_text(side, i) for side in "st" for i in self._numbers]
-        return (
-            f"SELECT s._n, t._n, {', '.join(listed)} FROM {sides[0]} AS s "
-            f"FULL OUTER JOIN {sides[1]} AS t ON {same} WHERE NOT (s._n <=> t._n) "
-            f"ORDER BY s._n IS NULL, {', '.join(listed)} LIMIT {limit}"
-        )
+        columns = [f"c{i}" for i in self._numbers]
+        listed = ", ".join(f"b.{name}" for name in columns)
+        source = f"(SELECT {self._source()} FROM {_VIEW})"
+        texts = [self._as_text("l", i) for i in self._numbers]
+        target = f"({self._target()})"
+        return unequal_counts(source, target, columns, (listed, listed), texts, limit)
 
     def _as_text(self, side: str, number: int) -> str:
         value, kind = f"{side}.c{number}", spark_type(self._schema.columns[number].logical)
@@ -185,8 +178,5 @@ class LakeComparison:
         count = len(self._schema.columns)
         ours, theirs, source, target = row[0], row[1], row[2 : count + 2], row[count + 2 :]
         if self._schema.keyless:
-            shown = source if ours is not None else target
-            return self._text.count(shown, int(str(ours or 0)), int(str(theirs or 0)))
-        if theirs is None:
-            return self._text.missing(source)
-        return self._text.extra(target) if ours is None else self._text.changed(source, target)
+            return self._text.count(source, int(str(ours)), int(str(theirs)))
+        return self._text.of(source if ours else None, target if theirs else None)

@@ -18,7 +18,7 @@ from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.schema import KeyRange
 from changefeed.options import History
 from sinks.base import Difference
-from sinks.differences import DifferenceText
+from sinks.differences import DifferenceText, unequal_counts
 from sinks.merged.history import IS_CURRENT
 from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.staging import TargetShape, check_values
@@ -29,8 +29,6 @@ from sinks.warehouse.tables import TargetTable
 PATIENCE = 60.0
 _PAUSE = 0.25
 _BATCH = 1
-#: Column of a count of equal rows.
-_NUMBER = "_rows"
 
 T = TypeVar("T")
 
@@ -197,38 +195,14 @@ class Comparison:
     def _query(self, sql: str) -> Sequence[Sequence[object]]:
         return self._warehouse.query(sql + self._warehouse.dialect.outer_joins)
 
-    # ------------------------------------------------------------------ without a key
-
     def _counted_differences(self, limit: int) -> list[Difference]:
-        """Rows that are not equally often on both sides."""
-        source, target = self._counted(self._source()), self._counted(self._target())
-        wanting = self._query(self._unequal(source, target, limit))
-        found = [self._text.count(row[2:], _count(row[0]), _count(row[1])) for row in wanting]
-        if len(found) < limit:
-            extra = self._unequal(target, source, limit - len(found), only=True)
-            rows = self._query(extra)
-            found += [self._text.count(row[2:], 0, _count(row[0])) for row in rows]
-        return found
-
-    def _counted(self, rows: str) -> str:
-        """SELECT of each distinct row with how often it is there."""
-        d = self._warehouse.dialect
-        one_row, equal_rows = d.distinct(self._shape.names, "b")
-        number = d.quote(_NUMBER)
-        return f"(SELECT {one_row}, count(*) AS {number} FROM {rows} AS b GROUP BY {equal_rows})"
-
-    def _unequal(self, left: str, right: str, limit: int, *, only: bool = False) -> str:
-        """Distinct rows of ``left`` that ``right`` lacks, or (not ``only``) has otherwise often."""
-        d = self._warehouse.dialect
+        """Equal rows of a table without a key are counted on both sides."""
+        d, names = self._warehouse.dialect, self._shape.names
+        columns, distinct = list(map(d.quote, names)), d.distinct(names, "b")
         texts = self._texts("l")
-        mine, other = f"l.{d.quote(_NUMBER)}", f"r.{d.quote(_NUMBER)}"
-        order = ", ".join(str(3 + i) for i in range(len(texts)))
-        often = "" if only else f" OR {other} <> {mine}"
-        return (
-            f"SELECT {', '.join([mine, other, *texts])} FROM {left} AS l LEFT JOIN {right} AS r "
-            f"ON {d.same_row(self._shape.names, 'l', 'r')} "
-            f"WHERE {other} IS NULL{often} ORDER BY {order} LIMIT {limit}"
-        )
+        sql = unequal_counts(self._source(), self._target(), columns, distinct, texts, limit)
+        rows = self._warehouse.query(sql)
+        return [self._text.count(row[2:], int(str(row[0])), int(str(row[1]))) for row in rows]
 
     # ------------------------------------------------------------------ parts of queries
 
@@ -242,7 +216,3 @@ class Comparison:
 
     def _by_key(self, alias: str) -> str:
         return ", ".join(f"{alias}.{self._warehouse.dialect.quote(c)}" for c in self._shape.key)
-
-
-def _count(number: object) -> int:
-    return 0 if number is None else int(str(number))

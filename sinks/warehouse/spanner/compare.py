@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sinks.base import Difference
-from sinks.comparison_file import ComparisonFile, batches
+from sinks.comparison_file import ComparisonFile, Unequal, batches
 from sinks.differences import DifferenceText
 from sinks.merged.policy import DELETED, TablePolicy
 from sinks.warehouse.spanner.rows import RowWire, Value, canonical
@@ -52,7 +52,7 @@ class SpannerComparison(ComparisonFile):
         self._wire = RowWire.of(shape, server.dialect)
         self._text = DifferenceText(shape.schema)
         self._key = [shape.names.index(name) for name in shape.key]
-        super().__init__(folder, "row TEXT, count INTEGER", read)
+        super().__init__(folder, read)
 
     def run(self, rows: Iterable[pa.Table], limit: int) -> list[Difference]:
         """The differences, at most ``limit``: missing and changed rows before those too many, by
@@ -68,7 +68,7 @@ class SpannerComparison(ComparisonFile):
         for many in batches(self._stored()):
             self._put("target", many)
             self._read(sum(len(str(value)) for row in many for value in row))
-        return self._differences(limit)
+        return list(map(self._difference, self.unequal(limit)))
 
     def _stored(self) -> Iterator[tuple[Value, ...]]:
         """The rows of the target as they would be sent."""
@@ -83,7 +83,8 @@ class SpannerComparison(ComparisonFile):
 
     def _put(self, side: str, rows: Iterable[tuple[Value, ...]]) -> None:
         add = (
-            f"INSERT INTO {side} VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE SET count = count + 1"
+            f"INSERT INTO {side} (id, row) VALUES (?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET count = count + 1"
         )
         self._file.executemany(add, map(self._id_and_row, rows))
 
@@ -92,29 +93,11 @@ class SpannerComparison(ComparisonFile):
         key = texts if self._shape.keyless else [texts[i] for i in self._key]
         return _json(key), _json(texts)
 
-    def _differences(self, limit: int) -> list[Difference]:
-        wanting = self._file.execute(
-            "SELECT s.row, s.count, t.row, t.count FROM source s LEFT JOIN target t ON t.id = s.id "
-            "WHERE t.row IS NOT s.row OR t.count <> s.count ORDER BY s.id LIMIT ?",
-            (limit,),
-        )
-        found = [self._difference(*row) for row in wanting]
-        extra = self._file.execute(
-            "SELECT NULL, 0, t.row, t.count FROM target t LEFT JOIN source s ON s.id = t.id "
-            "WHERE s.id IS NULL ORDER BY t.id LIMIT ?",
-            (limit - len(found),),
-        )
-        return found + [self._difference(*row) for row in extra]
-
-    def _difference(
-        self, source: str | None, count: int, target: str | None, there: int | None
-    ) -> Difference:
-        wanted, held = json.loads(source or "null"), json.loads(target or "null")
+    def _difference(self, found: Unequal) -> Difference:
+        wanted, held = json.loads(found.source or "null"), json.loads(found.target or "null")
         if self._shape.keyless:
-            return self._text.count(wanted or held, count, there or 0)
-        if held is None:
-            return self._text.missing(wanted)
-        return self._text.extra(held) if wanted is None else self._text.changed(wanted, held)
+            return self._text.count(wanted or held, found.source_count, found.target_count)
+        return self._text.of(wanted, held)
 
 
 def comparable_text(sql: str, value: Value) -> str | None:
