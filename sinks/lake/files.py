@@ -63,7 +63,7 @@ class Files:
         system, inner = self._place(path)
         if not isinstance(system, fs.LocalFileSystem):
             bucket = inner.partition("/")[0]
-            with _told(path):
+            with _explained(path):
                 found = system.get_file_info(bucket)
             if found.type is fs.FileType.NotFound:
                 raise ChangefeedError(
@@ -85,14 +85,14 @@ class Files:
     def names(self, directory: str) -> list[str]:
         """Names of what is in a directory; none where there is no directory."""
         system, inner = self._place(directory)
-        with _told(directory):
+        with _explained(directory):
             found = system.get_file_info(fs.FileSelector(inner, allow_not_found=True))
         return [info.base_name for info in found]
 
     def read(self, path: str) -> bytes:
         """The content of a file."""
         system, inner = self._place(path)
-        with _told(path), system.open_input_stream(inner, compression=None) as stream:
+        with _explained(path), system.open_input_stream(inner, compression=None) as stream:
             content: bytes = stream.read()
         return content
 
@@ -100,7 +100,7 @@ class Files:
     def opened(self, path: str) -> Iterator[pa.NativeFile]:
         """A file of which parts are read."""
         system, inner = self._place(path)
-        with _told(path), system.open_input_file(inner) as file:
+        with _explained(path), system.open_input_file(inner) as file:
             yield file
 
     def _place(self, path: str) -> tuple[fs.FileSystem, str]:
@@ -132,7 +132,7 @@ class Files:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _explained(path: str) -> Iterator[None]:
     """Failures of a store as errors; its own text is not repeated, which may name keys."""
     try:
         yield

@@ -20,8 +20,7 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.base import SinkContext, Target
 from sinks.lake.files import Files
-from sinks.lake.look_catalogs import JdbcLook, RestLook
-from sinks.lake.metadata import columns_of, delta_type, metadata_of, properties_of
+from sinks.lake.look_iceberg import HadoopLook, JdbcLook, RestLook
 from sinks.lake.place import LakePlace
 from sinks.lake.shape import fit, wanted
 from sinks.lake.table import marks_of
@@ -193,6 +192,10 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)\Z")
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 
 
+#: Names of Delta's types that are others in SQL.
+_DELTA = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+
+
 class DeltaLook:
     """Directories with a log of Delta's."""
 
@@ -209,7 +212,7 @@ class DeltaLook:
         metadata = self._metadata(f"{table}/_delta_log", logged)
         if metadata is not None:
             schema = json.loads(metadata["schemaString"])
-            return {field["name"]: delta_type(field["type"]) for field in schema["fields"]}
+            return {field["name"]: _type(field["type"]) for field in schema["fields"]}
         if self._files.names(table):
             raise ChangefeedError(
                 Code.SINK_CANNOT_TAKE_TABLE,
@@ -274,38 +277,17 @@ def _in_parquet(file: pa.NativeFile) -> dict[str, Any] | None:
 
     column = pq.ParquetFile(file).read(columns=["metaData"])["metaData"]
     kept = column.drop_null().to_pylist()
-    told = [row for row in kept if row.get("schemaString") is not None]
-    if not told:
+    found = [row for row in kept if row.get("schemaString") is not None]
+    if not found:
         return None
     # Arrow gives a map as pairs.
-    return {**told[0], "configuration": dict(told[0].get("configuration") or ())}
+    return {**found[0], "configuration": dict(found[0].get("configuration") or ())}
 
 
-# ---------------------------------------------------------------------------- Iceberg
-
-_METADATA = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
-
-
-class HadoopLook:
-    """Directories with Iceberg's metadata."""
-
-    def __init__(self, place: LakePlace, files: Files) -> None:
-        self._place = place
-        self._files = files
-
-    def reach(self) -> None:
-        self._files.check(self._place.root)
-
-    def columns(self, name: str) -> dict[str, str] | None:
-        found = self._metadata(name)
-        return None if found is None else columns_of(found)
-
-    def properties(self, name: str) -> tuple[dict[str, str], bool]:
-        return properties_of(self._metadata(name) or {})
-
-    def _metadata(self, name: str) -> dict[str, Any] | None:
-        folder = "/".join([self._place.root, *self._place.namespace, name, "metadata"])
-        versions = {int(m[1]): m[0] for m in map(_METADATA.match, self._files.names(folder)) if m}
-        if not versions:
-            return None
-        return metadata_of(self._files.read(f"{folder}/{versions[max(versions)]}"))
+def _type(kind: Any) -> str:
+    """A type of Delta's schema: a name, or a mapping where it is nested."""
+    if isinstance(kind, str):
+        return _DELTA.get(kind, kind)
+    if kind["type"] == "array":
+        return f"array<{_type(kind['elementType'])}>"
+    return str(kind["type"])

@@ -1,17 +1,19 @@
-"""Iceberg's catalogs seen without Spark: a server that speaks REST, tables in PostgreSQL."""
+"""Iceberg's tables seen without Spark: in directories, behind a REST server, in PostgreSQL."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.files import Files
-from sinks.lake.metadata import columns_of, metadata_of, properties_of
 from sinks.lake.place import LakePlace
 
 #: Seconds for an answer of a server.
@@ -20,7 +22,78 @@ _TIMEOUT = 15.0
 _SEPARATOR = "%1F"
 
 
-class RestLook:
+#: Names of Iceberg's types that are others in SQL.
+_ICEBERG = {
+    "long": "bigint",
+    "uuid": "string",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+}
+
+
+class IcebergLook(ABC):
+    """One place of Iceberg tables; see :class:`sinks.lake.look.Look`."""
+
+    @abstractmethod
+    def _metadata(self, name: str) -> dict[str, Any] | None:
+        """Iceberg's metadata of a table; None where there is no such table."""
+
+    def columns(self, name: str) -> dict[str, str] | None:
+        found = self._metadata(name)
+        if found is None:
+            return None
+        number = found.get("current-schema-id", 0)
+        schemas = found.get("schemas") or [found["schema"]]
+        schema = next((s for s in schemas if s.get("schema-id", 0) == number), schemas[-1])
+        return {field["name"]: _type(field["type"]) for field in schema["fields"]}
+
+    def properties(self, name: str) -> tuple[dict[str, str], bool]:
+        """Of the rows only what the present snapshot says counts."""
+        found = self._metadata(name) or {}
+        number = found.get("current-snapshot-id")
+        snapshots = found.get("snapshots") or []
+        current = next((s for s in snapshots if s.get("snapshot-id") == number), None)
+        files = ((current or {}).get("summary") or {}).get("total-data-files")
+        return dict(found.get("properties") or {}), current is not None and files != "0"
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    plain = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    found: dict[str, Any] = json.loads(plain)
+    return found
+
+
+def _type(kind: Any) -> str:
+    if isinstance(kind, str):
+        plain = kind.replace(" ", "")
+        return "binary" if plain.startswith("fixed") else _ICEBERG.get(plain, plain)
+    if kind["type"] == "list":
+        return f"array<{_type(kind['element'])}>"
+    return str(kind["type"])
+
+
+_METADATA = re.compile(r"v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?\Z")
+
+
+class HadoopLook(IcebergLook):
+    """Directories with Iceberg's metadata."""
+
+    def __init__(self, place: LakePlace, files: Files) -> None:
+        self._place = place
+        self._files = files
+
+    def reach(self) -> None:
+        self._files.check(self._place.root)
+
+    def _metadata(self, name: str) -> dict[str, Any] | None:
+        folder = "/".join([self._place.root, *self._place.namespace, name, "metadata"])
+        versions = {int(m[1]): m[0] for m in map(_METADATA.match, self._files.names(folder)) if m}
+        if not versions:
+            return None
+        return _read(self._files.read(f"{folder}/{versions[max(versions)]}"))
+
+
+class RestLook(IcebergLook):
     """A catalog behind HTTP, asked as Iceberg's client asks (its OpenAPI document)."""
 
     def __init__(self, place: LakePlace, settings: Mapping[str, str]) -> None:
@@ -32,7 +105,7 @@ class RestLook:
             for name, value in settings.items()
             if name.startswith("header.")
         }
-        self._told: dict[str, str] = {}
+        self._configured: dict[str, str] = {}
         # The environment's proxies are not those of a JVM.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -46,20 +119,12 @@ class RestLook:
         asked = {"warehouse": self._place.root} if self._place.root else {}
         found = self._get(f"v1/config?{urlencode(asked)}", must=True)
         answer = found if isinstance(found, dict) else {}
-        told = {**answer.get("defaults", {}), **self._settings, **answer.get("overrides", {})}
-        self._told = {str(name): str(value) for name, value in told.items()}
-
-    def columns(self, name: str) -> dict[str, str] | None:
-        found = self._metadata(name)
-        return None if found is None else columns_of(found)
-
-    def properties(self, name: str) -> tuple[dict[str, str], bool]:
-        """The properties of a table, and whether it holds rows."""
-        return properties_of(self._metadata(name) or {})
+        known = {**answer.get("defaults", {}), **self._settings, **answer.get("overrides", {})}
+        self._configured = {str(name): str(value) for name, value in known.items()}
 
     def _metadata(self, name: str) -> dict[str, Any] | None:
-        prefix = self._told.get("prefix", "")
-        separator = unquote(self._told.get("namespace-separator", _SEPARATOR))
+        prefix = self._configured.get("prefix", "")
+        separator = unquote(self._configured.get("namespace-separator", _SEPARATOR))
         namespace = quote(separator.join(self._place.namespace), safe="")
         parts = ["v1", *filter(None, [quote(prefix)]), "namespaces", namespace, "tables"]
         found = self._get(f"{'/'.join(parts)}/{quote(name, safe='')}?snapshots=refs")
@@ -123,7 +188,7 @@ class RestLook:
             ) from None
 
 
-class JdbcLook:
+class JdbcLook(IcebergLook):
     """A catalog in tables of PostgreSQL's."""
 
     def __init__(self, place: LakePlace, settings: Mapping[str, str], files: Files) -> None:
@@ -134,14 +199,6 @@ class JdbcLook:
     def reach(self) -> None:
         self._query("SELECT 1")
         self._files.check(self._place.root)
-
-    def columns(self, name: str) -> dict[str, str] | None:
-        found = self._metadata(name)
-        return None if found is None else columns_of(found)
-
-    def properties(self, name: str) -> tuple[dict[str, str], bool]:
-        """The properties of a table, and whether it holds rows."""
-        return properties_of(self._metadata(name) or {})
 
     def _metadata(self, name: str) -> dict[str, Any] | None:
         if self._query("SELECT to_regclass('iceberg_tables')")[0][0] is None:
@@ -156,7 +213,7 @@ class JdbcLook:
         location = str(rows[0][0])
         if not self._files.knows(location):
             return None
-        return metadata_of(self._files.read(location))
+        return _read(self._files.read(location))
 
     def _query(self, sql: str, values: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
         import psycopg
