@@ -1,11 +1,10 @@
-"""Limits the total time of a request, in addition to the time that a server may be silent.
+"""Limits the total time of an answer, in addition to the time that a server may be silent.
 
 HTTP clients limit the wait for the next bytes. A server that sends one byte per second never
-reaches that limit, and would block its feed for ever. Here a thread says how long its request
-may take (:func:`within`); connections that were prepared (:func:`limit_httpx`,
-:func:`limit_connections`, :func:`limit_pools`, :func:`limit_requests`) wait no longer than what
-is left of that, and fail with the time-out of their own library. For libraries with their own
-threads the connections are limited instead (:func:`end_answers`).
+reaches that limit, and would block its feed for ever. Connections that were prepared here
+(:func:`limit_httpx`, :func:`limit_connections`, :func:`limit_pools`, :func:`limit_requests`) wait
+no longer than what is left of the time of their answer, in whatever thread it is read, and fail
+with the time-out of their own library.
 
 Nothing here imports an HTTP library.
 """
@@ -13,104 +12,87 @@ Nothing here imports an HTTP library.
 from __future__ import annotations
 
 import functools
+import math
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-#: The longest time of a request, as a multiple of the time that its server may be silent;
+#: The longest time of an answer, as a multiple of the time that its server may be silent;
 PATIENCE = 10.0
-#: it is a second longer for each time this many bytes that the request sends.
+#: where it counts from the begin of a request, it is a second longer for each time this many bytes
+#: that the request sends.
 SLOWEST = 65_536
 #: The shortest wait, seconds, when no time is left: 0 would mean not to wait at all.
 _LEAST = 0.001
 
-_of_thread = threading.local()
 
-
-@contextmanager
-def within(idle: float, size: int = 0, patience: float = PATIENCE) -> Iterator[None]:
-    """One request of this thread, with ``size`` bytes to send.
-
-    Args:
-        idle: seconds the server may be silent.
-        patience: the total time, as a multiple of ``idle``.
-    """
-    before = getattr(_of_thread, "deadline", None)
-    ours = time.monotonic() + patience * idle + size / SLOWEST
-    _of_thread.deadline = ours if before is None else min(before, ours)
-    try:
-        yield
-    finally:
-        _of_thread.deadline = before
-
-
-def limited(timeout: float | None) -> float | None:
-    """A wait of ``timeout`` seconds (None: for ever), as far as this thread's request has time."""
-    deadline: float | None = getattr(_of_thread, "deadline", None)
-    return timeout if deadline is None else _until(deadline, timeout)
-
-
-def _until(deadline: float, timeout: float | None) -> float:
-    left = max(deadline - time.monotonic(), _LEAST)
+def _until(ends: float, timeout: float | None) -> float | None:
+    """A wait of ``timeout`` seconds (None: for ever), as far as there is time."""
+    if ends == math.inf:
+        return timeout
+    left = max(ends - time.monotonic(), _LEAST)
     return left if timeout is None else min(timeout, left)
 
 
 # ---------------------------------------------------------------------------------- httpx
 
 
-def limit_httpx(client: Any) -> None:
-    """Make an ``httpx.Client`` obey :func:`within`.
+def limit_httpx(client: Any, idle: float, patience: float = PATIENCE) -> None:
+    """Let each request of an ``httpx.Client`` end.
 
     httpx has no public way to its connections: should a later version keep its pool elsewhere, the
     client stays as it is (and the test of this fails).
+
+    Args:
+        idle: seconds the server may be silent.
+        patience: the longest time of a request, as a multiple of ``idle``.
     """
     for transport in (client._transport, *client._mounts.values()):
         pool = getattr(transport, "_pool", None)
         backend = getattr(pool, "_network_backend", None)
         if pool is not None and backend is not None:
-            pool._network_backend = _Backend(backend)
+            pool._network_backend = _Backend(backend, idle * patience)
 
 
 class _Backend:
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, seconds: float) -> None:
         self._backend = backend
+        self._seconds = seconds
 
-    def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, **others: Any
-    ) -> _Stream:
-        return _Stream(self._backend.connect_tcp(host, port, limited(timeout), **others))
+    def connect_tcp(self, *given: Any, **named: Any) -> _Stream:
+        return _Stream(self._backend.connect_tcp(*given, **named), self._seconds)
 
-    def connect_unix_socket(
-        self, path: str, timeout: float | None = None, **others: Any
-    ) -> _Stream:
-        return _Stream(self._backend.connect_unix_socket(path, limited(timeout), **others))
+    def connect_unix_socket(self, *given: Any, **named: Any) -> _Stream:
+        return _Stream(self._backend.connect_unix_socket(*given, **named), self._seconds)
 
     def sleep(self, seconds: float) -> None:
         self._backend.sleep(seconds)
 
 
 class _Stream:
-    def __init__(self, stream: Any) -> None:
+    """A request begins where something is written after an answer was read."""
+
+    def __init__(self, stream: Any, seconds: float) -> None:
         self._stream = stream
+        self._seconds = seconds
+        self._ends = math.inf
+        self._reads = True
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        found: bytes = self._stream.read(max_bytes, limited(timeout))
+        self._reads = True
+        found: bytes = self._stream.read(max_bytes, _until(self._ends, timeout))
         return found
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, limited(timeout))
+        if self._reads:
+            self._reads, self._ends = False, time.monotonic() + self._seconds
+        self._ends += len(buffer) / SLOWEST
+        self._stream.write(buffer, _until(self._ends, timeout))
 
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> _Stream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, limited(timeout)))
+    def start_tls(self, *given: Any, **named: Any) -> _Stream:
+        return _Stream(self._stream.start_tls(*given, **named), self._seconds)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -122,19 +104,8 @@ class _Stream:
 # -------------------------------------------------------------------------------- urllib3
 
 
-def limit_connections(connection: type[Any]) -> type[Any]:
-    """A urllib3 connection class, plain or TLS, that obeys :func:`within`."""
-
-    def connect(self: Any) -> None:
-        connection.connect(self)
-        _limit_socket(self.sock, limited)
-
-    return type(connection.__name__, (connection,), {"connect": connect})
-
-
-def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) -> type[Any]:
-    """A urllib3 connection class each of whose answers ends, in whatever thread it is read: for
-    libraries that make their connections, and threads, themselves.
+def limit_connections(connection: type[Any], idle: float, patience: float) -> type[Any]:
+    """A urllib3 connection class, plain or TLS, each of whose answers ends.
 
     Args:
         idle: seconds the server may be silent.
@@ -142,8 +113,7 @@ def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) 
     """
 
     def left(self: Any, timeout: float | None) -> float | None:
-        ends: float | None = getattr(self, "_ends", None)
-        return timeout if ends is None else _until(ends, timeout)
+        return _until(getattr(self, "_ends", math.inf), timeout)
 
     def connect(self: Any) -> None:
         connection.connect(self)
@@ -158,42 +128,33 @@ def end_answers(connection: type[Any], idle: float, patience: float = PATIENCE) 
     )
 
 
-def limit_pools(manager: Any) -> None:
-    """Make all connections of a urllib3 ``PoolManager`` obey :func:`within`."""
-    manager.pool_classes_by_scheme = {
-        name: type(pool.__name__, (pool,), {"ConnectionCls": limit_connections(pool.ConnectionCls)})
-        for name, pool in manager.pool_classes_by_scheme.items()
-    }
+def limit_pools(manager: Any, idle: float, patience: float) -> None:
+    """Let every answer to a urllib3 ``PoolManager`` end; see :func:`limit_connections`."""
+
+    def limited(pool: type[Any]) -> type[Any]:
+        made = limit_connections(pool.ConnectionCls, idle, patience)
+        return type(pool.__name__, (pool,), {"ConnectionCls": made})
+
+    # A new table: the manager's is that of all managers.
+    known = manager.pool_classes_by_scheme
+    manager.pool_classes_by_scheme = {scheme: limited(pool) for scheme, pool in known.items()}
 
 
-def limit_requests(session: Any, idle: float, patience: float = PATIENCE) -> None:
-    """Make all requests of a ``requests.Session`` end, and its answers be read, :func:`within`.
-
-    Args:
-        idle: seconds the server may be silent.
-        patience: the longest time of a request, as a multiple of ``idle``.
-    """
+def limit_requests(session: Any, idle: float, patience: float) -> None:
+    """Let every answer to a ``requests.Session`` end, also through a proxy."""
     for adapter in {id(found): found for found in session.adapters.values()}.values():
-        limit_pools(adapter.poolmanager)
-        adapter.proxy_manager_for = _limited_proxies(adapter)
-    ask = session.request
-
-    def request(method: str, url: str, data: Any = None, **others: Any) -> Any:
-        size = len(data) if isinstance(data, str | bytes) else 0
-        with within(idle, size, patience):
-            return ask(method, url, data=data, **others)
-
-    session.request = request
+        limit_pools(adapter.poolmanager, idle, patience)
+        adapter.proxy_manager_for = _limited_proxies(adapter, idle, patience)
 
 
-def _limited_proxies(adapter: Any) -> Callable[..., Any]:
+def _limited_proxies(adapter: Any, idle: float, patience: float) -> Callable[..., Any]:
     make = adapter.proxy_manager_for
 
     def proxy_manager_for(proxy: str, **others: Any) -> Any:
         known = proxy in adapter.proxy_manager
         manager = make(proxy, **others)
         if not known:
-            limit_pools(manager)
+            limit_pools(manager, idle, patience)
         return manager
 
     return proxy_manager_for

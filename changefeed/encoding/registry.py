@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import lacking
 from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
-from changefeed.core.time_limits import PATIENCE, limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -117,7 +117,6 @@ class SchemaRegistry:
         written = Schema(schema.text, schema.kind)
         found = self._ask(
             lambda client: client.register_schema(subject, written),
-            size=len(schema.text),
             subject=f"subject {subject}",
             about=about,
         )
@@ -148,14 +147,11 @@ class SchemaRegistry:
             )
         return RegistrySchema(found.schema_type or "AVRO", found.schema_str)
 
-    def _ask(
-        self, work: Callable[[SchemaRegistryClient], T], *, subject: str, about: str, size: int = 0
-    ) -> T:
+    def _ask(self, work: Callable[[SchemaRegistryClient], T], *, subject: str, about: str) -> T:
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            with within(self.settings.timeout, size, self._patience):
-                return work(self._connected())
+            return work(self._connected())
         except SchemaRegistryError as error:
             raise self._refused(error, subject, about) from error
         except Exception as error:  # the client lets every error of its HTTP library through
@@ -204,11 +200,11 @@ class SchemaRegistry:
     def _connected(self) -> SchemaRegistryClient:
         with self._lock:
             if self._client is None:
-                self._client = _client(self.settings)
+                self._client = _client(self.settings, self._patience)
             return self._client
 
 
-def _client(settings: RegistrySettings) -> SchemaRegistryClient:
+def _client(settings: RegistrySettings, patience: float) -> SchemaRegistryClient:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     config: dict[str, Any] = {
@@ -231,7 +227,7 @@ def _client(settings: RegistrySettings) -> SchemaRegistryClient:
         if settings.tls.insecure_tls_skip_verify:
             config["ssl.ca.location"] = False
         client = SchemaRegistryClient(config)
-    limit_httpx(client._rest_client.session)
+    limit_httpx(client._rest_client.session, settings.timeout, patience)
     return client
 
 

@@ -31,7 +31,7 @@ from elasticsearch import (
     UnsupportedProductError,
 )
 
-from changefeed.core.time_limits import limit_connections, within
+from changefeed.core.time_limits import limit_connections
 
 __all__ = ["ClusterConnection", "ConnectionTimeout", "Response", "SSLError", "TransportError"]
 
@@ -52,12 +52,6 @@ class _BytesSerializer(Serializer):
 
 
 _KINDS = ("application/json", "application/x-ndjson", "application/*", "text/*")
-
-
-class _Node(Urllib3HttpNode):
-    def __init__(self, config: NodeConfig) -> None:
-        super().__init__(config)
-        self.pool.ConnectionCls = limit_connections(self.pool.ConnectionCls)
 
 
 class _LoggedTransport(Transport):
@@ -113,15 +107,18 @@ class ClusterConnection:
             )
             for host, port in hosts
         ]
-        self._timeout, self._patience = timeout, patience
         self._client = Elasticsearch(
             nodes,
             transport_class=_LoggedTransport,
-            node_class=_Node,
+            node_class=Urllib3HttpNode,
             serializers={kind: _BytesSerializer() for kind in _KINDS},
             max_retries=len(nodes) - 1,  # another node where one cannot be reached
             retry_on_status=(),
         ).options(ignore_status=_ANY)
+        for node in self._client.transport.node_pool.all():
+            assert isinstance(node, Urllib3HttpNode)
+            pool = node.pool
+            pool.ConnectionCls = limit_connections(pool.ConnectionCls, timeout, patience)
 
     def perform(
         self,
@@ -137,11 +134,9 @@ class ClusterConnection:
             TransportError: no answer came; :class:`ConnectionTimeout`, :class:`SSLError`.
         """
         try:
-            size = 0 if body is None else memoryview(body).nbytes
-            with within(self._timeout, size, self._patience):
-                answer = self._client.perform_request(
-                    method, path, params=parameters, headers=headers, body=body
-                )
+            answer = self._client.perform_request(
+                method, path, params=parameters, headers=headers, body=body
+            )
         except UnsupportedProductError as error:
             # The caller finds out from the answer which server this is, and says what to do.
             return Response(error.meta, error.body or b"")

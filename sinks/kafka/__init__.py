@@ -9,7 +9,6 @@
     options.py  URI and options -> the client's configuration
     topics.py   what the brokers know of topics; makes those that are missing
     errors.py   librdkafka's error names -> our codes
-    last_messages.py   VERIFY: the last message of each key against the rows of the source
 
 Only ``channel.py`` produces. Nothing here runs Python for a row that arrives.
 """

@@ -23,7 +23,7 @@ import pyarrow as pa
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.settings import Tls
-from changefeed.core.time_limits import PATIENCE, limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx
 from sinks.webhook.options import WebhookSettings
 
 SIGNATURE = "X-Changefeed-Signature"
@@ -65,7 +65,6 @@ class WebhookClient:
         """``halt`` ends the pause between two attempts, and the attempts; a request may take
         ``patience`` times what the endpoint may be silent."""
         self._settings = settings
-        self._patience = patience
         self._clock = clock
         self._halt = halt
         #: Why the last attempt of a request failed; empty once a request succeeds.
@@ -82,7 +81,7 @@ class WebhookClient:
             headers=_headers(settings, feed),
             follow_redirects=False,
         )
-        limit_httpx(self._client)
+        limit_httpx(self._client, settings.timeout, patience)
 
     def close(self) -> None:
         self._client.close()
@@ -122,8 +121,7 @@ class WebhookClient:
     def look(self) -> ChangefeedError | None:
         """Why the endpoint cannot be reached; an answer of any kind means that it can."""
         try:
-            with within(self._settings.timeout, patience=self._patience):
-                self._client.head(self._settings.url)
+            self._client.head(self._settings.url)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return _unreachable(self._settings.place, error)
         except httpx.HTTPError:
@@ -140,12 +138,11 @@ class WebhookClient:
         request = self._client.build_request(
             "POST", self._settings.url, content=packed, headers=headers
         )
-        with within(self._settings.timeout, len(packed), self._patience):
-            response = self._client.send(request, stream=True)
-            try:
-                _drain(response)
-            finally:
-                response.close()
+        response = self._client.send(request, stream=True)
+        try:
+            _drain(response)
+        finally:
+            response.close()
         if response.status_code in _CONTENT:
             raise RefusedContent(response.status_code)
         return response.status_code, _retry_after(

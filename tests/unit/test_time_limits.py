@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from changefeed.core.errors import Action, ChangefeedError
-from changefeed.core.time_limits import limited, within
 from changefeed.encoding.registry import RegistrySchema, RegistrySettings, SchemaRegistry
 from changefeed.options.sink_config import webhook_sink_config
 from sinks.elasticsearch import client as elasticsearch
@@ -160,14 +159,3 @@ def test_snowflake_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         proxy.always = drip(PAUSE, headers=False)
         given_up(snowflake(proxy, "https").connect)
         assert proxy.seen
-
-
-def test_a_limit_inside_another_lengthens_nothing() -> None:
-    assert limited(7.0) == 7.0 and limited(None) is None
-    with within(0.1):
-        outer = limited(None)
-        assert outer is not None and outer <= 1.0
-        with within(60, 10_000_000):
-            inner = limited(600.0)
-            assert inner is not None and inner <= outer
-    assert limited(None) is None

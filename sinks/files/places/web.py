@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.time_limits import PATIENCE, limit_httpx, within
+from changefeed.core.time_limits import PATIENCE, limit_httpx
 from sinks.files.places.base import ListedFile, Move, publish_whole
 from sinks.files.places.spec import PlaceSpec
 
@@ -57,11 +56,8 @@ class WebPlace:
                 auth=None if login is None else (login, arguments.get("password", "")),
                 timeout=self._timeout,
             )
-            limit_httpx(self._client)
+            limit_httpx(self._client, self._timeout, self._patience)
         return self._client
-
-    def _within(self, size: int = 0) -> AbstractContextManager[None]:
-        return within(self._timeout, size, self._patience)
 
     def prepare(self, job: int, session: str) -> None:
         """Asks nothing: the first PUT shows whether the server takes files."""
@@ -72,8 +68,7 @@ class WebPlace:
         import httpx
 
         try:
-            with self._within():
-                self._connected().head(self.url(""))
+            self._connected().head(self.url(""))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             reason = str(error) or type(error).__name__
             return ChangefeedError(
@@ -93,8 +88,7 @@ class WebPlace:
         import httpx
 
         try:
-            with self._within(content.size):
-                answer = self._connected().put(self.url(name), content=content.to_pybytes())
+            answer = self._connected().put(self.url(name), content=content.to_pybytes())
         except httpx.HTTPError as error:
             text = str(error) or type(error).__name__
             raise ChangefeedError(
@@ -108,8 +102,7 @@ class WebPlace:
 
         for name in names:
             try:
-                with self._within():
-                    self._connected().delete(self.url(name))
+                self._connected().delete(self.url(name))
             except httpx.HTTPError:
                 return  # away: the files do no harm
 

@@ -21,7 +21,7 @@ from clickhouse_connect.driver.httputil import check_env_proxy, get_pool_manager
 from urllib3 import PoolManager
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.time_limits import PATIENCE, limit_pools, within
+from changefeed.core.time_limits import PATIENCE, limit_pools
 from sinks.warehouse.clickhouse.sql import ClickHouseDialect
 from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.errors import UNREADABLE, unreadable
@@ -127,7 +127,7 @@ class ClickHouse(Warehouse):
         if at.tls and at.authority:
             options["ca_cert"] = at.authority
         made: PoolManager = get_pool_manager(**options)
-        limit_pools(made)
+        limit_pools(made, self._answer_seconds, self._patience)
         self._pools = made
         return made
 
@@ -214,8 +214,7 @@ class ClickHouse(Warehouse):
         """ClickHouse's errors inside come out as ChangefeedError, without their text: it repeats
         statements and values."""
         try:
-            with within(self._answer_seconds, patience=self._patience):
-                yield
+            yield
         except UNREADABLE as error:
             raise unreadable(error, self.place, what) from None
         except (ClickHouseError, OSError) as error:

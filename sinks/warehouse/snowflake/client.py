@@ -24,7 +24,7 @@ from snowflake.connector import errors as snow
 from snowflake.connector.vendored.urllib3 import connectionpool
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.time_limits import PATIENCE, end_answers
+from changefeed.core.time_limits import PATIENCE, limit_connections
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.dialect import SqlStatement, Warehouse
 from sinks.warehouse.errors import UNREADABLE, readable
@@ -79,7 +79,7 @@ def _end_answers(limits: Limits) -> None:
     """Let every answer end. The connector makes its connections itself, some in threads of its own,
     from a copy of urllib3 that nobody else has: what a schema is given holds for the process."""
     for pool, connection in _CONNECTIONS.items():
-        pool.ConnectionCls = end_answers(connection, limits.idle, limits.patience)
+        pool.ConnectionCls = limit_connections(connection, limits.idle, limits.patience)
 
 
 @dataclass(frozen=True, slots=True)
