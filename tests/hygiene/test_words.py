@@ -44,7 +44,6 @@ SHARED = {
     "Assembler": "what makes flushes of one source's stream; one per source",
     "Block": "a buffer with numbers at any place; one per byte order",
     "ColumnInfo": "a column as a server's catalog has it; one per source",
-    "Comparison": "what VERIFY makes of one kind of target; one per sink",
     "Inbox": "the receive buffer of a source's stream; one per source",
     "Limits": "how long calls of a client library may take; one per library",
     "MySQL": "the product: a connector of Debezium, and a warehouse",
