@@ -127,6 +127,10 @@ FLOATS = frozenset({Kind.FLOAT32, Kind.FLOAT64})
 TEXT_NUMBERS = FLOATS | {Kind.DECIMAL}
 #: Days and moments, which may be ``infinity``.
 DATES = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
+#: Digits that Spark's, Parquet's and Arrow's 128-bit decimals can have.
+MOST_DIGITS = 38
+#: Kinds that typed formats have a type for; decimals and arrays may have one.
+_TYPED = INTEGERS | FLOATS | DATES | {Kind.BOOL, Kind.BYTES, Kind.TIME}
 #: Values of the log are compared as they are: texts by code point.
 COMPARED_AS_THEY_ARE = frozenset({Kind.BOOL, Kind.TEXT, Kind.UUID, Kind.TIME})
 #: Values can be compared in log form.
@@ -186,6 +190,28 @@ class LogicalType:
         whether an element is json or a nested array, which None stands for."""
         element = self.element
         return None if element is None or element.kind in (Kind.JSON, Kind.ARRAY) else element
+
+    @property
+    def is_text(self) -> bool:
+        """Typed formats (Avro, protobuf, Parquet) have no type for it, but the text of its values:
+        for decimals with more digits than others hold, too."""
+        if self.kind is Kind.DECIMAL:
+            return self.digits is None or self.digits[0] > MOST_DIGITS
+        return self.items is None if self.kind is Kind.ARRAY else self.kind not in _TYPED
+
+    @property
+    def typed(self) -> LogicalType:
+        """The type that typed formats hold it as: of what :attr:`is_text` a ``decimal`` or
+        ``text``, of decimals one with ``0 <= scale <= precision``; else itself.
+
+        >>> str(LogicalType.parse("decimal(3,-2)").typed)
+        'decimal(5,0)'
+        """
+        if self.is_text:
+            return LogicalType(Kind.DECIMAL if self.kind is Kind.DECIMAL else Kind.TEXT)
+        if self.items is not None:
+            return LogicalType(Kind.ARRAY, element=self.items.typed)
+        return LogicalType(Kind.DECIMAL, *self.digits) if self.digits else self
 
     @property
     def innermost(self) -> LogicalType:

@@ -19,31 +19,31 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.avro.schema import SCHEMA_KEY, long_bytes
-from changefeed.encoding.types import ParametricKind, ValueKind
 
 _ARROW = {
-    ValueKind.BOOL: pa.bool_(),
-    ValueKind.DOUBLE: pa.float64(),
-    ValueKind.STRING: pa.string(),
-    ValueKind.BYTES: pa.binary(),
-    ValueKind.DATE: pa.date32(),
-    ValueKind.TIME: pa.time64("us"),
-    ValueKind.TIMESTAMP: pa.timestamp("us"),
-    ValueKind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+    Kind.BOOL: pa.bool_(),
+    Kind.INT16: pa.int16(),
+    Kind.INT32: pa.int32(),
+    Kind.INT64: pa.int64(),
+    Kind.FLOAT32: pa.float64(),
+    Kind.FLOAT64: pa.float64(),
+    Kind.BYTES: pa.binary(),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.time64("us"),
+    Kind.TIMESTAMP: pa.timestamp("us"),
+    Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
 }
-_INTEGERS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
-def arrow_type(kind: ParametricKind) -> pa.DataType:
-    """The Arrow type of a kind of values."""
-    if kind.kind is ValueKind.INT:
-        return _INTEGERS[kind.bits]
-    if kind.kind is ValueKind.DECIMAL:
-        return pa.decimal128(kind.precision, kind.scale)
-    if kind.element is not None:
-        return pa.list_(arrow_type(kind.element))
-    return _ARROW[kind.kind]
+def arrow_type(of: LogicalType) -> pa.DataType:
+    """The Arrow type of a type of typed formats."""
+    if of.precision:
+        return pa.decimal128(of.precision, of.scale)
+    if of.element is not None:
+        return pa.list_(arrow_type(of.element))
+    return _ARROW.get(of.kind, pa.string())
 
 
 # ------------------------------------------------------------------------------- for sinks

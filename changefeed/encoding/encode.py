@@ -20,7 +20,6 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.transactions import TransactionOrders
 from changefeed.encoding.typed_values import typed_values
-from changefeed.encoding.types import typed
 from changefeed.encoding.unsent import settle_unsent
 
 #: Rows and bytes encoded at once: small enough for the processor's caches, and so that the
@@ -110,7 +109,7 @@ def _contents(batch: pa.RecordBatch, plan: MessagePlan) -> pa.Array:
         return text
     place = plan.ordinal(BYTES)
     values = batch.column(f"a{place}")
-    return pc.coalesce(text, typed_values(typed(plan.schema.columns[place].logical), values, BYTES))
+    return pc.coalesce(text, typed_values(plan.schema.columns[place].logical.typed, values, BYTES))
 
 
 def text_inputs(plan: MessagePlan) -> frozenset[str]:

@@ -13,7 +13,6 @@ from changefeed.encoding.message_format import MessageFormat
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import Leaf, LeafOrigin, value_shape
 from changefeed.encoding.typed_values import not_numbers, typed_values
-from changefeed.encoding.types import ValueKind
 
 
 class ParquetFormat(MessageFormat):
@@ -66,7 +65,7 @@ def _column(rows: TokenRows, leaf: Leaf) -> pa.Array:
 def _typed(rows: TokenRows, leaf: Leaf, name: str) -> pa.Array:
     column = rows.plan.schema.columns[leaf.ordinal].name
     values = rows.column(name)
-    if leaf.type.kind is ValueKind.DECIMAL and not_numbers(values) is not None:
+    if leaf.type.precision and not_numbers(values) is not None:
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
             f"column {column} holds NaN, which a decimal of Parquet cannot be",

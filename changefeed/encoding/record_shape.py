@@ -13,11 +13,12 @@ from enum import StrEnum
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import TRAITS
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.types import LONG, STRING, ParametricKind, typed
 
 #: Prefix of members that are no columns (CockroachDB's).
 META = "__crdb__"
+_STRING, _LONG = LogicalType(Kind.TEXT), LogicalType(Kind.INT64)
 
 
 class LeafOrigin(StrEnum):
@@ -57,7 +58,7 @@ class Side(StrEnum):
 class Leaf:
     """A value. ``text`` is what a constant is, ``note`` the source's definition of a column."""
 
-    type: ParametricKind
+    type: LogicalType
     origin: LeafOrigin
     ordinal: int = -1
     text: str = ""
@@ -96,18 +97,18 @@ def _columns(plan: MessagePlan, columns: Sequence[int]) -> list[tuple[str, Leaf]
     for i in columns:
         column = plan.schema.columns[i]
         note = f"{column.name} {column.type_name}" + ("" if column.nullable else " NOT NULL")
-        members.append((column.name, Leaf(typed(column.logical), LeafOrigin.COLUMN, i, note=note)))
+        members.append((column.name, Leaf(column.logical.typed, LeafOrigin.COLUMN, i, note=note)))
     return members
 
 
 def _stamps(plan: MessagePlan) -> list[tuple[str, Leaf | Record]]:
     wanted = {"updated": plan.updated, "mvcc_timestamp": plan.mvcc_timestamp}
-    return [(name, Leaf(STRING, LeafOrigin.STAMP)) for name, shown in wanted.items() if shown]
+    return [(name, Leaf(_STRING, LeafOrigin.STAMP)) for name, shown in wanted.items() if shown]
 
 
 def _topic(plan: MessagePlan) -> list[tuple[str, Leaf | Record]]:
     shown = plan.topic_in_value
-    return [("topic", Leaf(STRING, LeafOrigin.CONSTANT, text=plan.topic))] if shown else []
+    return [("topic", Leaf(_STRING, LeafOrigin.CONSTANT, text=plan.topic))] if shown else []
 
 
 def _images(plan: MessagePlan) -> list[tuple[str, Leaf | Record]]:
@@ -139,10 +140,10 @@ def _row_envelope(plan: MessagePlan) -> Record:
 
 
 def _enriched(plan: MessagePlan) -> Record:
-    more: list[tuple[str, Leaf | Record]] = [("op", Leaf(STRING, LeafOrigin.OP))]
+    more: list[tuple[str, Leaf | Record]] = [("op", Leaf(_STRING, LeafOrigin.OP))]
     if plan.source is not None:
         more.append(("source", _source(plan)))
-    more.append(("ts_ns", Leaf(LONG, LeafOrigin.NOW)))
+    more.append(("ts_ns", Leaf(_LONG, LeafOrigin.NOW)))
     return Record((*_images(plan), *more, *_placement(plan)), suffix="_envelope")
 
 
@@ -156,22 +157,23 @@ def _source(plan: MessagePlan) -> Record:
         **{name: str(value) for name, value in plan.source or () if value is not None},
     }
     members: list[tuple[str, Leaf | Record]] = [
-        (name, Leaf(STRING, LeafOrigin.CONSTANT, text=text)) for name, text in sorted(fixed.items())
+        (name, Leaf(_STRING, LeafOrigin.CONSTANT, text=text))
+        for name, text in sorted(fixed.items())
     ]
     if plan.mvcc_timestamp:
-        members.append(("mvcc_timestamp", Leaf(STRING, LeafOrigin.STAMP)))
+        members.append(("mvcc_timestamp", Leaf(_STRING, LeafOrigin.STAMP)))
     if plan.updated:
-        members.append(("ts_hlc", Leaf(STRING, LeafOrigin.STAMP)))
-        members.append(("ts_ns", Leaf(LONG, LeafOrigin.WALL)))
+        members.append(("ts_hlc", Leaf(_STRING, LeafOrigin.STAMP)))
+        members.append(("ts_ns", Leaf(_LONG, LeafOrigin.WALL)))
     return Record(tuple(members), suffix="_source")
 
 
 def _flat(plan: MessagePlan) -> Record:
     """The row of a Parquet file: its columns, then the metadata."""
-    more: list[tuple[str, Leaf | Record]] = [(f"{META}event_type", Leaf(STRING, LeafOrigin.OP))]
+    more: list[tuple[str, Leaf | Record]] = [(f"{META}event_type", Leaf(_STRING, LeafOrigin.OP))]
     more += [(f"{META}{name}", leaf) for name, leaf in _stamps(plan)]
     if plan.shows_before:
-        more.append((f"{META}diff", Leaf(STRING, LeafOrigin.BEFORE_JSON)))
+        more.append((f"{META}diff", Leaf(_STRING, LeafOrigin.BEFORE_JSON)))
     taken = {name for name, _ in more}
     columns = _columns(plan, plan.columns)
     for name, _ in columns:

@@ -2,7 +2,7 @@
 
 The log holds text in the neutral log form (:mod:`changefeed.core.types`). What the type cannot
 hold exactly is an error that names the column (CF4001), never another value; ``infinity`` has
-numbers of its own (:mod:`changefeed.encoding.types`). Only what Arrow cannot read, years beyond
+numbers of its own. Only what Arrow cannot read, years beyond
 9999 and before Christ, is read one by one.
 """
 
@@ -20,33 +20,38 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.encoding.types import (
-    INFINITE_DAYS,
-    INFINITE_MICROS,
-    MINUS_INFINITE_DAYS,
-    MINUS_INFINITE_MICROS,
-    ParametricKind,
-    ValueKind,
-)
+from changefeed.core.types import FLOATS, INTEGERS, TEXT_NUMBERS, Kind, LogicalType
+
+#: The numbers for ``infinity`` of the log form where moments are numbers: out of the range of
+#: finite values, so they are unambiguous. Microseconds as Debezium writes them; days
+#: as PostgreSQL keeps them itself.
+INFINITE_MICROS = 9_223_372_036_825_200_000
+MINUS_INFINITE_MICROS = -9_223_372_036_832_400_000
+INFINITE_DAYS = 2**31 - 1
+MINUS_INFINITE_DAYS = -(2**31)
 
 _DAY = 86_400_000_000
 _QUOTE = '"'
 
 
-def typed_values(kind: ParametricKind, values: pa.Array, column: str) -> pa.Array:
-    """A column of the log (or elements of its arrays) as ``kind``.
+def typed_values(of: LogicalType, values: pa.Array, column: str) -> pa.Array:
+    """A column of the log (or elements of its arrays) as values of its type in typed formats,
+    ``of`` (:attr:`changefeed.core.types.LogicalType.typed`).
 
-    Moments are numbers: days are ``int32``, microseconds ``int64``. Integers are ``int64``. A
-    ``DECIMAL`` that is no number is NULL: :func:`not_numbers` has it. ``column`` names the
-    values in errors.
+    Days are ``int32``, times and moments microseconds in ``int64``, integers ``int64``, floating
+    point numbers what the source printed, in ``float64``. A decimal that is no number is NULL:
+    :func:`not_numbers` has it. ``column`` names the values in errors.
 
     Raises:
         ChangefeedError: CF4001, a value does not fit.
     """
     with _fitting(column):
-        if kind.element is not None:
-            return _lists(kind.element, values, column)
-        return _READ[kind.kind](kind, values)
+        if of.element is not None:
+            return _lists(of.element, values, column)
+        if of.precision:
+            return _decimal(of, values)
+        read = _READ.get(of.kind)
+        return printed(of, values) if read is None else read(values)
 
 
 def single_floats(values: pa.Array, column: str) -> pa.Array:
@@ -55,9 +60,9 @@ def single_floats(values: pa.Array, column: str) -> pa.Array:
         return _unquoted(values).cast(pa.float32())
 
 
-def printed(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def printed(of: LogicalType, values: pa.Array) -> pa.Array:
     """Values that the log has as text, as the source printed them."""
-    return _unquoted(values) if kind.number else values
+    return _unquoted(values) if of.kind in TEXT_NUMBERS else values
 
 
 @contextmanager
@@ -69,6 +74,14 @@ def _fitting(column: str) -> Iterator[None]:
             Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column} does not fit the type it has in this format",
         ) from cause
+
+
+def without_times(logical: LogicalType) -> LogicalType:
+    """The type for readers that may have none for a time of day: text in its place."""
+    typed = logical.typed
+    if typed.element is not None:
+        return LogicalType(Kind.ARRAY, element=without_times(typed.element))
+    return LogicalType(Kind.TEXT) if typed.kind is Kind.TIME else typed
 
 
 def not_numbers(values: pa.Array) -> pa.Array | None:
@@ -84,30 +97,30 @@ def _unquoted(values: pa.Array) -> pa.Array:
     return pc.utf8_trim(values, _QUOTE)
 
 
-def _boolean(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _boolean(values: pa.Array) -> pa.Array:
     return values.cast(pa.bool_())
 
 
-def _integer(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _integer(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64())
 
 
-def _double(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _double(values: pa.Array) -> pa.Array:
     return _unquoted(values).cast(pa.float64())
 
 
-def _decimal(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _decimal(of: LogicalType, values: pa.Array) -> pa.Array:
     odd = pc.starts_with(values, _QUOTE)
     if pc.any(odd).as_py():
         values = pc.if_else(odd, None, values)
-    return values.cast(pa.decimal128(kind.precision, kind.scale))
+    return values.cast(pa.decimal128(of.precision, of.scale))
 
 
 _HEX = np.full(256, 0xFF, dtype=np.uint8)
 _HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
 
 
-def _bytes(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _bytes(values: pa.Array) -> pa.Array:
     digits = pc.utf8_slice_codeunits(pc.fill_null(values, ""), 2)
     _, offsets, data = digits.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(digits) + 1, digits.offset * 4)
@@ -126,7 +139,7 @@ def _bytes(kind: ParametricKind, values: pa.Array) -> pa.Array:
 # ------------------------------------------------------------------------------- moments
 
 
-def _time(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _time(values: pa.Array) -> pa.Array:
     """Microseconds of the day; in the log form a time may be ``24:00:00``."""
     last = pc.equal(values, "24:00:00")
     clocks = pc.if_else(last, "00:00:00", values)
@@ -138,15 +151,15 @@ def _time(kind: ParametricKind, values: pa.Array) -> pa.Array:
 _USUAL = r"^\d{4}-[^B]*$"
 
 
-def _date(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _date(values: pa.Array) -> pa.Array:
     return _moments(values, pa.date32(), pa.int32(), _days)
 
 
-def _timestamp(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _timestamp(values: pa.Array) -> pa.Array:
     return _moments(values, pa.timestamp("us"), pa.int64(), _micros)
 
 
-def _timestamptz(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _timestamptz(values: pa.Array) -> pa.Array:
     return _moments(values, pa.timestamp("us", tz="UTC"), pa.int64(), _micros)
 
 
@@ -204,10 +217,10 @@ def _parts(text: str) -> tuple[int, int]:
 # ------------------------------------------------------------------------------- arrays
 
 #: Elements of these kinds hold no comma and no escape in the log's text.
-_SIMPLE = (ValueKind.BOOL, ValueKind.INT, ValueKind.DOUBLE, ValueKind.DECIMAL)
+_SIMPLE = INTEGERS | TEXT_NUMBERS | {Kind.BOOL}
 
 
-def _lists(element: ParametricKind, values: pa.Array, column: str) -> pa.Array:
+def _lists(element: LogicalType, values: pa.Array, column: str) -> pa.Array:
     items = list_items(element, values, column)
     made = typed_values(element, items.values, column)
     validity = items.buffers()[0]
@@ -216,7 +229,7 @@ def _lists(element: ParametricKind, values: pa.Array, column: str) -> pa.Array:
     )
 
 
-def list_items(element: ParametricKind, values: pa.Array, column: str) -> pa.ListArray:
+def list_items(element: LogicalType, values: pa.Array, column: str) -> pa.ListArray:
     """Arrays of the log (JSON text) as lists of the log's texts of their elements.
 
     Raises:
@@ -228,7 +241,7 @@ def list_items(element: ParametricKind, values: pa.Array, column: str) -> pa.Lis
                 Code.VALUE_NOT_ENCODABLE,
                 f"column {column} holds an array {what}, which this format cannot",
             )
-    if element.kind in _SIMPLE or element.number:
+    if element.kind in _SIMPLE:
         return _split(values)
     return _texts(values)
 
@@ -270,15 +283,13 @@ def _listed(sizes: pa.Array, items: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), items, mask=mask)
 
 
-_READ: dict[ValueKind, Callable[[ParametricKind, pa.Array], pa.Array]] = {
-    ValueKind.BOOL: _boolean,
-    ValueKind.INT: _integer,
-    ValueKind.DOUBLE: _double,
-    ValueKind.DECIMAL: _decimal,
-    ValueKind.STRING: printed,
-    ValueKind.BYTES: _bytes,
-    ValueKind.DATE: _date,
-    ValueKind.TIME: _time,
-    ValueKind.TIMESTAMP: _timestamp,
-    ValueKind.TIMESTAMPTZ: _timestamptz,
+_READ: dict[Kind, Callable[[pa.Array], pa.Array]] = {
+    Kind.BOOL: _boolean,
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(FLOATS, _double),
+    Kind.BYTES: _bytes,
+    Kind.DATE: _date,
+    Kind.TIME: _time,
+    Kind.TIMESTAMP: _timestamp,
+    Kind.TIMESTAMPTZ: _timestamptz,
 }

@@ -24,7 +24,6 @@ from changefeed.core.shapes import Envelope, Unsent
 from changefeed.core.types import Form, Kind
 from changefeed.encoding.debezium.fields import UUID_NAME, Conversion, field_of
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.types import ParametricKind, ValueKind, typed
 
 #: The placeholder of an unsent value.
 UNSENT = "__changefeed_unsent__"
@@ -130,7 +129,7 @@ def _placeholder(column: Column, plan: MessagePlan) -> str:
     elif TRAITS[plan.format].text:
         found = _of_text(column, UNSENT)
     else:
-        found = _of_typed(column, typed(column.logical), decimals=TRAITS[plan.format].schemas)
+        found = _of_typed(column, decimals=TRAITS[plan.format].schemas)
     if found is None or column.physical != "string":
         raise not_sent(plan.schema, column, "its type has no room to say so")
     return found
@@ -145,15 +144,14 @@ def _of_text(column: Column, text: str) -> str:
     return f"[{token}]" if column.kind is Kind.ARRAY else token
 
 
-def _of_typed(column: Column, kind: ParametricKind, *, decimals: bool) -> str | None:
+def _of_typed(column: Column, *, decimals: bool) -> str | None:
     """``decimals``: whether a decimal may be a text in the format."""
-    if kind.element is not None:
-        if kind.element.kind is ValueKind.BYTES:
+    typed = column.logical.typed
+    if typed.element is not None:
+        if typed.element.kind is Kind.BYTES:
             return _array([_hex(UNSENT)])
-        return _of_text(column, UNSENT) if kind.element.kind is ValueKind.STRING else None
-    room = kind.kind in (ValueKind.STRING, ValueKind.BYTES) or (
-        kind.kind is ValueKind.DECIMAL and decimals
-    )
+        return _of_text(column, UNSENT) if typed.element.is_text else None
+    room = typed.is_text or typed.kind is Kind.BYTES or (typed.precision and decimals)
     return _of_text(column, UNSENT) if room else None
 
 

@@ -21,7 +21,6 @@ arrays of one dimension                  ``ARRAY``
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,41 +29,29 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column
 from changefeed.core.types import FLOATS, Form, Kind, LogicalType
 from changefeed.encoding.arrow_schema import arrow_type
-from changefeed.encoding.typed_values import printed, single_floats, typed_values
-from changefeed.encoding.types import (
+from changefeed.encoding.typed_values import (
     INFINITE_MICROS,
     MINUS_INFINITE_MICROS,
-    ParametricKind,
-    ValueKind,
-    typed,
+    printed,
+    single_floats,
+    typed_values,
+    without_times,
 )
 
-_UNBOUNDED = ParametricKind(ValueKind.DECIMAL, precision=38, scale=18, number=True)
+_UNBOUNDED = LogicalType(Kind.DECIMAL, 38, 18)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 # ------------------------------------------------------------------------------- into Spark
 
 
-def input_kind(column: Column) -> ParametricKind:
-    """The type that a column of the table has in a query."""
+def _input(column: Column) -> LogicalType:
     unbounded = column.kind is Kind.DECIMAL and not column.logical.precision
-    return _UNBOUNDED if unbounded else _readable(typed(column.logical))
-
-
-def _readable(kind: ParametricKind) -> ParametricKind:
-    """Spark has no type for times of day that a query can rely on; they stay text."""
-    if kind.element is not None:
-        element = _readable(kind.element)
-        return replace(kind, element=element)
-    return ParametricKind(ValueKind.STRING) if kind.kind is ValueKind.TIME else kind
+    return _UNBOUNDED if unbounded else without_times(column.logical)
 
 
 def input_type(column: Column) -> pa.DataType:
     """The Arrow type of a column of the table in a batch."""
-    kind = input_kind(column)
-    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
-        return pa.float32()
-    return arrow_type(kind)
+    return pa.float32() if column.kind is Kind.FLOAT32 else arrow_type(_input(column))
 
 
 def input_values(column: Column, values: pa.Array) -> pa.Array:
@@ -73,13 +60,13 @@ def input_values(column: Column, values: pa.Array) -> pa.Array:
     Raises:
         ChangefeedError: CF4001, one does not fit.
     """
-    kind, wanted = input_kind(column), input_type(column)
+    of, wanted = _input(column), input_type(column)
     if wanted == pa.float32():
         return single_floats(values, column.name)
-    if kind.kind is ValueKind.STRING:
-        return printed(kind, values)
+    if of.is_text:
+        return printed(of, values)
     try:
-        return typed_values(kind, values, column.name).cast(wanted)
+        return typed_values(of, values, column.name).cast(wanted)
     except pa.ArrowInvalid as cause:
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,

@@ -19,7 +19,7 @@ placeholder of :mod:`changefeed.encoding.unsent`. No Python code runs per row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -30,10 +30,16 @@ import pyarrow.compute as pc
 from changefeed.core.clock import LOGICAL_DIGITS, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, Column, TableSchema
+from changefeed.core.types import INTEGERS, Kind, LogicalType
 from changefeed.encoding.arrow_schema import arrow_type
 from changefeed.encoding.plan import MessagePlan
-from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
-from changefeed.encoding.types import STRING, ParametricKind, ValueKind, typed
+from changefeed.encoding.typed_values import (
+    not_numbers,
+    printed,
+    single_floats,
+    typed_values,
+    without_times,
+)
 from changefeed.encoding.unsent import settle_unsent
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = (
@@ -75,26 +81,14 @@ def change_schema(schema: TableSchema) -> pa.Schema:
                 f"column {column.name} of {schema.table} has a name that readers use themselves",
                 hint="name the other columns in the statement: FOR TABLE t (a, b).",
             )
-    fields = [pa.field(c.name, _arrow(_kind(c))) for c in schema.columns]
+    fields = [pa.field(c.name, _arrow(without_times(c.logical))) for c in schema.columns]
     return pa.schema([*fields, *_COMMIT_FIELDS])
 
 
-def _kind(column: Column) -> ParametricKind:
-    return _plain(typed(column.logical))
-
-
-def _plain(kind: ParametricKind) -> ParametricKind:
-    """A time of day is text: not every reader has a type for it."""
-    if kind.kind is ValueKind.TIME:
-        return STRING
-    return kind if kind.element is None else replace(kind, element=_plain(kind.element))
-
-
-def _arrow(kind: ParametricKind) -> pa.DataType:
-    if kind.element is not None:
-        return pa.list_(_arrow(kind.element))
-    single = kind.kind is ValueKind.DOUBLE and kind.bits == 32
-    return pa.float32() if single else arrow_type(kind)
+def _arrow(of: LogicalType) -> pa.DataType:
+    if of.element is not None:
+        return pa.list_(_arrow(of.element))
+    return pa.float32() if of.kind is Kind.FLOAT32 else arrow_type(of)
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class ChangeRows:
     def _column(
         self, wanted: Column, rows: pa.Table, version: TableSchema, order: _Order
     ) -> pa.Array:
-        target = _arrow(_kind(wanted))
+        target = _arrow(without_times(wanted.logical))
         index = index_of(wanted, version)
         if index is None:
             return pa.nulls(len(order.types), target)
@@ -225,8 +219,8 @@ class _Order:
 
 
 def _fitted(values: pa.Array, column: Column, wanted: Column, target: pa.DataType) -> pa.Array:
-    kind = _kind(column)
-    made = _text(kind, values) if pa.types.is_string(target) else _typed(kind, values, column)
+    of = without_times(column.logical)
+    made = _text(of, values) if pa.types.is_string(target) else _typed(of, values, column)
     if made.type == target:
         return made
     try:
@@ -239,23 +233,23 @@ def _fitted(values: pa.Array, column: Column, wanted: Column, target: pa.DataTyp
         ) from cause
 
 
-def _text(kind: ParametricKind, values: pa.Array) -> pa.Array:
+def _text(of: LogicalType, values: pa.Array) -> pa.Array:
     if not pa.types.is_string(values.type):
         return values.cast(pa.string())
-    return printed(kind, values)
+    return printed(of, values)
 
 
-def _typed(kind: ParametricKind, values: pa.Array, column: Column) -> pa.Array:
-    if kind.kind in (ValueKind.BOOL, ValueKind.INT):
+def _typed(of: LogicalType, values: pa.Array, column: Column) -> pa.Array:
+    if of.kind is Kind.BOOL or of.kind in INTEGERS:
         return values
-    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
+    if of.kind is Kind.FLOAT32:
         return single_floats(values, column.name)
-    if kind.kind is ValueKind.DECIMAL and not_numbers(values) is not None:
+    if of.precision and not_numbers(values) is not None:
         raise ChangefeedError(
             Code.VALUE_NOT_ENCODABLE,
             f"a value of column {column.name} is NaN or infinite, which no decimal is",
         )
-    return typed_values(kind, values, column.name)
+    return typed_values(of, values, column.name)
 
 
 def _chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -18,10 +18,10 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import needs_package
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.binary_format import identifier, namespace, varint
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, Record, key_shape, value_shape
-from changefeed.encoding.types import ParametricKind, ValueKind
 
 Schema = dict[str, Any]
 
@@ -29,18 +29,19 @@ Schema = dict[str, Any]
 #: schema id: bare datums for an Avro object container.
 SCHEMA_KEY = b"avro.schema"
 
-_PRIMITIVE = {
-    ValueKind.BOOL: "boolean",
-    ValueKind.INT: "long",
-    ValueKind.DOUBLE: "double",
-    ValueKind.STRING: "string",
-    ValueKind.BYTES: "bytes",
-}
-_LOGICAL = {
-    ValueKind.DATE: {"type": "int", "logicalType": "date"},
-    ValueKind.TIME: {"type": "long", "logicalType": "time-micros"},
-    ValueKind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
-    ValueKind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
+#: A type that has none here is a ``string``.
+_TYPES: dict[Kind, Any] = {
+    Kind.BOOL: "boolean",
+    Kind.INT16: "long",
+    Kind.INT32: "long",
+    Kind.INT64: "long",
+    Kind.FLOAT32: "double",
+    Kind.FLOAT64: "double",
+    Kind.BYTES: "bytes",
+    Kind.DATE: {"type": "int", "logicalType": "date"},
+    Kind.TIME: {"type": "long", "logicalType": "time-micros"},
+    Kind.TIMESTAMP: {"type": "long", "logicalType": "timestamp-micros"},
+    Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
 }
 
 
@@ -115,23 +116,14 @@ class _Names:
         return made | ({META: member.note} if member.note else {})
 
 
-def union(kind: ParametricKind) -> list[Any]:
+def union(of: LogicalType) -> list[Any]:
     """The union of ``null`` and the type; a decimal may be a string too (NaN)."""
-    also = ["string"] if kind.kind is ValueKind.DECIMAL else []
-    return ["null", _type(kind), *also]
-
-
-def _type(kind: ParametricKind) -> Any:
-    if kind.kind is ValueKind.DECIMAL:
-        return {
-            "type": "bytes",
-            "logicalType": "decimal",
-            "precision": kind.precision,
-            "scale": kind.scale,
-        }
-    if kind.element is not None:
-        return {"type": "array", "items": union(kind.element)}
-    return _PRIMITIVE.get(kind.kind) or dict(_LOGICAL[kind.kind])
+    if of.precision:
+        digits = {"precision": of.precision, "scale": of.scale}
+        return ["null", {"type": "bytes", "logicalType": "decimal", **digits}, "string"]
+    if of.element is not None:
+        return ["null", {"type": "array", "items": union(of.element)}]
+    return ["null", _TYPES.get(of.kind, "string")]
 
 
 # ------------------------------------------------------------------------------- control messages

@@ -7,13 +7,12 @@ A column becomes one or two pieces whose bytes follow each other in a message; a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.types import FLOATS, Kind, LogicalType
 from changefeed.encoding.avro.schema import long_bytes
 from changefeed.encoding.byte_columns import (
     Mask,
@@ -29,7 +28,6 @@ from changefeed.encoding.byte_columns import (
     varints,
 )
 from changefeed.encoding.typed_values import list_items, not_numbers, typed_values
-from changefeed.encoding.types import ParametricKind, ValueKind
 
 NULL, THERE, SECOND = b"\x00", b"\x02", b"\x04"
 """Branches of a union: ``null``, the type after it, and the type after that."""
@@ -41,18 +39,22 @@ def constant(text: str) -> bytes:
     return THERE + long_bytes(len(data)) + data
 
 
-def union_pieces(kind: ParametricKind, values: pa.Array, column: str) -> list[Piece]:
-    """Values of the log as values of the union of ``null`` and ``kind``.
+def union_pieces(of: LogicalType, values: pa.Array, column: str) -> list[Piece]:
+    """Values of the log as values of the union of ``null`` and their type.
 
     Raises:
         ChangefeedError: CF4001, a value does not fit.
     """
-    if kind.element is not None:
-        return _array(kind.element, values, column)
-    made = typed_values(kind, values, column)
-    if kind.kind is ValueKind.DECIMAL:
+    if of.element is not None:
+        return _array(of.element, values, column)
+    made = typed_values(of, values, column)
+    if of.precision:
         return _decimals(made, not_numbers(values))
-    return _PIECES[kind.kind](made)
+    if of.is_text or of.kind is Kind.BYTES:
+        return strings(made)
+    if of.kind is Kind.BOOL:
+        return truths(made)
+    return doubles(made) if of.kind in FLOATS else numbers(made)
 
 
 def numbers(values: pa.Array) -> list[Piece]:
@@ -78,19 +80,6 @@ def doubles(values: pa.Array) -> list[Piece]:
     filled = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
     data = filled.astype("<f8").view(np.uint8).reshape(-1, 8)
     return [fixed(THERE, data, validity(values), NULL)]
-
-
-_PIECES: dict[ValueKind, Callable[[pa.Array], list[Piece]]] = {
-    ValueKind.BOOL: truths,
-    ValueKind.INT: numbers,
-    ValueKind.DOUBLE: doubles,
-    ValueKind.STRING: strings,
-    ValueKind.BYTES: strings,
-    ValueKind.DATE: numbers,
-    ValueKind.TIME: numbers,
-    ValueKind.TIMESTAMP: numbers,
-    ValueKind.TIMESTAMPTZ: numbers,
-}
 
 
 def _branched(values: npt.NDArray[np.int64], valid: Mask | None) -> pa.Array:
@@ -137,7 +126,7 @@ def _decimals(values: pa.Array, odd: pa.Array | None) -> list[Piece]:
 # ------------------------------------------------------------------------------- arrays
 
 
-def _array(element: ParametricKind, values: pa.Array, column: str) -> list[Piece]:
+def _array(element: LogicalType, values: pa.Array, column: str) -> list[Piece]:
     lists = list_items(element, values, column)
     return listed(lists, joined(union_pieces(element, lists.values, column), len(lists.values)))
 

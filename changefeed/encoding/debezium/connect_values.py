@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.types import LogicalType
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.byte_columns import binary
 from changefeed.encoding.debezium.fields import ConnectType, Conversion
 from changefeed.encoding.typed_values import list_items, typed_values
-from changefeed.encoding.types import ParametricKind, ValueKind, typed
 
 _NOTHING = pa.scalar("", pa.string())
 _MICROS_PER_DAY = 86_400_000_000
@@ -59,7 +58,7 @@ def connect_values(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
     if way is Conversion.LONG:
         return _signed(values)
     if way in (Conversion.BYTES, Conversion.BITS):
-        data = typed_values(ParametricKind(ValueKind.BYTES), values, name)
+        data = typed_values(LogicalType(Kind.BYTES), values, name)
         return _reversed(data) if way is Conversion.BITS else data
     if way in (Conversion.UNSCALED, Conversion.SCALED):
         _refuse_no_number(values, name)
@@ -81,7 +80,7 @@ def items(element: LogicalType, values: pa.Array, name: str) -> pa.ListArray:
     Raises:
         ChangefeedError: CF4001, an array has several dimensions.
     """
-    return list_items(typed(element), values, name)
+    return list_items(element.typed, values, name)
 
 
 def joined(*parts: str | pa.Array) -> pa.Array:
@@ -164,14 +163,14 @@ def _reversed(values: pa.Array) -> pa.Array:
 # ------------------------------------------------------------------------------- moments
 
 _KINDS = {
-    Conversion.DAYS: ValueKind.DATE,
-    Conversion.TIME: ValueKind.TIME,
-    Conversion.MOMENT: ValueKind.TIMESTAMP,
+    Conversion.DAYS: Kind.DATE,
+    Conversion.TIME: Kind.TIME,
+    Conversion.MOMENT: Kind.TIMESTAMP,
 }
 
 
 def _units(field: ConnectType, values: pa.Array, name: str) -> pa.Array:
-    numbers = typed_values(ParametricKind(_KINDS[field.way]), values, name)
+    numbers = typed_values(LogicalType(_KINDS[field.way]), values, name)
     return numbers if field.divisor == 1 else _floor(numbers, field.divisor)
 
 

@@ -20,10 +20,10 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
+from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.binary_format import header, identifier, namespace, varint
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.record_shape import META, Leaf, LeafOrigin, Record, key_shape, value_shape
-from changefeed.encoding.types import ParametricKind, ValueKind
 
 #: Key of the ``.proto`` text in the metadata of the ``value`` column of messages that carry no
 #: schema id.
@@ -72,29 +72,20 @@ class WireType(IntEnum):
     FIXED32 = 5
 
 
-_SCALARS = {
-    ValueKind.BOOL: "bool",
-    ValueKind.DOUBLE: "double",
-    ValueKind.BYTES: "bytes",
-    # Protobuf has no decimal, no date and no time of day: they are the source's text.
-    ValueKind.DECIMAL: "string",
-    ValueKind.STRING: "string",
-    ValueKind.DATE: "string",
-    ValueKind.TIME: "string",
-}
-_MOMENTS = (ValueKind.TIMESTAMP, ValueKind.TIMESTAMPTZ)
 _MOMENT = "google.protobuf.Timestamp"
 _IMPORT = "google/protobuf/timestamp.proto"
-
-
-def _scalar_name(kind: ParametricKind) -> str:
-    if kind.kind in _MOMENTS:
-        return _MOMENT
-    if kind.kind is ValueKind.INT:
-        return "int64" if kind.bits > 32 else "int32"
-    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
-        return "float"
-    return _SCALARS[kind.kind]
+#: All else is the source's text: protobuf has no decimal, no date and no time of day.
+_SCALARS = {
+    Kind.BOOL: "bool",
+    Kind.INT16: "int32",
+    Kind.INT32: "int32",
+    Kind.INT64: "int64",
+    Kind.FLOAT32: "float",
+    Kind.FLOAT64: "double",
+    Kind.BYTES: "bytes",
+    Kind.TIMESTAMP: _MOMENT,
+    Kind.TIMESTAMPTZ: _MOMENT,
+}
 
 
 def column_number(schema: TableSchema, ordinal: int) -> int:
@@ -253,24 +244,24 @@ class _File:
         if member.type.element is not None:
             type_name, label = self._array(member.type.element), ""
         else:
-            type_name, label = self._scalar(member.type)
+            type_name, label = self._scalar(member.type.kind)
         return _Field(identifier(name), type_name, number, label, member.note)
 
-    def _scalar(self, kind: ParametricKind) -> tuple[str, str]:
+    def _scalar(self, kind: Kind) -> tuple[str, str]:
         """The type name and label of a value that may be NULL: messages may be NULL without a
         label."""
-        name = _scalar_name(kind)
+        name = _SCALARS.get(kind, "string")
         if name != _MOMENT:
             return name, "optional"
         self._has_moments = True
         # Without the dot the name would mean a package ``google`` of the user's.
         return ("." + name if "google" in self._package.split(".") else name), ""
 
-    def _array(self, element: ParametricKind) -> str:
+    def _array(self, element: LogicalType) -> str:
         """Elements are messages of their own, because ``repeated`` has no NULL."""
-        short = _scalar_name(element).rpartition(".")[2].lower()
+        short = _SCALARS.get(element.kind, "string").rpartition(".")[2].lower()
         name = f"{self._arrays}_{short}_array"
-        type_name, label = self._scalar(element)
+        type_name, label = self._scalar(element.kind)
         self._elements[name] = f"{label} {type_name}".strip()
         return name
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changefeed.core.types import INTEGERS, Kind, LogicalType
 from changefeed.encoding.byte_columns import (
     Piece,
     fixed,
@@ -22,37 +23,32 @@ from changefeed.encoding.byte_columns import (
 )
 from changefeed.encoding.protobuf.schema import ITEMS, VALUE, WireType, tag
 from changefeed.encoding.typed_values import list_items, printed, single_floats, typed_values
-from changefeed.encoding.types import ParametricKind, ValueKind
 
 _SECOND = 1_000_000
 
 
-def field_pieces(kind: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
+def field_pieces(of: LogicalType, number: int, values: pa.Array, column: str) -> list[Piece]:
     """Values of the log as the field ``number``.
 
     Raises:
         ChangefeedError: CF4001, a value does not fit.
     """
-    if kind.element is not None:
-        return _array(kind.element, number, values, column)
-    if kind.kind in _AS_PRINTED:
-        return texts(number, printed(kind, values))
-    if kind.kind is ValueKind.DOUBLE and kind.bits == 32:
+    kind = of.kind
+    if of.element is not None:
+        return _array(of.element, number, values, column)
+    if kind is Kind.FLOAT32:
         return _floats(number, WireType.FIXED32, single_floats(values, column))
-    made = typed_values(kind, values, column)
-    if kind.kind is ValueKind.BYTES:
-        return texts(number, made)
-    if kind.kind is ValueKind.BOOL:
-        return _booleans(number, made)
-    if kind.kind is ValueKind.INT:
-        return numbers(number, made)
-    if kind.kind is ValueKind.DOUBLE:
-        return _floats(number, WireType.FIXED64, made)
-    return _moments(number, made)
-
-
-#: Protobuf has no type of its own for them.
-_AS_PRINTED = (ValueKind.STRING, ValueKind.DECIMAL, ValueKind.DATE, ValueKind.TIME)
+    if kind is Kind.FLOAT64:
+        return _floats(number, WireType.FIXED64, typed_values(of, values, column))
+    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        return _moments(number, typed_values(of, values, column))
+    if kind is Kind.BYTES:
+        return texts(number, typed_values(of, values, column))
+    if kind is Kind.BOOL:
+        return _booleans(number, typed_values(of, values, column))
+    if kind in INTEGERS:
+        return numbers(number, typed_values(of, values, column))
+    return texts(number, printed(of, values))
 
 
 def texts(number: int, values: pa.Array) -> list[Piece]:
@@ -106,7 +102,7 @@ def _moments(number: int, micros: pa.Array) -> list[Piece]:
     return [varints(tag(number, WireType.LENGTH), sizes, valid), first, second]
 
 
-def _array(element: ParametricKind, number: int, values: pa.Array, column: str) -> list[Piece]:
+def _array(element: LogicalType, number: int, values: pa.Array, column: str) -> list[Piece]:
     """A message that has a message for each element; that of a NULL is empty."""
     lists = list_items(element, values, column)
     count = len(lists.values)
