@@ -55,6 +55,7 @@ class Application:
         spark: NodeSpark | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
+        logs: str | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
         must_exist: bool = False,
@@ -67,15 +68,22 @@ class Application:
             spark: Spark to use instead of our own.
             max_memory: limit in bytes for encoded messages that the feeds of this node share.
             max_disk: limit in bytes for the change log of each source.
+            logs: the store that keeps the change logs (:mod:`changefeed.shared_logs`); the state
+                remembers it, and keeps them on this machine where there is none.
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
             must_exist: do not make a state where there is none.
 
         Raises:
-            ChangefeedError: CF6001, CF6002.
+            ChangefeedError: CF6001, CF6002; for ``logs`` as
+                :func:`changefeed.shared_logs.keep_logs_at`.
         """
         self.state = state
         self.catalog = Catalog.open(state, must_exist=must_exist)
+        if logs is not None:
+            from changefeed.shared_logs import keep_logs_at
+
+            keep_logs_at(self.catalog, logs)
         self.interpreter = Interpreter(self.catalog, host=self)
         self._layout = StateLayout(Path(self.catalog.directory))
         self._settings = settings or SparkSettings()

@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
+from changefeed.shared_logs import remove_shared_log
 from changefeed.sources.base import Attachment, CaptureResult, Source
 
 
@@ -46,39 +47,46 @@ def capture_tables(catalog: Catalog, source: Source, tables: Sequence[TableName]
     return captured
 
 
-def release(catalog: Catalog, source: Source) -> None:
+def release(catalog: Catalog, source: Source, lease: SourceLease | None = None) -> None:
     """Remove the change log of a source and what is held there, and forget both. Idempotent.
+
+    Args:
+        lease: of the source, of a node that has it.
 
     Raises:
         ChangefeedError: the source cannot be asked; the state still knows what is held.
         OSError: the log cannot be removed.
     """
-    remove_log(catalog, source.name)
+    remove_log(catalog, source.name, lease)
     if catalog.source_state(source.name).memo:
         attachment(catalog, source).release()
     catalog.forget_source(source.name)
 
 
-def begin_again(catalog: Catalog, source: Source) -> None:
+def begin_again(catalog: Catalog, source: Source, lease: SourceLease | None = None) -> None:
     """Remove the change log of a source and what is held there, for a new log to follow.
+    ``lease`` as of :func:`release`.
 
     Raises:
         ChangefeedError: the source cannot be asked; the state still knows what is held.
         OSError: the log cannot be removed.
     """
     catalog.forget_log(source.name)
-    remove_log(catalog, source.name)
+    remove_log(catalog, source.name, lease)
     if catalog.source_state(source.name).memo:
         attachment(catalog, source).release()
         catalog.save_source_state(source.name, memo={}, holds="")
 
 
-def remove_log(catalog: Catalog, name: str) -> None:
-    """Remove the change log of a source, and what is kept beside it.
+def remove_log(catalog: Catalog, name: str, lease: SourceLease | None = None) -> None:
+    """Remove the change log of a source, and what is kept beside it. ``lease`` as of
+    :func:`release`.
 
     Raises:
+        ChangefeedError: CF6003, a node has the source of a shared log, and ``lease`` is not its.
         OSError: it cannot be removed.
     """
+    remove_shared_log(catalog, name, lease)
     layout = StateLayout(Path(catalog.directory))
     beside = layout.spool(name), layout.beside_log(name), layout.images(name)
     for folder in (layout.log(name), *beside):

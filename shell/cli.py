@@ -271,6 +271,15 @@ def _address(
 @cli.command()
 @_place_options
 @click.option(
+    "--log",
+    "logs",
+    metavar="URL|DIR",
+    envvar="CHANGEFEED_LOG",
+    help="Keep the change logs in an object store, so that any node can go on after this one: "
+    "s3://, gs://, azure:// or a directory that all nodes see; the state remembers it (default: "
+    "$CHANGEFEED_LOG, else what the state remembers, else this machine).",
+)
+@click.option(
     "--http",
     metavar="HOST:PORT",
     callback=_address,
@@ -287,6 +296,7 @@ def start(
     staging: str | None,
     max_memory: int | None,
     max_disk: int | None,
+    logs: str | None,
     http: tuple[str, int] | None,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
@@ -302,6 +312,7 @@ def start(
             http=http,
             max_memory=place.max_memory,
             max_disk=place.max_disk,
+            logs=logs,
         )
     )
 

@@ -22,11 +22,13 @@ def serve(
     http: tuple[str, int] | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
+    logs: str | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served; ``max_memory`` and
-    ``max_disk`` are bytes, as of :class:`~changefeed.app.Application`.
+    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, as of
+    :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -40,7 +42,12 @@ def serve(
         logger = stack.enter_context(_logging())
         application = stack.enter_context(
             Application(
-                state, settings=spark, max_memory=max_memory, max_disk=max_disk, ready=ready
+                state,
+                settings=spark,
+                max_memory=max_memory,
+                max_disk=max_disk,
+                logs=logs,
+                ready=ready,
             )
         )
         if not application.start_node():

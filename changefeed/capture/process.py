@@ -28,8 +28,8 @@ from typing import Any
 
 from changefeed.attachments import attachment
 from changefeed.capture.feed_budgets import FeedBudgets, OverLimit
-from changefeed.capture.standby import STATE_VARIABLE, read_task
-from changefeed.catalog import Catalog
+from changefeed.capture.standby import STATE_VARIABLE, CaptureTask, read_task
+from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.database import CachedRead
 from changefeed.core.arrow import keep_pandas_out
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
@@ -46,6 +46,7 @@ from changefeed.images.source_images import SourceImages
 from changefeed.images.wanted import wanted_images
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
+from changefeed.shared_logs import shared_log
 from changefeed.sources.base import Attachment, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
@@ -56,6 +57,10 @@ EXIT_RETRY = 4
 
 #: The smallest jump of the machine's clock, between two upkeeps of the log, that is reported.
 LEAP_SECONDS = 60.0
+
+
+#: Errors of the log after which nothing was stored and the same call may be made again.
+_MAY_PASS = frozenset({Code.LOG_FULL, Code.LOG_STORE_UNREACHABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ class Capture:
                 self._writer.append(flush)
                 break
             except ChangefeedError as error:
-                if error.code is not Code.LOG_FULL:
+                if error.code not in _MAY_PASS:
                     raise
                 if not self._wait_stalled(error.message):
                     return
@@ -286,7 +291,7 @@ class Capture:
             self._writer.maintain(read, self._keep_from())
         except ChangefeedError as error:
             # A full disk prevents upkeep, too. Captured changes are safe, and upkeep is retried.
-            if error.code is not Code.LOG_FULL:
+            if error.code not in _MAY_PASS:
                 raise
 
     def _tell_leap(self, read: ClockSample) -> None:
@@ -423,15 +428,15 @@ def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettin
     )
 
 
-def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -> None:
+def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     """Run capture for one source of the state until the parent goes away.
-
-    ``disk`` limits the size of the change log in bytes; above it reading stops.
 
     Raises:
         ChangefeedError: from the source or the log.
     """
+    source_name, disk = task.source, task.disk
     catalog = Catalog.open(state)
+    lease = SourceLease(source_name, task.node, task.token) if task.token else None
     connection = catalog.connection(source_name)
     source = open_source(source_name, connection.uri)
     known = catalog.source_state(source_name)
@@ -443,7 +448,7 @@ def capture(state: str, source_name: str, tell: Tell, disk: int | None = None) -
     def settings() -> LogSettings:
         return _settings(catalog, source_name, disk)
 
-    writer = LogWriter(layout.log(source_name), settings())
+    writer = LogWriter(layout.log(source_name), settings(), shared_log(catalog, lease))
     images = SourceImages(
         layout.images(source_name),
         layout.log(source_name),
@@ -535,10 +540,9 @@ def load_sources(state: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the capture process; see the module's text."""
     parser = argparse.ArgumentParser(prog="changefeed-capture")
-    task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("--source")
-    task.add_argument("--standby", action="store_true", help="the task comes by standard input")
-    parser.add_argument("--disk", type=int, default=None)
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--task", help="what CaptureTask.line writes")
+    given.add_argument("--standby", action="store_true", help="the task comes by standard input")
     args = parser.parse_args(argv)
     # Not an argument: every user can read the arguments of a process, and the state may be a URL
     # with a password. No child of this process needs it.
@@ -556,16 +560,16 @@ def main(argv: list[str] | None = None) -> int:
         except BrokenPipeError:
             os._exit(0)
 
-    source, disk = args.source, args.disk
     if args.standby:
         with loading():
             load_sources(state)
-        given = read_task()
-        if given is None:
+        task = read_task()
+        if task is None:
             return 0
-        source, disk = given
+    else:
+        task = CaptureTask(**json.loads(args.task))
     try:
-        capture(state, source, tell, disk)
+        capture(state, task, tell)
     except ChangefeedError as error:
         if error.code is Code.STATE_HELD_BY_ANOTHER_NODE:
             # The capture of a node that was killed ends by itself within seconds.

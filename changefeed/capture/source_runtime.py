@@ -16,10 +16,10 @@ from changefeed.capture.captured_tables import CapturedTables
 from changefeed.capture.feed_budgets import OverLimit
 from changefeed.capture.growing_log import POLL_SECONDS, GrowingLog
 from changefeed.capture.process import Notice
-from changefeed.capture.standby import Standby
+from changefeed.capture.standby import CaptureTask, Standby
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.capture.table_identity import Known
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError, Code
@@ -47,6 +47,7 @@ class SourceRuntime:
         name: str,
         *,
         capturing: bool,
+        lease: SourceLease | None = None,
         disk: int | None = None,
         ready: Standby | None = None,
         clock: Clock | None = None,
@@ -54,13 +55,17 @@ class SourceRuntime:
         held_up: Callable[[], str] = lambda: "",
     ) -> None:
         """``capturing``: run the capture here; else only follow the log that another node writes.
+        ``lease``: the node's right to write the source's shared log.
 
         ``disk`` limits the change log in bytes. ``ready``: a capture process on standby.
         ``held_up``: why nothing of the source can be captured for now, if so.
         """
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
-        self._disk = disk
+        self._lease = lease
+        self._task = CaptureTask(
+            name, disk, *((lease.node, lease.token) if lease is not None else ())
+        )
         self._ready_process = ready
         self.name = name
         self._catalog = catalog
@@ -123,7 +128,7 @@ class SourceRuntime:
             self.tables.forget()
             return False
         self.close()
-        release(self._catalog, self.source)
+        release(self._catalog, self.source, self._lease)
         return True
 
     # -- a new log ------------------------------------------------------------------------
@@ -144,7 +149,7 @@ class SourceRuntime:
             self._catalog.save_source_state(self.name, frontier=frontier.at)
         self.log.fail(lost)
         self.close()
-        begin_again(self._catalog, self.source)
+        begin_again(self._catalog, self.source, self._lease)
 
     # -- capture --------------------------------------------------------------------------
 
@@ -154,9 +159,8 @@ class SourceRuntime:
                 self.log.retry()
                 self._supervisor = CaptureSupervisor.for_source(
                     self._state,
-                    self.name,
+                    self._task,
                     self._heard,
-                    self._disk,
                     self._ready_process,
                     self._clock,
                     self._timings,

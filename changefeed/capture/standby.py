@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, dataclass
 
 from changefeed.core.child_path import own_path
 
@@ -28,10 +29,30 @@ STOP_SECONDS = 8.0
 _COMMAND = (sys.executable, "-P", "-m", "changefeed.capture")
 
 
-def command(source: str, disk: int | None = None) -> list[str]:
-    """The command that captures ``source``; ``disk`` limits its log, bytes."""
-    limit = [] if disk is None else ["--disk", str(disk)]
-    return [*_COMMAND, "--source", source, *limit]
+@dataclass(frozen=True, slots=True)
+class CaptureTask:
+    """What a capture process is to do.
+
+    Attributes:
+        source: the connection to read.
+        disk: the limit of its change log, bytes.
+        node, token: the lease of the source's shared log; 0: the log is not shared.
+    """
+
+    source: str
+    disk: int | None = None
+    node: str = ""
+    token: int = 0
+
+    @property
+    def command(self) -> list[str]:
+        """The command that does it."""
+        return [*_COMMAND, "--task", self.line.decode()]
+
+    @property
+    def line(self) -> bytes:
+        """As one line of JSON."""
+        return json.dumps(asdict(self)).encode()
 
 
 class Standby:
@@ -42,15 +63,14 @@ class Standby:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = start([*_COMMAND, "--standby"], state)
 
-    def take(self, source: str, disk: int | None = None) -> subprocess.Popen[bytes] | None:
-        """The process, which now captures ``source``; None if it was taken before or has ended."""
+    def take(self, task: CaptureTask) -> subprocess.Popen[bytes] | None:
+        """The process, which now does ``task``; None if it was taken before or has ended."""
         with self._lock:
             child, self._child = self._child, None
         if child is None or child.stdin is None:
             return None
-        task = json.dumps({"source": source, "disk": disk}).encode() + b"\n"
         try:
-            os.write(child.stdin.fileno(), task)
+            os.write(child.stdin.fileno(), task.line + b"\n")
         except OSError:
             end(child)
             _close_pipes(child)
@@ -66,9 +86,9 @@ class Standby:
             _close_pipes(child)
 
 
-def read_task() -> tuple[str, int | None] | None:
-    """The source and the limit of its log from :meth:`Standby.take`; None if the node has ended.
-    Reads nothing after the task from standard input.
+def read_task() -> CaptureTask | None:
+    """The task from :meth:`Standby.take`; None if the node has ended. Reads nothing after the task
+    from standard input.
     """
     line = b""
     # Byte by byte: other code reads what comes after the line.
@@ -77,8 +97,7 @@ def read_task() -> tuple[str, int | None] | None:
         if not byte:
             return None
         line += byte
-    task = json.loads(line)
-    return task["source"], task["disk"]
+    return CaptureTask(**json.loads(line))
 
 
 def start(words: list[str], state: str | None) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from changefeed.capture import standby
 from changefeed.capture.process import EXIT_RETRY, EXIT_STOP, Notice
-from changefeed.capture.standby import STOP_SECONDS, Standby
+from changefeed.capture.standby import STOP_SECONDS, CaptureTask, Standby
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Code
 from changefeed.core.internal_errors import LIMIT, SPAN_SECONDS, log_failure
@@ -53,21 +53,19 @@ class CaptureSupervisor:
     def for_source(
         cls,
         state: str,
-        source: str,
+        task: CaptureTask,
         on_notice: Callable[[Notice], None],
-        disk: int | None = None,
         ready: Standby | None = None,
         clock: Clock | None = None,
         timings: Timings | None = None,
     ) -> CaptureSupervisor:
-        """The supervisor of the capture of ``source`` in ``state``; ``disk`` limits its log.
-
-        ``ready`` becomes the child if it has no task yet.
+        """The supervisor of a capture in ``state``; ``ready`` becomes the child if it has no task
+        yet.
         """
 
         def spawn() -> subprocess.Popen[bytes]:
-            waiting = None if ready is None else ready.take(source, disk)
-            return waiting or standby.start(standby.command(source, disk), state)
+            waiting = None if ready is None else ready.take(task)
+            return waiting or standby.start(task.command, state)
 
         return cls(spawn, on_notice, clock, timings)
 

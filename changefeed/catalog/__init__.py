@@ -38,9 +38,11 @@ from changefeed.catalog.rows import (
     LeaseLost,
     NodeRow,
     Question,
+    SourceLease,
     SourceState,
 )
 from changefeed.catalog.schemas import Schemas
+from changefeed.catalog.shared_logs import SharedLogs
 from changefeed.catalog.sources import Sources
 from changefeed.core.clock import Clock
 
@@ -60,6 +62,7 @@ __all__ = [
     "NODE_TTL",
     "NodeRow",
     "Question",
+    "SourceLease",
     "SourceState",
     "Status",
     "TableProgress",
@@ -78,6 +81,7 @@ class Catalog(
     Progress,
     LogClaims,
     Leases,
+    SharedLogs,
     Questions,
     Events,
 ):
@@ -122,6 +126,11 @@ class Catalog(
     def url(self) -> str:
         """The state database for other users of it (``experimental-sql:///``); never show it."""
         return self._database.url
+
+    @property
+    def on_server(self) -> bool:
+        """Whether nodes on other machines can reach the state."""
+        return self._database.on_server
 
     @property
     def shown(self) -> str:

@@ -155,6 +155,10 @@ class Database:
             raise
 
     @property
+    def on_server(self) -> bool:
+        return self._home is None
+
+    @property
     def url(self) -> str:
         """The state as a SQLAlchemy URL; holds the password."""
         return self._engine.url.render_as_string(hide_password=False)
@@ -239,6 +243,18 @@ class Database:
         if notify:
             with self._changed:
                 self._changed.notify_all()
+
+    @contextmanager
+    def append(self) -> Iterator[Connection]:
+        """A transaction that writes beside the others, durable on return: on PostgreSQL it takes no
+        part in their order. For rows that one owner alone writes, which hold a row that proves it.
+        """
+        if self._engine.dialect.name == "sqlite":
+            with self.write(notify=False, urgent=True) as connection:
+                yield connection
+            return
+        with self._reported(), self._writer.connect() as connection, connection.begin():
+            yield connection
 
     def version(self) -> int:
         """The change counter: one indexed read, for polling.

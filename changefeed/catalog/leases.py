@@ -43,8 +43,8 @@ class Leases(CatalogPart):
         with self._database.write(notify=False) as transaction:
             now = self._shared_now(transaction)
             row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
-            if row and row.node not in (None, node) and _lasts(row.expires, now):
-                holder = _find_node(transaction, row.node)
+            if row and row.node not in (None, node) and lasts(row.expires, now):
+                holder = find_node(transaction, row.node)
                 if holder is None or not has_ended(holder.pid, holder.host):
                     return None
             taken = Lease(job_id, node, row.token + 1 if row else 1, now + int(ttl * 1e9))
@@ -86,7 +86,7 @@ class Leases(CatalogPart):
             row = transaction.execute(
                 select(_lease.c.node, _lease.c.expires).where(_lease.c.job_id == job_id)
             ).one_or_none()
-            return row.node if row and _lasts(row.expires, self._shared_now(transaction)) else None
+            return row.node if row and lasts(row.expires, self._shared_now(transaction)) else None
 
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
         """Say that a process runs jobs; forgets nodes long gone.
@@ -143,7 +143,7 @@ class Leases(CatalogPart):
         return [node for node in nodes if not has_ended(node.pid, node.host)]
 
 
-def _lasts(expires: int, now: int) -> bool:
+def lasts(expires: int, now: int) -> bool:
     """Whether a lease has not ended. One that ends later than any can was given before the clock
     was set back: it must not keep a job for as long as the clock was ahead.
     """
@@ -159,7 +159,8 @@ def check_lease(transaction: Transaction, lease: Lease) -> None:
         raise LeaseLost(lease.job_id)
 
 
-def _find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
+def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
+    """The row of a node, unless it ended in good order or long ago."""
     row = transaction.execute(select(_node).where(_node.c.id == node_id)).one_or_none()
     return _row_node(row) if row else None
 

@@ -53,6 +53,15 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLease:
+    """The right of a node to capture a source and to run its feeds; see :class:`Lease`."""
+
+    source: str
+    node: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceState:
     """What is known of a source that has feeds; empty texts until something is known.
 

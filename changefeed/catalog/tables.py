@@ -21,6 +21,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -40,7 +41,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.partition import Partition
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 15
+FORMAT = 16
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -317,6 +318,55 @@ lease = Table(
     _text("node", null=True),
     Column("token", BigInteger, nullable=False),
     _ns("expires"),
+)
+
+#: Which node captures a source and runs its feeds; ``token`` as of ``lease``. Registrations in a
+#: shared log are fenced by it.
+source_lease = Table(
+    "source_lease",
+    metadata,
+    Column("source", Text, primary_key=True),
+    _text("node", null=True),
+    Column("token", BigInteger, nullable=False),
+    _ns("expires"),
+)
+
+#: A shared log: what is registered in these four tables exists, and nothing else does
+#: (changefeed/log/shared.py). ``ledger`` is the text of the file of that name.
+log_ledger = Table(
+    "log_ledger", metadata, Column("source", Text, primary_key=True), _text("ledger")
+)
+
+#: Bytes of journals that have no object of their own yet, in the row or in an object.
+log_tail = Table(
+    "log_tail",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("journal", BigInteger, primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("size", BigInteger, nullable=False),
+    Column("crc", BigInteger, nullable=False),
+    _text("object", null=True),
+    Column("body", LargeBinary, nullable=True),
+)
+
+#: Files of a log that are objects.
+log_object = Table(
+    "log_object",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    _text("object"),
+)
+
+#: What a source keeps in addition to its log (``StateLayout.beside_log``), small files.
+log_note = Table(
+    "log_note",
+    metadata,
+    Column("source", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
 )
 
 node = Table(

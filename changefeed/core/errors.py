@@ -232,6 +232,13 @@ class Code(StrEnum):
         "has the changes, which it no longer protects; otherwise ALTER CHANGEFEED .. RESCAN reads "
         "the tables again.",
     )
+    LOG_STORE_UNREACHABLE = (
+        "CF3007",
+        _RETRY,
+        Scope.SOURCE,
+        "the object store of the change log cannot be used",
+        "check the store, its address and the rights of the node there; reading goes on by itself.",
+    )
 
     # 40xx: Spark and encoding
     VALUE_NOT_ENCODABLE = "CF4001", _STOP, Scope.TABLE, "value cannot be encoded"

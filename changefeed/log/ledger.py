@@ -29,6 +29,7 @@ from changefeed.log.frame import decode_frontier, encode_frontier
 from changefeed.log.journal import damaged
 from changefeed.log.rows import Stamp
 
+LOCK_NAME: Final = "LOCK"
 LEDGER_NAME: Final = "LEDGER"
 HEAD_NAME: Final = "HEAD"
 FORMAT: Final = 2

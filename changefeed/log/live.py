@@ -23,6 +23,7 @@ from changefeed.log.journal import (
 )
 from changefeed.log.ledger import SealedJournal
 from changefeed.log.rows import Stamp, check
+from changefeed.log.shared import SharedLog
 
 #: fdatasync makes the data and size of a file durable, not its times. Not every system has it.
 _sync = getattr(os, "fdatasync", os.fsync)
@@ -58,6 +59,8 @@ class LiveJournal:
         #: The log's time when upkeep first saw events here.
         self.since: int | None = None
         self.sync = sync
+        #: What makes frames durable instead of this disk, if the log is shared.
+        self.shared: SharedLog | None = None
         self._root = root
         self._fd = fd
 
@@ -94,13 +97,18 @@ class LiveJournal:
 
         Raises:
             OSError: the append failed; the file is as before.
-            ChangefeedError: CF3004, the contents of the disk are unknown: open the log again.
+            ChangefeedError: CF3004, the contents of the disk are unknown: open the log again. For a
+                shared log, as :meth:`changefeed.log.shared.SharedLog.append`.
         """
         start = self.tally.end
         try:
-            end = self._write(b"".join(parts), start)
+            frame = b"".join(parts)
+            end = self._write(frame, start)
             fault_point(Point.LOG_APPEND_WRITTEN)
-            _sync(self._fd)
+            if self.shared is None:
+                _sync(self._fd)
+            else:
+                self.shared.append(self.number, start, frame, draft.segments)
         except BaseException:
             self._truncate(start)
             raise

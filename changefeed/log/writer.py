@@ -38,6 +38,7 @@ from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
 from changefeed.log.ledger import (
     HEAD_NAME,
     LEDGER_NAME,
+    LOCK_NAME,
     Garbage,
     Head,
     Ledger,
@@ -51,13 +52,18 @@ from changefeed.log.live import LiveJournal
 from changefeed.log.retention import UpkeepResult, dated, expendable, swept
 from changefeed.log.rows import Stamp
 from changefeed.log.settings import LogSettings
-
-LOCK_NAME: Final = "LOCK"
+from changefeed.log.shared import SharedLog
 
 #: How far the log's time in the ledger may be behind, ns. After a crash the rest is measured again.
 _SAVE_TIME: Final = 600 * 10**9
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+#: After these errors it is not known what is stored.
+_UNKNOWN: Final = frozenset(
+    {Code.LOG_NOT_WRITABLE, Code.STATE_UNREACHABLE, Code.STATE_HELD_BY_ANOTHER_NODE}
+)
 
 
 class LogWriter:
@@ -67,17 +73,26 @@ class LogWriter:
     necessary (compaction merges outside the lock).
     """
 
-    def __init__(self, root: Path, settings: LogSettings | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        settings: LogSettings | None = None,
+        shared: SharedLog | None = None,
+    ) -> None:
         """Open the log in ``root``, or begin one; recover it from a crash.
+
+        ``shared``: what makes the log durable elsewhere; ``root`` then is a copy, and the copy
+        becomes what is registered.
 
         What a crash left unfinished (a torn frame, part of a transaction, files that nothing
         refers to) is removed. All other flushes whose ``append`` returned are kept.
 
         Raises:
             ChangefeedError: CF6003 another process writes this log; CF3001 it is damaged;
-                CF3003, CF3004 it cannot be written.
+                CF3003, CF3004 it cannot be written; of a shared log CF3007, CF6001, too.
         """
         self.root = root
+        self._shared = shared
         self.settings = settings or LogSettings()
         self._lock = threading.RLock()
         self._upkeep_lock = threading.Lock()
@@ -91,9 +106,15 @@ class LogWriter:
         self._lock_fd: int | None = lock
         try:
             with self._writing():
+                registered = shared is not None and shared.fetch()
                 self._ledger = read_ledger(root) or self._begin()
                 self._saved_time = self._ledger.time
                 self._live = self._recover_live()
+                self._live.shared = shared
+                if shared is not None and registered:
+                    shared.cut(self._live.number, self._live.tally.end)
+                elif shared is not None:
+                    shared.adopt(self._ledger, self._live.tally.end, self._live.segments)
                 self._remove_orphans()
                 self._head_fd = os.open(root / HEAD_NAME, os.O_RDWR | os.O_CREAT, 0o640)
                 self._next = self._ledger.next
@@ -190,8 +211,11 @@ class LogWriter:
             after = self._first_after(draft, flush.frontier)
             parts = draft.encode(live.sync, flush.frontier, after)
             live.append(draft, parts, flush.frontier)
-        except ChangefeedError:
-            raise  # the frame may be on disk: its segments must stay
+        except ChangefeedError as error:
+            # Else the frame may be stored: its segments must stay.
+            if error.code is Code.LOG_STORE_UNREACHABLE:
+                draft.discard()
+            raise
         except BaseException:
             draft.discard()
             raise
@@ -236,6 +260,8 @@ class LogWriter:
         with self._lock:
             self._check_usable()
             self._live.cut()
+            if self._shared is not None:
+                self._shared.cut(self._live.number, self._live.tally.end)
             self._lower_bounds = {}
             self._appended = self._growth.total
             self._count()
@@ -255,6 +281,7 @@ class LogWriter:
             raise ValueError("an empty journal cannot be sealed")
         number = self._take_number()
         new = LiveJournal.create(self.root, number, stamp_of(frontier.at))
+        new.shared = self._shared
         sealed = (*self._ledger.sealed, old.seal(old.after, frontier))
         try:
             # Compaction removes heartbeats, so the ledger must keep where the log began.
@@ -281,6 +308,9 @@ class LogWriter:
         """
         number = (live or self._live).number
         changed = self._ledger.changed(next=self._next, live=number, **fields)
+        if self._shared is not None:
+            segments = () if live is not None else self._live.segments
+            self._shared.commit(changed, [name for name, _ in segments])
         try:
             write_ledger(self.root, changed)
         except OSError as error:
@@ -335,8 +365,8 @@ class LogWriter:
                 Code.LOG_NOT_WRITABLE, "change log cannot be written", detail=str(error)
             ) from error
         except ChangefeedError as error:
-            if error.code is Code.LOG_NOT_WRITABLE and self._broken is None:
-                self._broken = error.detail
+            if error.code in _UNKNOWN and self._broken is None:
+                self._broken = error.detail or error.message
             raise
 
     # --------------------------------------------------------------------------------- room
@@ -445,6 +475,7 @@ class LogWriter:
             removed = self._sweep(now)
             merged = self._compact(now)
             removed += self._sweep(now)
+            self._settle()
             self._save_time()
         return UpkeepResult(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
 
@@ -464,6 +495,17 @@ class LogWriter:
             saved, time = self._saved_time, self._ledger.time
             if time is not None and (saved is None or time.at - saved.at >= _SAVE_TIME):
                 self._commit()
+
+    def _settle(self) -> None:
+        """Make sealed journals of a shared log objects."""
+        shared = self._shared
+        if shared is None:
+            return
+        for sealed in self._ledger.sealed:
+            if shared.in_parts(sealed.number):
+                shared.stage(journal_name(sealed.number), sealed.length)
+                with self._lock:
+                    shared.settle(sealed.number)
 
     def roll(self) -> bool:
         """Close the live journal now, if it has a complete flush and no unfinished one."""
@@ -534,6 +576,9 @@ class LogWriter:
         try:
             made = merge.run()
             fault_point(Point.LOG_COMPACT_WRITTEN)
+            if self._shared is not None:
+                for name, size in ((journal_name(made.number), made.length), *made.segments):
+                    self._shared.stage(name, size)
             with self._lock:
                 at = self._ledger.sealed.index(run[0])
                 rest = self._ledger.sealed

@@ -116,6 +116,7 @@ class Node:
         self.sources = NodeSources(
             catalog,
             state,
+            self.id,
             clock=self.clock,
             timings=self.timings,
             max_disk=max_disk,
@@ -247,7 +248,11 @@ class Node:
         """Renew heartbeat and leases, and nothing else: all other work of the node may take long,
         and without a pulse all leases end, while the feeds go on.
         """
-        self._every_pulse("pulse", self.feeds.beat)
+        def beat() -> None:
+            self.sources.renew_leases()
+            self.feeds.beat()
+
+        self._every_pulse("pulse", beat)
 
     def _show(self) -> None:
         """Save what SHOW and SYNC read: how far the logs reach, and what the feeds wait for."""
@@ -298,9 +303,17 @@ class Node:
             return
         self._news.clear()
         self._seen_version = version
-        self._next_turn = now + self.timings.node_turn
+        self._next_turn = now + (
+            self.timings.pulse if self.sources.waits else self.timings.node_turn
+        )
         self._answers.give(self.id)
+        for name in self.sources.lost:
+            log.warning("source %s: another node has taken it, letting go", name)
+            self.feeds.stop_source(name)
+            self.sources.let_go(name)
         jobs = self.catalog.jobs()
+        ours = self.sources.owned({job.source for job in jobs})
+        jobs = [job for job in jobs if job.source in ours]
         self.feeds.end_unwanted(jobs)
         jobs = self.feeds.remove_dropped(jobs)
         # First: with its last feed the definition of a dataset goes, too.

@@ -185,6 +185,12 @@ class RunningFeeds:
         for runner in list(self._runners.values()):
             runner.request_checkpoint()
 
+    def stop_source(self, source: str) -> None:
+        """Make the runners of a source end, which another node runs now."""
+        for runner in list(self._runners.values()):
+            if runner.source == source:
+                runner.request_stop()
+
     # -- the end ------------------------------------------------------------------------------
 
     def stop(self) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from changefeed.capture.reconciler import DesiredState, SourceReconciler
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Frontier
+from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
+from changefeed.log.ledger import HEAD_NAME
 
 #: A source that does not answer is not waited for any longer at the end.
 STOP_SECONDS = 2.0
@@ -27,6 +31,7 @@ class NodeSources:
         self,
         catalog: Catalog,
         state: str,
+        node: str,
         *,
         clock: Clock,
         timings: Timings,
@@ -40,6 +45,7 @@ class NodeSources:
         """
         Args:
             state: what ``--state`` named, for capture processes.
+            node: its id, which owns leases.
             timings: how often a source is looked at.
             max_disk: bytes the change log of a source may take.
             standby: a capture process for the first source.
@@ -50,6 +56,11 @@ class NodeSources:
         """
         self._catalog = catalog
         self._state = state
+        self._node = node
+        #: Whether logs are shared, and a source belongs to the node that has its lease.
+        self._shared = catalog.log_place is not None
+        self._leases: dict[str, SourceLease] = {}
+        self._lost: set[str] = set()
         self._clock = clock
         self._timings = timings
         self._max_disk = max_disk
@@ -75,6 +86,7 @@ class NodeSources:
                     self._state,
                     name,
                     capturing=self._capturing(),
+                    lease=self._leases.get(name),
                     disk=self._max_disk,
                     ready=self._standby,
                     clock=self._clock,
@@ -82,6 +94,60 @@ class NodeSources:
                     held_up=partial(self._held_up, name),
                 )
             return known
+
+    # -- whose a source is ------------------------------------------------------------------
+
+    def owned(self, names: Iterable[str]) -> set[str]:
+        """Those of these sources that this node captures; takes those that no node has.
+
+        All of them, unless logs are shared: then the state has one node.
+        """
+        if not self._shared:
+            return set(names)
+        return {name for name in names if name in self._leases or self._take(name)}
+
+    def _take(self, name: str) -> bool:
+        lease = self._catalog.acquire_source(name, self._node, self._timings.lease)
+        if lease is None:
+            return False
+        # What is here may be older than the log: readers wait until capture has made the copy.
+        layout = StateLayout(Path(self._catalog.directory))
+        (layout.log(name) / HEAD_NAME).unlink(missing_ok=True)
+        self._leases[name] = lease
+        log.info("source %s: this node captures it", name)
+        return True
+
+    def renew_leases(self) -> None:
+        """Renew the leases; :meth:`lost` then has the sources that are another node's."""
+        leases = list(self._leases.values())
+        lost = self._catalog.renew_sources(leases, self._timings.lease)
+        if lost:
+            self._lost |= lost
+            self._changed()
+
+    @property
+    def lost(self) -> set[str]:
+        """Sources that another node has taken, until :meth:`let_go`."""
+        return self._lost & self._leases.keys()
+
+    def let_go(self, name: str) -> None:
+        """Stop the capture of a source, and leave what is held there, for another node."""
+        reconciler = self._reconcilers.pop(name, None)
+        if reconciler is not None:
+            reconciler.stop()
+        with self._mutex:
+            runtime = self._runtimes.pop(name, None)
+        if runtime is not None:
+            runtime.close()
+        lease = self._leases.pop(name, None)
+        self._lost.discard(name)
+        if lease is not None:
+            self._catalog.release_source(lease)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a source may become free whose feeds this node would run."""
+        return self._shared
 
     def hasten(self, name: str) -> None:
         """Make capture catch up now, because a caller waits for what a source has committed."""
@@ -105,7 +171,8 @@ class NodeSources:
         tables = self._catalog.tables_of_jobs([job.id for job in unfinished])
         for job in unfinished:
             feeds.setdefault(job.source, []).append((job, tables[job.id]))
-        known = {state.name for state in self._catalog.source_states()} | self._reconcilers.keys()
+        states = self.owned(state.name for state in self._catalog.source_states())
+        known = states | self._reconcilers.keys()
         for name in known - feeds.keys() - set(busy):
             feeds[name] = []
         for name, of_source in feeds.items():
@@ -120,6 +187,8 @@ class NodeSources:
         if reconciler is not None and not wish.jobs:
             # It has ended: nothing is left at the source.
             del self._reconcilers[name]
+            if name in self._leases:
+                self.let_go(name)
             return
         reconciler = self._reconcilers[name] = SourceReconciler(
             self._catalog,
@@ -164,5 +233,7 @@ class NodeSources:
             reconciler.join(STOP_SECONDS)
         for runtime in list(self._runtimes.values()):
             runtime.close()
+        for lease in list(self._leases.values()):
+            self._catalog.release_source(lease)
         if self._standby is not None:
             self._standby.close()

@@ -1,0 +1,266 @@
+"""Who captures a source, and what the shared log of a source consists of.
+
+A shared log is what these rows say. The bytes of small flushes are in the rows themselves; rows
+name objects for the rest (:mod:`changefeed.log.shared`). Whatever changes it does so in one
+transaction that holds the row of the source's lease, so a node that has lost the lease, and does
+not know it yet, registers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection as Transaction
+from sqlalchemy import and_, delete, insert, select, tuple_, update
+
+from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.leases import find_node, lasts
+from changefeed.catalog.rows import SourceLease
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.log_manifest import LogManifest, TailPart
+from changefeed.core.processes import has_ended
+
+_lease = tables.source_lease
+_ledger = tables.log_ledger
+_tail = tables.log_tail
+_object = tables.log_object
+_note = tables.log_note
+
+#: Key of ``meta`` whose value is the address of the shared logs; may hold secrets.
+_PLACE = "log"
+
+
+class SharedLogs(CatalogPart):
+    """Part of :class:`changefeed.catalog.Catalog`. Times as in
+    :class:`~changefeed.catalog.leases.Leases`."""
+
+    # -- the place ------------------------------------------------------------------------
+
+    @property
+    def log_place(self) -> str | None:
+        """The address of the shared logs of this state; None: logs are in the nodes' folders."""
+        with self._database.read() as transaction:
+            query = select(tables.meta.c.value).where(tables.meta.c.key == _PLACE)
+            found: str | None = transaction.execute(query).scalar_one_or_none()
+        return found
+
+    def set_log_place(self, address: str) -> None:
+        """Keep the logs of this state at ``address`` from now on."""
+        with self._database.write() as transaction:
+            transaction.execute(delete(tables.meta).where(tables.meta.c.key == _PLACE))
+            transaction.execute(insert(tables.meta).values(key=_PLACE, value=address))
+
+    # -- who captures ---------------------------------------------------------------------
+
+    def acquire_source(self, source: str, node: str, ttl: float) -> SourceLease | None:
+        """Take the right to capture a source for ``ttl`` seconds; None while another node has it.
+        See :meth:`~changefeed.catalog.leases.Leases.acquire_lease`.
+        """
+        with self._database.write(notify=False, urgent=True) as transaction:
+            now = self._shared_now(transaction)
+            query = select(_lease).where(_lease.c.source == source)
+            row = transaction.execute(query).one_or_none()
+            if row and row.node not in (None, node) and lasts(row.expires, now):
+                holder = find_node(transaction, row.node)
+                if holder is None or not has_ended(holder.pid, holder.host):
+                    return None
+            taken = SourceLease(source, node, row.token + 1 if row else 1)
+            values = {"node": node, "token": taken.token, "expires": now + int(ttl * 1e9)}
+            if row:
+                transaction.execute(
+                    update(_lease).where(_lease.c.source == source).values(**values)
+                )
+            else:
+                transaction.execute(insert(_lease).values(source=source, **values))
+            return taken
+
+    def renew_sources(self, leases: Sequence[SourceLease], ttl: float) -> set[str]:
+        """Let leases end ``ttl`` seconds from now; returns the sources that are another node's."""
+        if not leases:
+            return set()
+        ours = [(lease.source, lease.token, lease.node) for lease in leases]
+        with self._database.write(notify=False, urgent=True) as transaction:
+            renewed = transaction.execute(
+                update(_lease)
+                .where(tuple_(_lease.c.source, _lease.c.token, _lease.c.node).in_(ours))
+                .values(expires=self._shared_now(transaction) + int(ttl * 1e9))
+                .returning(_lease.c.source)
+            )
+            kept = set(renewed.scalars())
+        return {lease.source for lease in leases} - kept
+
+    def release_source(self, lease: SourceLease) -> None:
+        """Let others take the source at once. Releasing a lost lease does nothing."""
+        with self._database.write() as transaction:
+            transaction.execute(
+                update(_lease)
+                .where(_lease.c.source == lease.source, _lease.c.token == lease.token)
+                .values(node=None, expires=0)
+            )
+
+    def source_holders(self) -> dict[str, str]:
+        """The node of each source whose lease has not ended."""
+        with self._database.read() as transaction:
+            now = self._shared_now(transaction)
+            rows = transaction.execute(select(_lease))
+            return {row.source: row.node for row in rows if row.node and lasts(row.expires, now)}
+
+    # -- what the log consists of ---------------------------------------------------------
+
+    def log_manifest(self, source: str) -> LogManifest:
+        """What the shared log of a source consists of."""
+        parts = select(
+            _tail.c.journal, _tail.c.start, _tail.c.size, _tail.c.crc, _tail.c.object
+        ).where(_tail.c.source == source)
+        with self._database.read() as transaction:
+            ledger = transaction.execute(
+                select(_ledger.c.ledger).where(_ledger.c.source == source)
+            ).scalar_one_or_none()
+            tail = transaction.execute(parts.order_by(_tail.c.journal, _tail.c.start))
+            files = transaction.execute(select(_object).where(_object.c.source == source))
+            notes = transaction.execute(select(_note.c.name).where(_note.c.source == source))
+            return LogManifest(
+                ledger,
+                tuple(TailPart(*row) for row in tail),
+                {row.name: (row.size, row.object) for row in files},
+                frozenset(notes.scalars()),
+            )
+
+    def tail_bodies(self, source: str, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes in rows of a journal from ``start`` on: where each begins, and the bytes."""
+        query = (
+            select(_tail.c.start, _tail.c.body)
+            .where(_tail.c.source == source, _tail.c.journal == journal, _tail.c.start >= start)
+            .where(_tail.c.body.is_not(None))
+            .order_by(_tail.c.start)
+        )
+        with self._database.read() as transaction:
+            for row in transaction.execute(query):
+                yield row.start, row.body
+
+    def log_notes(self, source: str) -> dict[str, bytes]:
+        """The files that the source keeps in addition to its log."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_note).where(_note.c.source == source))
+            return {row.name: row.body for row in rows}
+
+    def register(
+        self,
+        lease: SourceLease,
+        *,
+        ledger: str | None = None,
+        tail: Sequence[TailPart] = (),
+        cut: tuple[int, int] | None = None,
+        objects: Mapping[str, tuple[int, str]] | None = None,
+        forget_journals: Collection[int] = (),
+        forget_objects: Collection[str] = (),
+        notes: Mapping[str, bytes] | None = None,
+        forget_notes: Collection[str] = (),
+    ) -> None:
+        """Change a shared log in one transaction, durable on return.
+
+        Args:
+            ledger: the new text of the ledger.
+            tail: parts of journals that are new.
+            cut: a journal and its end: parts that begin there or later go, before new ones come.
+            objects: files that are objects now, with their size and object.
+            forget_journals: journals whose parts go.
+            forget_objects: files that are no longer part of the log.
+            notes: files that the source keeps in addition, new or changed.
+
+        Raises:
+            ChangefeedError: CF6003, another node has taken the source; nothing was changed.
+        """
+        source = lease.source
+        with self._fenced(lease) as transaction:
+            if cut is not None:
+                transaction.execute(
+                    delete(_tail).where(
+                        and_(
+                            _tail.c.source == source,
+                            _tail.c.journal == cut[0],
+                            _tail.c.start >= cut[1],
+                        )
+                    )
+                )
+            if tail:
+                transaction.execute(insert(_tail), [_tail_row(source, part) for part in tail])
+            if objects:
+                transaction.execute(
+                    insert(_object),
+                    [
+                        {"source": source, "name": name, "size": size, "object": found}
+                        for name, (size, found) in objects.items()
+                    ],
+                )
+            if ledger is not None:
+                done = transaction.execute(
+                    update(_ledger).where(_ledger.c.source == source).values(ledger=ledger)
+                )
+                if not done.rowcount:
+                    transaction.execute(insert(_ledger).values(source=source, ledger=ledger))
+            for table, column, names in (
+                (_tail, _tail.c.journal, forget_journals),
+                (_object, _object.c.name, forget_objects),
+                (_note, _note.c.name, {*forget_notes, *(notes or ())}),
+            ):
+                if names:
+                    ours = table.c.source == source
+                    transaction.execute(delete(table).where(ours, column.in_(list(names))))
+            if notes:
+                rows = [
+                    {"source": source, "name": name, "body": body} for name, body in notes.items()
+                ]
+                transaction.execute(insert(_note), rows)
+
+    @contextmanager
+    def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:
+        with self._database.append() as transaction:
+            held = transaction.execute(
+                select(_lease.c.token)
+                .where(
+                    _lease.c.source == lease.source,
+                    _lease.c.token == lease.token,
+                    _lease.c.node == lease.node,
+                )
+                .with_for_update(read=True)
+            ).first()
+            if held is None:
+                raise held_elsewhere(lease.source)
+            yield transaction
+
+    def forget_shared_log(self, lease: SourceLease) -> list[str]:
+        """Remove a shared log; returns the objects that no row names any more."""
+        source = lease.source
+        with self._fenced(lease) as transaction:
+            objects: list[str] = []
+            for table in (_tail, _object):
+                named = table.c.source == source
+                found = select(table.c.object).where(named, table.c.object.is_not(None))
+                objects += transaction.execute(found).scalars()
+            for table in (_tail, _object, _ledger, _note):
+                transaction.execute(delete(table).where(table.c.source == source))
+        return objects
+
+
+def held_elsewhere(source: str) -> ChangefeedError:
+    """The error for a shared log that another node writes."""
+    return ChangefeedError(
+        Code.STATE_HELD_BY_ANOTHER_NODE,
+        f"another node captures {source!r} now",
+        hint="SHOW NODES shows which.",
+    )
+
+
+def _tail_row(source: str, part: TailPart) -> dict[str, object]:
+    return {
+        "source": source,
+        "journal": part.journal,
+        "start": part.start,
+        "size": part.size,
+        "crc": part.crc,
+        "object": part.object,
+        "body": part.body,
+    }

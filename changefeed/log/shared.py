@@ -1,0 +1,424 @@
+"""A log that outlives its host: rows of the state database, objects, and a copy in a directory.
+
+::
+
+    flush --> frame --> the copy (no fsync) --> one transaction at the state database, with the
+                                               lease's token: from here on the flush exists
+                                            --> HEAD of the copy: feeds see it
+                                            --> acknowledged at the source
+
+    small frame            a row with the bytes (log_tail)
+    large frame, segment   an object under a name of its own, written first; a row names it
+    journal after a roll   still those rows; upkeep makes it one object, and the rows go
+    merged journal         an object, written before the ledger names it
+
+The files have the bytes that they have in a directory of one host, so everything that reads a log
+reads the copy. The copy can be lost: :meth:`SharedLog.fetch` makes it again, on any host. It
+trusts nothing that is there but what it can prove: a journal's bytes by the checksums of the rows,
+other files by the note (COPIES) of which object each is a copy of.
+
+What a crash leaves behind: objects that no row names (:meth:`SharedLog.sweep` removes them), and
+a copy that is ahead of the rows (the next fetch cuts it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_manifest import LogManifest, TailPart
+from changefeed.core.proofs import AlteredBytes
+from changefeed.core.telemetry import log
+from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
+from changefeed.log.ledger import LOCK_NAME, Ledger, write_ledger
+from changefeed.log.objects import ObjectStore
+
+#: Which object each file is a copy of. A directory with this file is the copy of a shared log.
+COPIES_NAME: Final = "COPIES"
+
+#: A frame of at most this many bytes is stored in its row. Up to about this size a row is durable
+#: as fast as a small one (docs/decisions/shared-log.md).
+INLINE_BYTES: Final = 100_000
+
+#: An object that no row names is removed at this age, ns: no upload takes so long.
+ORPHAN_AGE: Final = 6 * 3600 * 10**9
+
+
+class LogRegister(Protocol):
+    """The rows of one shared log, for the node that holds the source's lease."""
+
+    def manifest(self) -> LogManifest:
+        """What the log consists of now."""
+        ...
+
+    def bodies(self, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes in rows of a journal from ``start`` on, and where each begins."""
+        ...
+
+    def notes(self) -> Mapping[str, bytes]:
+        """The files that the source keeps in addition."""
+        ...
+
+    def register(
+        self,
+        *,
+        ledger: str | None = None,
+        tail: Sequence[TailPart] = (),
+        cut: tuple[int, int] | None = None,
+        objects: Mapping[str, tuple[int, str]] | None = None,
+        forget_journals: Collection[int] = (),
+        forget_objects: Collection[str] = (),
+        notes: Mapping[str, bytes] | None = None,
+        forget_notes: Collection[str] = (),
+    ) -> None:
+        """See :meth:`changefeed.catalog.shared_logs.SharedLogs.register`."""
+        ...
+
+
+class _Tail:
+    """A journal that is registered as parts: where they end, and the objects among them."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self._objects: list[tuple[int, str]] = []
+
+    def add(self, part: TailPart) -> None:
+        self.end = part.start + part.size
+        if part.object is not None:
+            self._objects.append((part.start, part.object))
+
+    def cut(self, end: int) -> list[str]:
+        """Forget the parts that begin at ``end`` or later; returns their objects."""
+        gone = [name for start, name in self._objects if start >= end]
+        self._objects = [item for item in self._objects if item[0] < end]
+        self.end = end
+        return gone
+
+    @property
+    def objects(self) -> list[str]:
+        return [name for _, name in self._objects]
+
+
+class SharedLog:
+    """The shared log of a source, as its writer uses it: one call at a time, only :meth:`stage` may
+    run beside another."""
+
+    def __init__(
+        self,
+        register: LogRegister,
+        store: ObjectStore,
+        root: Path,
+        folder: str,
+        notes: Path,
+        inline: int = INLINE_BYTES,
+    ) -> None:
+        """
+        Args:
+            root: directory of the copy.
+            folder: of this log's objects in the store.
+            notes: directory of small files that the source keeps in addition to the log.
+            inline: bytes of the largest frame that its row stores.
+        """
+        self._register = register
+        self._store = store
+        self._root = root
+        self._folder = folder
+        self._notes = notes
+        self._inline = inline
+        self._objects: dict[str, tuple[int, str]] = {}
+        #: The journals that are parts.
+        self._tails: dict[int, _Tail] = {}
+        #: Files that are objects, and will be registered with the ledger that names them.
+        self._staged: dict[str, tuple[int, str]] = {}
+        #: Size and time of each note that is registered.
+        self._noted: dict[str, tuple[int, int]] = {}
+
+    # ------------------------------------------------------------------------------- fetch
+
+    def fetch(self) -> bool:
+        """Make the copy equal to what is registered; returns whether the log has begun.
+
+        Raises:
+            ChangefeedError: CF3007 the store, CF6001 the state cannot be reached; CF3001 what is
+                registered is not there.
+        """
+        manifest = self._register.manifest()
+        self._objects = dict(manifest.objects)
+        self._tails = {}
+        for part in manifest.tail:
+            self._tails.setdefault(part.journal, _Tail()).add(part)
+        if manifest.ledger is None:
+            self._forget_copy()
+            return False
+        ledger = Ledger.from_json(manifest.ledger)
+        replaced = {g.name for g in ledger.garbage}
+        copies = self._copies()
+        wanted = {n: o for n, o in self._objects.items() if n not in replaced}
+        missing = [name for name in wanted if not self._has(name, copies)]
+        if missing:
+            size = sum(wanted[name][0] for name in missing)
+            log.info("change log: copying %d files, %s bytes", len(missing), f"{size:,}")
+        for name in missing:
+            size, found = wanted[name]
+            self._store.fetch(found, self._root / name, size)
+        self._note_copies({name: found for name, (_, found) in wanted.items()})
+        for number in self._tails:
+            parts = [part for part in manifest.tail if part.journal == number]
+            if journal_name(number) not in replaced:
+                self._rebuild(number, parts)
+        self._fetch_notes(manifest.notes)
+        write_ledger(self._root, ledger)
+        return True
+
+    def _forget_copy(self) -> None:
+        """Remove the copy of a log that another node has given up. A log of this host, which was
+        never shared, stays: :meth:`adopt` registers it."""
+        if not (self._root / COPIES_NAME).exists():
+            return
+        for folder in (self._root, self._notes):
+            for name in [name for name, _ in _files(folder) if name != LOCK_NAME]:
+                (folder / name).unlink()
+
+    def _has(self, name: str, copies: Mapping[str, str]) -> bool:
+        (size, found), path = self._objects[name], self._root / name
+        return copies.get(name) == found and path.exists() and path.stat().st_size == size
+
+    def _copies(self) -> dict[str, str]:
+        try:
+            found: dict[str, str] = json.loads(read_durable(self._root / COPIES_NAME))
+        except (OSError, AlteredBytes, ValueError):
+            return {}  # all are copied again
+        return found
+
+    def _note_copies(self, copies: Mapping[str, str]) -> None:
+        replace_durably(self._root / COPIES_NAME, json.dumps(dict(copies), sort_keys=True))
+
+    def _rebuild(self, number: int, parts: Sequence[TailPart]) -> None:
+        """Make a journal consist of its parts; bytes that are there and proved stay."""
+        name = journal_name(number)
+        end = 0
+        for part in parts:
+            if part.start != end:
+                raise damaged(name, "a part of it is not registered", offset=end)
+            end += part.size
+        fd = os.open(self._root / name, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            kept = next((p.start for p in parts if not _is_there(fd, p)), end)
+            os.ftruncate(fd, kept)
+            bodies = dict(self._register.bodies(number, kept)) if kept < end else {}
+            for part in parts:
+                if part.start < kept:
+                    continue
+                data = self._store.get(part.object) if part.object else bodies[part.start]
+                if len(data) != part.size or zlib.crc32(data) != part.crc:
+                    raise damaged(name, "a part differs from what was written", offset=part.start)
+                os.pwrite(fd, data, part.start)
+        finally:
+            os.close(fd)
+
+    def _fetch_notes(self, names: Collection[str]) -> None:
+        self._notes.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in self._notes.iterdir():
+            if path.name not in names and path.is_file():
+                path.unlink()
+        for name, body in self._register.notes().items():
+            path = self._notes / name
+            if not path.exists() or path.read_bytes() != body:
+                path.write_bytes(body)
+        self._noted = dict(_files(self._notes))
+
+    # ------------------------------------------------------------------------------ append
+
+    def append(
+        self, journal: int, start: int, frame: bytes, segments: Sequence[tuple[str, int]]
+    ) -> None:
+        """Register a frame that was written to the copy, and the segments that it names.
+
+        Raises:
+            ChangefeedError: CF3007, nothing was registered. CF6001, it is not known whether it was:
+                the log must be opened again. CF6003, another node has the source.
+        """
+        objects = {name: (size, self._upload(name)) for name, size in segments}
+        part = self._part(journal, start, frame)
+        noted = dict(_files(self._notes))
+        changed = {name for name, at in noted.items() if self._noted.get(name) != at}
+        self._register.register(
+            tail=[part],
+            objects=objects,
+            notes={name: (self._notes / name).read_bytes() for name in changed},
+            forget_notes=self._noted.keys() - noted.keys(),
+        )
+        self._noted = noted
+        self._objects |= objects
+        self._tails.setdefault(journal, _Tail()).add(part)
+
+    def _part(self, journal: int, start: int, data: bytes) -> TailPart:
+        crc = zlib.crc32(data)
+        if len(data) <= self._inline:
+            return TailPart(journal, start, len(data), crc, None, data)
+        found = self._upload(f"{journal_name(journal)}-{start:012d}", data)
+        return TailPart(journal, start, len(data), crc, found, None)
+
+    def _upload(self, name: str, data: bytes | None = None) -> str:
+        found = f"{self._folder}/{name}-{uuid.uuid4().hex[:12]}"
+        self._store.put(found, self._root / name if data is None else data)
+        return found
+
+    def cut(self, journal: int, end: int) -> None:
+        """Forget the parts of a journal from ``end`` on: frames that no frontier completes.
+
+        Raises:
+            ChangefeedError: as :meth:`append`.
+        """
+        tail = self._tails.get(journal)
+        if tail is not None and tail.end > end:
+            self._register.register(cut=(journal, end))
+            self._discard(tail.cut(end))
+
+    # ------------------------------------------------------------------------------ ledger
+
+    def stage(self, name: str, size: int) -> None:
+        """Make a file an object, before :meth:`commit` or :meth:`settle` registers it.
+
+        Raises:
+            ChangefeedError: CF3007.
+        """
+        if name not in self._objects and name not in self._staged:
+            self._staged[name] = (size, self._upload(name))
+
+    def adopt(self, ledger: Ledger, end: int, live_segments: Sequence[tuple[str, int]]) -> None:
+        """Register a log that is new, or that only this host had; its live journal ends at ``end``.
+
+        Raises:
+            ChangefeedError: as :meth:`append`.
+        """
+        files = [item for s in ledger.sealed for item in s.segments]
+        files += [(journal_name(s.number), s.length) for s in ledger.sealed]
+        for name, size in (*files, *live_segments):
+            self.stage(name, size)
+        self._note_copies({})
+        objects, self._staged = self._staged, {}
+        data = (self._root / journal_name(ledger.live)).read_bytes()[:end]
+        noted = dict(_files(self._notes))
+        part = self._part(ledger.live, 0, data)
+        self._register.register(
+            ledger=ledger.to_json(),
+            tail=[part],
+            objects=objects,
+            notes={name: (self._notes / name).read_bytes() for name in noted},
+        )
+        self._objects, self._noted = objects, noted
+        self._tails = {ledger.live: _Tail()}
+        self._tails[ledger.live].add(part)
+        self._note_copies({name: found for name, (_, found) in objects.items()})
+
+    def commit(self, ledger: Ledger, live_segments: Collection[str]) -> None:
+        """Register a change of the ledger before it is written to the copy.
+
+        New files that it names were staged. The begin of a new live journal is registered with the
+        ledger that names it.
+
+        Raises:
+            ChangefeedError: CF6001, CF6003 as :meth:`append`.
+        """
+        begun: list[TailPart] = []
+        if ledger.live not in self._tails:
+            head = (self._root / journal_name(ledger.live)).read_bytes()[:FIRST_FRAME]
+            begun = [self._part(ledger.live, 0, head)]
+        kept = {journal_name(s.number) for s in ledger.sealed}
+        kept |= {name for s in ledger.sealed for name, _ in s.segments}
+        kept |= {*live_segments, *(g.name for g in ledger.garbage)}
+        fresh = {name: found for name, found in self._staged.items() if name in kept}
+        gone = [name for name in self._objects if name not in kept]
+        journals = [
+            number
+            for number in self._tails
+            if number != ledger.live and journal_name(number) not in kept
+        ]
+        self._register.register(
+            ledger=ledger.to_json(),
+            tail=begun,
+            objects=fresh,
+            forget_objects=gone,
+            forget_journals=journals,
+        )
+        leftover = [self._objects.pop(name)[1] for name in gone]
+        for number in journals:
+            leftover += self._tails.pop(number).objects
+        self._objects |= fresh
+        for name in fresh:
+            del self._staged[name]
+        for part in begun:
+            self._tails.setdefault(part.journal, _Tail()).add(part)
+        if fresh or gone:
+            self._note_copies({name: found for name, (_, found) in self._objects.items()})
+        self._discard(leftover)
+
+    def in_parts(self, journal: int) -> bool:
+        """Whether a journal is still parts, and no object."""
+        return journal in self._tails
+
+    def settle(self, journal: int) -> None:
+        """Register the staged object of a sealed journal in place of its parts.
+
+        Raises:
+            ChangefeedError: CF6001, CF6003 as :meth:`append`.
+        """
+        name = journal_name(journal)
+        if name not in self._staged:
+            return
+        self._register.register(objects={name: self._staged[name]}, forget_journals=[journal])
+        self._objects[name] = self._staged.pop(name)
+        self._note_copies({name: found for name, (_, found) in self._objects.items()})
+        self._discard(self._tails.pop(journal).objects)
+
+    def sweep(self, now: int) -> int:
+        """Remove old objects that no row names; returns how many.
+
+        Args:
+            now: wall clock, ns, of the store as far as that is known.
+
+        Raises:
+            ChangefeedError: CF3007, CF6001.
+        """
+        # The objects first: one that is registered meanwhile is young.
+        found = [n for n, at in self._store.names(self._folder) if at < now - ORPHAN_AGE]
+        if not found:
+            return 0
+        manifest = self._register.manifest()
+        named = {name for _, name in manifest.objects.values()}
+        named |= {part.object for part in manifest.tail if part.object}
+        orphans = [name for name in found if name not in named]
+        self._store.remove(orphans)
+        return len(orphans)
+
+    def _discard(self, objects: list[str]) -> None:
+        try:
+            self._store.remove(objects)
+        except ChangefeedError as error:
+            # They are no longer part of the log; a later sweep removes them.
+            log.warning("change log: %s", error.message)
+
+
+def _is_there(fd: int, part: TailPart) -> bool:
+    data = os.pread(fd, part.size, part.start)
+    return len(data) == part.size and zlib.crc32(data) == part.crc
+
+
+def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The whole files of a folder, with size and time of each."""
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_file() and not entry.name.endswith(UNFINISHED):
+            found = entry.stat()
+            yield entry.name, (found.st_size, found.st_mtime_ns)

@@ -1,0 +1,108 @@
+"""The shared logs of a state: rows of its catalog and the store that it names, put together."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from changefeed.catalog import Catalog, SourceLease
+from changefeed.catalog.shared_logs import held_elsewhere
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.log_manifest import LogManifest
+from changefeed.core.state import StateLayout
+from changefeed.log.objects import ObjectStore
+from changefeed.log.shared import SharedLog
+
+
+def keep_logs_at(catalog: Catalog, address: str) -> None:
+    """Keep the logs of a state in the store at ``address``. A node's own logs move there when it
+    starts; the state remembers the address.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202 no address of a store; CF3007 the store cannot be used;
+            CF1303 the state is on this machine, has its logs in another store, or has a node that
+            keeps them on its disk.
+    """
+    store = ObjectStore(address)
+    known = catalog.log_place
+    if known == address:
+        return
+    if not catalog.on_server:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "a shared log needs a state that all nodes reach",
+            hint="name one with --state postgresql://..",
+        )
+    if known is not None and (place := ObjectStore(known).shown) != store.shown:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"the logs of this state are in {place}",
+            hint="start without --log: the state remembers it.",
+        )
+    if known is None and catalog.live_nodes():
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "a node runs this state and keeps its logs on its own disk",
+            hint="stop that node, and start it with --log first: its logs move to the store.",
+        )
+    store.probe()
+    catalog.set_log_place(address)
+
+
+class SourceRegister:
+    """The rows of one source's log, for the node that holds ``lease``
+    (:class:`~changefeed.log.shared.LogRegister`)."""
+
+    def __init__(self, catalog: Catalog, lease: SourceLease) -> None:
+        self._catalog = catalog
+        self._source = lease.source
+        self.register = partial(catalog.register, lease)
+
+    def manifest(self) -> LogManifest:
+        return self._catalog.log_manifest(self._source)
+
+    def bodies(self, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
+        return self._catalog.tail_bodies(self._source, journal, start)
+
+    def notes(self) -> Mapping[str, bytes]:
+        return self._catalog.log_notes(self._source)
+
+
+def shared_log(catalog: Catalog, lease: SourceLease | None) -> SharedLog | None:
+    """The shared log of a source for the node that holds ``lease``; None: the state keeps its logs
+    in the node's directory.
+
+    Raises:
+        ChangefeedError: CF1201, CF1202 the address of the logs; CF6001.
+    """
+    place = catalog.log_place
+    if place is None or lease is None:
+        return None
+    layout = StateLayout(Path(catalog.directory))
+    notes = layout.beside_log(lease.source)
+    root = layout.log(lease.source)
+    folder = f"{catalog.state_id}/{root.name}"
+    return SharedLog(SourceRegister(catalog, lease), ObjectStore(place), root, folder, notes)
+
+
+def remove_shared_log(catalog: Catalog, source: str, lease: SourceLease | None) -> None:
+    """Remove the shared log of a source, if there is one; its copy in the directory stays.
+
+    Args:
+        lease: of the node that has the source; None for a process that is no node.
+
+    Raises:
+        ChangefeedError: CF6003, another node has the source; CF3007, objects may be left, which the
+            sweep of a later log removes.
+    """
+    place = catalog.log_place
+    if place is None:
+        return
+    if lease is None:
+        taken = catalog.acquire_source(source, f"statement-{uuid.uuid4().hex[:12]}", 1.0)
+        if taken is None:
+            raise held_elsewhere(source)
+        lease = taken
+    ObjectStore(place).remove(catalog.forget_shared_log(lease))

@@ -1,0 +1,250 @@
+"""The protocol of a shared log with two hosts: whatever dies, freezes or is lost, what was appended
+is there, once, and a host that another has replaced adds nothing.
+
+The model is a list of appended flushes. Two hosts have a directory each; one of them is the owner.
+The store and the state fail before or after they have done what was asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from changefeed.catalog import Catalog, SourceLease
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log.objects import ObjectStore
+from changefeed.log.shared import SharedLog
+from changefeed.shared_logs import SourceRegister
+from tests.helpers.log_samples import SOURCE, Row, batch, clocks, drop_process, flush, keys, narrow
+
+A = narrow("a")
+HOSTS = ("one", "two")
+#: Small, so that rolls, merges, segments and objects happen within a few steps.
+SIZES = LogSettings(
+    segment_rows=6, roll_frames=4, merge_fan=2, pack_bytes=10**9, grace=0.0, gc_ttl=10**9
+)
+BEFORE, AFTER = "before", "after"
+
+
+class Faults:
+    """What goes wrong next: a call that fails before or after it has done its work."""
+
+    def __init__(self) -> None:
+        self.store = self.state = ""
+
+    def around(self, which: str, work: Any) -> Any:
+        """Do ``work``, or fail as is due."""
+        due = getattr(self, which)
+        setattr(self, which, "")
+        code = Code.LOG_STORE_UNREACHABLE if which == "store" else Code.STATE_UNREACHABLE
+        if due == BEFORE:
+            raise ChangefeedError(code, "a fault of the test")
+        done = work()
+        if due == AFTER:
+            raise ChangefeedError(code, "a fault of the test")
+        return done
+
+
+class Store(ObjectStore):
+    """A store that may fail to write."""
+
+    faults: Faults
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        self.faults.around("store", lambda: super(Store, self).put(name, data))
+
+
+class Register(SourceRegister):
+    """Rows of a state that may fail to be written, or to answer."""
+
+    def __init__(self, catalog: Catalog, lease: SourceLease, faults: Faults) -> None:
+        super().__init__(catalog, lease)
+        plain: Any = self.register
+        self.register = lambda **given: faults.around("state", lambda: plain(**given))
+
+
+class TwoHosts(RuleBasedStateMachine):
+    """Runs a log on two hosts, and compares it with the list of what was appended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="shared-log-"))
+        self.catalog = Catalog.open(self.folder / "state")
+        self.faults = Faults()
+        self.wall = 1_000
+        self.seq = 0
+        #: Rows whose append returned, and those of the last append that failed: they may be there.
+        self.appended: list[int] = []
+        self.doubtful: list[int] = []
+        self.owner = ""
+        self.writer: LogWriter | None = None
+        self.frozen: dict[str, LogWriter] = {}
+        self.take("one")
+        assert self.writer is not None
+        self.writer.append(flush([], Timestamp(self.wall), self.wall))
+
+    def teardown(self) -> None:
+        for writer in [*self.frozen.values(), *([self.writer] if self.writer else [])]:
+            drop_process(writer)
+        self.catalog.close()
+        shutil.rmtree(self.folder)
+
+    # -- hosts ----------------------------------------------------------------------------
+
+    def take(self, host: str) -> None:
+        """Let a host take the source and open the log; what is frozen there is ended first."""
+        if host in self.frozen:
+            drop_process(self.frozen.pop(host))
+        lease = self.catalog.acquire_source(SOURCE, f"{host}-{self.wall}", ttl=-1.0)
+        assert lease is not None
+        self.owner, self.lease = host, lease
+        self.open()
+
+    def open(self) -> None:
+        """Open the log where its owner has it; the owner tries again after a fault."""
+        root = self.folder / self.owner
+        store = Store(str(self.folder / "store"))
+        store.faults = self.faults
+        while True:
+            shared = SharedLog(
+                Register(self.catalog, self.lease, self.faults),
+                store,
+                root,
+                SOURCE,
+                self.folder / f"{self.owner}-notes",
+                inline=600,
+            )
+            try:
+                self.writer = LogWriter(root, SIZES, shared)
+                break
+            except ChangefeedError as error:
+                assert error.code in (Code.LOG_STORE_UNREACHABLE, Code.STATE_UNREACHABLE)
+        found = self.rows(root)
+        if self.doubtful and found == self.appended + self.doubtful:
+            self.appended = found
+        self.doubtful = []
+
+    def rows(self, root: Path) -> list[int]:
+        """The rows that readers of a directory see."""
+        with LogReader(root) as reader:
+            if reader.frontier is None:
+                return []
+            got = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
+            return [seq for piece in got.pieces for seq in keys(piece.load())]
+
+    def lose(self) -> LogWriter:
+        """The owner's writer, which is no longer the owner's."""
+        assert self.writer is not None
+        writer, self.writer = self.writer, None
+        return writer
+
+    # -- rules ----------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 12), parts=st.integers(1, 3))
+    def append(self, count: int, parts: int) -> None:
+        """Append a transaction, large ones in parts and as segments."""
+        assert self.writer is not None
+        added: list[int] = []
+        try:
+            for part in range(parts):
+                self.wall += 1
+                rows = []
+                for _ in range(count):
+                    self.seq += 1
+                    rows.append(Row(Timestamp(self.wall), self.seq))
+                    added.append(self.seq)
+                whole = part == parts - 1
+                at = Timestamp(self.wall) if whole else None
+                self.writer.append(flush([batch(A, rows)], at, self.wall))
+        except ChangefeedError as error:
+            self.doubtful = added
+            if error.code is Code.LOG_STORE_UNREACHABLE:
+                # Nothing of this flush is stored; capture would try again.
+                self.writer.abandon()
+                self.doubtful = []
+                return
+            assert error.code is Code.STATE_UNREACHABLE
+            with pytest.raises(ChangefeedError):
+                self.writer.append(flush([], Timestamp(self.wall + 1), self.wall + 1))
+            drop_process(self.lose())
+            self.open()
+        else:
+            self.appended += added
+
+    @rule()
+    def maintain(self) -> None:
+        """Roll, merge, make objects, remove what is no longer needed."""
+        assert self.writer is not None
+        self.wall += 1
+        try:
+            self.writer.roll()
+            self.writer.maintain(clocks(Timestamp(self.wall)), Timestamp.ZERO)
+        except ChangefeedError as error:
+            if error.code is Code.STATE_UNREACHABLE:
+                drop_process(self.lose())
+                self.open()
+            else:
+                assert error.code is Code.LOG_STORE_UNREACHABLE
+
+    @rule(which=st.sampled_from(["store", "state"]), when=st.sampled_from([BEFORE, AFTER]))
+    def fault(self, which: str, when: str) -> None:
+        """Let the next write fail."""
+        setattr(self.faults, which, when)
+
+    @rule(host=st.sampled_from(HOSTS), loses=st.booleans())
+    def die(self, host: str, loses: bool) -> None:
+        """The owner is killed, maybe with its disk; a host goes on."""
+        drop_process(self.lose())
+        if loses:
+            for folder in (self.folder / self.owner, self.folder / f"{self.owner}-notes"):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.take(host)
+
+    @rule()
+    def hand_over(self) -> None:
+        """The owner ends in good order; the other host goes on."""
+        self.lose().close()
+        self.take(HOSTS[self.owner == "one"])
+
+    @precondition(lambda self: not self.frozen)
+    @rule()
+    def freeze(self) -> None:
+        """The owner freezes; the other host takes its place."""
+        self.frozen[self.owner] = self.lose()
+        self.take(HOSTS[self.owner == "one"])
+
+    @precondition(lambda self: self.frozen)
+    @rule(many=st.booleans())
+    def thaw(self, many: bool) -> None:
+        """A host that was frozen goes on writing, until it notices that it is the owner no more."""
+        self.faults.store = self.faults.state = ""
+        _, writer = self.frozen.popitem()
+        rows = [Row(Timestamp(self.wall + 500), 10**6 + i) for i in range(9 if many else 1)]
+        with pytest.raises(ChangefeedError) as refused:
+            writer.append(flush([batch(A, rows)], Timestamp(self.wall + 500), self.wall + 500))
+        assert refused.value.code is Code.STATE_HELD_BY_ANOTHER_NODE
+        with suppress(ChangefeedError):
+            writer.maintain(clocks(Timestamp(self.wall + 501)), Timestamp.ZERO)
+        drop_process(writer)
+
+    # -- what must hold -------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        """The owner's readers see exactly what was appended."""
+        if self.writer is not None:
+            assert self.rows(self.folder / self.owner) == self.appended
+
+
+TwoHosts.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestTwoHosts = TwoHosts.TestCase
