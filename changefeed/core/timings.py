@@ -49,7 +49,7 @@ class Timings:
     node_loop: float = 0.1
     node_turn: float = 5.0
     pulse: float = 1.0
-    lease: float = 15.0
+    lease: float = 10.0
     source_look: float = 5.0
     source_busy: float = 0.5
     expand: float = 10.0
