@@ -1,11 +1,12 @@
-"""The shared logs of a state: rows of its catalog and the store that it names, put together."""
+"""What the sources of a state have in a store that outlives hosts: the rows of its catalog and the
+store that they name."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.shared_logs import held_elsewhere
@@ -57,8 +58,11 @@ class SourceRegister:
 
     def __init__(self, catalog: Catalog, lease: SourceLease) -> None:
         self._catalog = catalog
+        self._lease = lease
         self._source = lease.source
-        self.register = partial(catalog.register, lease)
+
+    def register(self, **given: Any) -> None:
+        self._catalog.register(self._lease, **given)
 
     def manifest(self) -> LogManifest:
         return self._catalog.log_manifest(self._source)
@@ -70,21 +74,32 @@ class SourceRegister:
         return self._catalog.log_notes(self._source)
 
 
-def shared_log(catalog: Catalog, lease: SourceLease | None) -> SharedLog | None:
-    """The shared log of a source for the node that holds ``lease``; None: the state keeps its logs
-    in the node's directory.
+class SharedSource:
+    """What a source has in a store that outlives its host, for the node that holds the lease."""
 
-    Raises:
-        ChangefeedError: CF1201, CF1202 the address of the logs; CF6001.
-    """
-    place = catalog.log_place
-    if place is None or lease is None:
-        return None
-    layout = StateLayout(Path(catalog.directory))
-    notes = layout.beside_log(lease.source)
-    root = layout.log(lease.source)
-    folder = f"{catalog.state_id}/{root.name}"
-    return SharedLog(SourceRegister(catalog, lease), ObjectStore(place), root, folder, notes)
+    def __init__(self, catalog: Catalog, lease: SourceLease, place: str) -> None:
+        """
+        Raises:
+            ChangefeedError: CF1201, CF1202 ``place`` is no address of a store.
+        """
+        self.register = SourceRegister(catalog, lease)
+        self.store = ObjectStore(place)
+        self.token = lease.token
+        self._layout = StateLayout(Path(catalog.directory))
+        self._source = lease.source
+        self.folder = f"{catalog.state_id}/{self._layout.log(lease.source).name}"
+
+    @classmethod
+    def of(cls, catalog: Catalog, lease: SourceLease | None) -> SharedSource | None:
+        """None: the state keeps its logs in the node's directory."""
+        place = catalog.log_place
+        return None if place is None or lease is None else cls(catalog, lease, place)
+
+    def log(self) -> SharedLog:
+        """The shared change log."""
+        source, layout = self._source, self._layout
+        notes = layout.beside_log(source)
+        return SharedLog(self.register, self.store, layout.log(source), self.folder, notes)
 
 
 def remove_shared_log(catalog: Catalog, source: str, lease: SourceLease | None) -> None:

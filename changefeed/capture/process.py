@@ -42,11 +42,12 @@ from changefeed.core.loading import loading
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
+from changefeed.images.shared import SharedImages
 from changefeed.images.source_images import SourceImages
 from changefeed.images.wanted import wanted_images
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
-from changefeed.shared_logs import shared_log
+from changefeed.shared_logs import SharedSource
 from changefeed.sources.base import Attachment, Stream, StreamFallback, StreamRequest
 from changefeed.sources.registry import open_source
 
@@ -448,14 +449,19 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     def settings() -> LogSettings:
         return _settings(catalog, source_name, disk)
 
-    writer = LogWriter(layout.log(source_name), settings(), shared_log(catalog, lease))
+    shared = SharedSource.of(catalog, lease)
+    writer = LogWriter(layout.log(source_name), settings(), shared.log() if shared else None)
+    root = layout.images(source_name)
     images = SourceImages(
-        layout.images(source_name),
+        root,
         layout.log(source_name),
         source,
         wanted_images(catalog, source_name),
         frontier=lambda: writer.frontier,
         captured=lambda: catalog.captured(source_name),
+        shared=None
+        if shared is None
+        else SharedImages(shared.register, shared.store, root, shared.folder, shared.token),
     )
 
     def keep_from() -> Timestamp | None:

@@ -35,6 +35,7 @@ from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
 from changefeed.images.complete import complete, follow
 from changefeed.images.runs import KeyBatch
+from changefeed.images.shared import SharedImages
 from changefeed.images.states import (
     StoreState,
     Wanted,
@@ -58,6 +59,9 @@ _logger = logging.getLogger(__name__)
 _SLICE_ROWS, _SLICE_BYTES = 100_000, 32 << 20
 #: A store that could not be filled, or was given up, is filled again after this many seconds.
 TRY_AGAIN_SECONDS = 10.0
+#: Seconds between two copies of a store for other hosts. Until the next one the change log keeps
+#: what the store has since.
+SHARE_SECONDS = 60.0
 #: Seconds between two calls of ``look``. The state says what is wanted; it is read only after a
 #: change.
 LOOK_SECONDS = 0.5
@@ -75,11 +79,13 @@ class SourceImages:
         *,
         frontier: Callable[[], Frontier | None],
         captured: Callable[[], Mapping[TableName, Timestamp]],
+        shared: SharedImages | None = None,
         sizes: StoreSizes | None = None,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
+            shared: what keeps the stores for other hosts, if the log is shared.
             root: the folder of the source's stores.
             log: the folder of its change log.
             wanted: the tables that feeds want images of now.
@@ -92,6 +98,9 @@ class SourceImages:
         self._wanted = wanted
         self._frontier = frontier
         self._captured = captured
+        self._shared = shared
+        #: Up to where other hosts have each store, and when that was shared.
+        self._shared_at: dict[TableName, tuple[Timestamp, float]] = {}
         self._sizes = sizes or StoreSizes()
         self._clock = clock or SystemClock()
         self._stores: dict[TableName, ImageStore] = {}
@@ -117,6 +126,8 @@ class SourceImages:
         self._hurry = True
         with self._merging:
             self._hurry = False
+            if self._shared is not None:
+                self._shared.fetch()
             self._stores, self._in_part, self.news = {}, None, False
             self._wishes = self._wanted()
             with LogReader(self._log) as log:
@@ -227,7 +238,10 @@ class SourceImages:
     @property
     def needed_from(self) -> Timestamp | None:
         """The change log must keep everything above this timestamp; None: nothing is needed."""
-        places = [store.checkpoint_at for store in list(self._stores.values())]
+        places = [
+            min(store.checkpoint_at, self._shared_at.get(table, (store.checkpoint_at,))[0])
+            for table, store in list(self._stores.items())
+        ]
         filling = self._filling_from
         if filling is not None:
             places.append(filling)
@@ -249,6 +263,7 @@ class SourceImages:
         self._wishes = wanted = self._wanted()
         self._remove_unwanted(wanted)
         self._merge()
+        self._share()
         captured = self._captured() if wanted else {}
         for table, limit in wanted.items():
             if self._stopping.is_set():
@@ -279,6 +294,20 @@ class SourceImages:
                 except ChangefeedError as error:
                     # The capture thread reports the damage when it needs the file.
                     _logger.warning("row images: %s", error.message)
+
+    def _share(self) -> None:
+        """Let other hosts have the stores as of their last checkpoints, now and then."""
+        shared = self._shared
+        if shared is None:
+            return
+        with self._merging:
+            stores = dict(self._stores)
+            now = self._clock.monotonic()
+            for table, store in stores.items():
+                if now >= self._shared_at.get(table, (None, 0.0))[1]:
+                    self._shared_at[table] = shared.share(store), now + SHARE_SECONDS
+            for name in shared.folders - {store.folder.name for store in stores.values()}:
+                shared.forget(self._root / name)
 
     def _is_stopping(self) -> bool:
         return self._hurry or self._stopping.is_set()

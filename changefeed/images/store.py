@@ -13,7 +13,8 @@ One thread writes; another thread may merge runs at the same time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,15 @@ class ImageRows:
 _Layer = MemoryLayer | ImageRun
 
 
+@dataclass(frozen=True, slots=True)
+class HeldCheckpoint:
+    """A checkpoint of a store: its timestamp, the bytes of the manifest and the runs it names."""
+
+    at: Timestamp
+    manifest: bytes
+    runs: tuple[Path, ...]
+
+
 class ImageStore:
     """The rows of one table by key, as of a timestamp of the change log."""
 
@@ -111,6 +121,8 @@ class ImageStore:
         self._truncated = False
         #: The file that the merging thread writes.
         self._merging: Path | None = None
+        #: Runs that are read elsewhere, and stay until that has ended.
+        self._held: frozenset[str] = frozenset()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -303,6 +315,19 @@ class ImageStore:
         )
         self._saved, self._saved_at = list(runs), at
 
+    @contextmanager
+    def held(self) -> Iterator[HeldCheckpoint]:
+        """The last checkpoint, whose files stay until the block ends."""
+        with self._lock:
+            runs = [run.path for run in self._saved]
+            manifest = (self.folder / MANIFEST).read_bytes()
+            self._held = frozenset(path.name for path in runs)
+            found = HeldCheckpoint(self._saved_at, manifest, tuple(runs))
+        try:
+            yield found
+        finally:
+            self._held = frozenset()
+
     # -- merging --------------------------------------------------------------------------------
 
     def merge(self, stopping: Stopping, *, whole: bool = False) -> bool:
@@ -354,6 +379,7 @@ class ImageStore:
         with self._lock:
             used = {run.path.name for run in self._saved}
             used |= {layer.path.name for layer in self._layers if isinstance(layer, ImageRun)}
+            used |= self._held
             if self._merging is not None:
                 used.add(self._merging.name)
             # Files made from now on have higher numbers than those listed here.

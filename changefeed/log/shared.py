@@ -150,7 +150,8 @@ class SharedLog:
                 registered is not there.
         """
         manifest = self._register.manifest()
-        self._objects = dict(manifest.objects)
+        # Names of others, who keep things beside the log, have a folder.
+        self._objects = {name: o for name, o in manifest.objects.items() if "/" not in name}
         self._tails = {}
         for part in manifest.tail:
             self._tails.setdefault(part.journal, _Tail()).add(part)
@@ -229,6 +230,8 @@ class SharedLog:
             if path.name not in names and path.is_file():
                 path.unlink()
         for name, body in self._register.notes().items():
+            if "/" in name:
+                continue
             path = self._notes / name
             if not path.exists() or path.read_bytes() != body:
                 path.write_bytes(body)

@@ -69,8 +69,11 @@ class Register(SourceRegister):
 
     def __init__(self, catalog: Catalog, lease: SourceLease, faults: Faults) -> None:
         super().__init__(catalog, lease)
-        plain: Any = self.register
-        self.register = lambda **given: faults.around("state", lambda: plain(**given))
+        self._faults = faults
+
+    def register(self, **given: Any) -> None:
+        """Change the log, or fail as is due."""
+        self._faults.around("state", lambda: super(Register, self).register(**given))
 
 
 class TwoHosts(RuleBasedStateMachine):

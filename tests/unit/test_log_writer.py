@@ -18,8 +18,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Commits, Flush, Frontier
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.journal import FIRST_FRAME, journal_name
-from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head, read_ledger
-from changefeed.log.writer import LOCK_NAME
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, LOCK_NAME, Head, read_ledger
 from tests.helpers.log_samples import (
     Row,
     batch,

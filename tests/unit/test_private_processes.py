@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.app import Application
 from changefeed.capture.process import Notice
-from changefeed.capture.standby import Standby
+from changefeed.capture.standby import CaptureTask, Standby
 from changefeed.capture.supervisor import CaptureSupervisor
 from changefeed.catalog import Catalog
 from changefeed.core.state import StateLayout
@@ -21,7 +21,7 @@ from tests.helpers.waiting import until
 def test_the_password_of_a_state_is_no_argument_of_the_capture() -> None:
     url = "postgresql://feeds:PASSWORD@127.0.0.1:1/state"
     heard: list[Notice] = []
-    supervisor = CaptureSupervisor.for_source(url, "shop", heard.append)
+    supervisor = CaptureSupervisor.for_source(url, CaptureTask("shop"), heard.append)
     supervisor.start()
     try:
         until(lambda: supervisor.pid is not None)
@@ -50,11 +50,11 @@ def test_a_capture_on_standby_reads_what_it_is_told_and_only_once(tmp_path: Path
     Catalog.open(state).close()
     heard: list[Notice] = []
     ready = Standby(state)
-    supervisor = CaptureSupervisor.for_source(state, "shop", heard.append, ready=ready)
+    supervisor = CaptureSupervisor.for_source(state, CaptureTask("shop"), heard.append, ready=ready)
     supervisor.start()
     try:
         until(lambda: heard)
-        assert ready.take("another") is None
+        assert ready.take(CaptureTask("another")) is None
     finally:
         supervisor.stop()
         ready.close()
@@ -66,7 +66,7 @@ def test_a_capture_on_standby_ends_with_its_node(tmp_path: Path) -> None:
     ready, child = on_standby(str(tmp_path / "state"))
     ready.close()
     assert not child.is_running()
-    assert ready.take("shop") is None
+    assert ready.take(CaptureTask("shop")) is None
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
@@ -75,7 +75,7 @@ def test_a_capture_on_standby_that_died_is_no_loss(tmp_path: Path, dies: str) ->
     Catalog.open(state).close()
     heard: list[Notice] = []
     ready, child = on_standby(state)
-    supervisor = CaptureSupervisor.for_source(state, "shop", heard.append, ready=ready)
+    supervisor = CaptureSupervisor.for_source(state, CaptureTask("shop"), heard.append, ready=ready)
     if dies == "before":
         child.kill()
         until(lambda: child.status() == psutil.STATUS_ZOMBIE)
@@ -103,7 +103,7 @@ def test_a_capture_runs_no_code_of_the_current_directory(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", path)
     heard: list[Notice] = []
-    supervisor = CaptureSupervisor.for_source(str(state), "shop", heard.append)
+    supervisor = CaptureSupervisor.for_source(str(state), CaptureTask("shop"), heard.append)
     supervisor.start()
     try:
         until(lambda: heard)
