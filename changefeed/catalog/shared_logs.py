@@ -28,6 +28,9 @@ _tail = tables.log_tail
 _object = tables.log_object
 _note = tables.log_note
 
+#: In place of the ledger of a log that is on a node's disk, and is to be moved.
+UNMOVED = ""
+
 #: Key of ``meta`` whose value is the address of the shared logs; may hold secrets.
 _PLACE = "log"
 
@@ -47,10 +50,22 @@ class SharedLogs(CatalogPart):
         return found
 
     def set_log_place(self, address: str) -> None:
-        """Keep the logs of this state at ``address`` from now on."""
+        """Keep the logs of this state at ``address`` from now on. Those of sources that have one
+        are on a node's disk until that node has registered them (:meth:`unmoved_logs`).
+        """
         with self._database.write() as transaction:
-            transaction.execute(delete(tables.meta).where(tables.meta.c.key == _PLACE))
+            known = delete(tables.meta).where(tables.meta.c.key == _PLACE)
+            if not transaction.execute(known).rowcount:
+                names = transaction.execute(select(tables.source_state.c.name)).scalars().all()
+                for name in names:
+                    transaction.execute(insert(_ledger).values(source=name, ledger=UNMOVED))
             transaction.execute(insert(tables.meta).values(key=_PLACE, value=address))
+
+    def unmoved_logs(self) -> set[str]:
+        """The sources whose log is still on the disk of a node, and nowhere else."""
+        with self._database.read() as transaction:
+            query = select(_ledger.c.source).where(_ledger.c.ledger == UNMOVED)
+            return set(transaction.execute(query).scalars())
 
     # -- who captures ---------------------------------------------------------------------
 
@@ -122,7 +137,7 @@ class SharedLogs(CatalogPart):
             files = transaction.execute(select(_object).where(_object.c.source == source))
             notes = transaction.execute(select(_note.c.name).where(_note.c.source == source))
             return LogManifest(
-                ledger,
+                ledger or None,
                 tuple(TailPart(*row) for row in tail),
                 {row.name: (row.size, row.object) for row in files},
                 frozenset(notes.scalars()),

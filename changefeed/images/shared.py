@@ -50,7 +50,7 @@ class SharedImages:
 
     def fetch(self) -> None:
         """Make the stores of this host those that are registered, unless they are already those of
-        this lease, which may be ahead.
+        this lease, which may be ahead, or of a log that was on this host alone until now.
 
         Raises:
             ChangefeedError: CF3007 the store, CF6001 the state cannot be reached.
@@ -61,7 +61,7 @@ class SharedImages:
         mark = self._root / TOKEN_NAME
         if mark.exists() and mark.read_text() == str(self._token):
             return
-        if self._root.exists():
+        if self._root.exists() and (mark.exists() or self._manifests):
             shutil.rmtree(self._root)
         for name, (size, found) in self._runs.items():
             path = self._path(name)

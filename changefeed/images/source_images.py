@@ -135,6 +135,7 @@ class SourceImages:
                     store = self._opened(table, log, frontier.at)
                     if store is not None:
                         self._stores[table] = store
+                        self._share(table, store)
 
     def _opened(self, table: TableName, log: LogReader, upto: Timestamp) -> ImageStore | None:
         """A store at the end of the log; None if there is no usable one."""
@@ -263,7 +264,7 @@ class SourceImages:
         self._wishes = wanted = self._wanted()
         self._remove_unwanted(wanted)
         self._merge()
-        self._share()
+        self._share_all()
         captured = self._captured() if wanted else {}
         for table, limit in wanted.items():
             if self._stopping.is_set():
@@ -295,19 +296,22 @@ class SourceImages:
                     # The capture thread reports the damage when it needs the file.
                     _logger.warning("row images: %s", error.message)
 
-    def _share(self) -> None:
+    def _share_all(self) -> None:
         """Let other hosts have the stores as of their last checkpoints, now and then."""
-        shared = self._shared
-        if shared is None:
+        if self._shared is None:
             return
         with self._merging:
             stores = dict(self._stores)
-            now = self._clock.monotonic()
             for table, store in stores.items():
-                if now >= self._shared_at.get(table, (None, 0.0))[1]:
-                    self._shared_at[table] = shared.share(store), now + SHARE_SECONDS
-            for name in shared.folders - {store.folder.name for store in stores.values()}:
-                shared.forget(self._root / name)
+                if self._clock.monotonic() >= self._shared_at.get(table, (None, 0.0))[1]:
+                    self._share(table, store)
+            for name in self._shared.folders - {store.folder.name for store in stores.values()}:
+                self._shared.forget(self._root / name)
+
+    def _share(self, table: TableName, store: ImageStore) -> None:
+        if self._shared is not None:
+            next_time = self._clock.monotonic() + SHARE_SECONDS
+            self._shared_at[table] = self._shared.share(store), next_time
 
     def _is_stopping(self) -> bool:
         return self._hurry or self._stopping.is_set()
@@ -374,6 +378,8 @@ class SourceImages:
             if frontier is not None:
                 catch_up(store, log, frontier.at)
             store.checkpoint()
+        # Before rows are logged without what the store has.
+        self._share(table, store)
         self.news = True
 
     def _timestamp_of(self, log: LogReader, position: Position) -> Timestamp | None:

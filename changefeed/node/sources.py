@@ -18,7 +18,7 @@ from changefeed.core.events import Frontier
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
-from changefeed.log.ledger import HEAD_NAME
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
 
 #: A source that does not answer is not waited for any longer at the end.
 STOP_SECONDS = 2.0
@@ -107,11 +107,17 @@ class NodeSources:
         return {name for name in names if name in self._leases or self._take(name)}
 
     def _take(self, name: str) -> bool:
+        layout = StateLayout(Path(self._catalog.directory))
+        if name in self._catalog.unmoved_logs() and not (layout.log(name) / LEDGER_NAME).exists():
+            self._catalog.save_source_state(
+                name,
+                error="its change log is on the disk of another node: start that node with --log",
+            )
+            return False
         lease = self._catalog.acquire_source(name, self._node, self._timings.lease)
         if lease is None:
             return False
         # What is here may be older than the log: readers wait until capture has made the copy.
-        layout = StateLayout(Path(self._catalog.directory))
         (layout.log(name) / HEAD_NAME).unlink(missing_ok=True)
         self._leases[name] = lease
         log.info("source %s: this node captures it", name)

@@ -1,0 +1,206 @@
+"""Nodes on several hosts with one state and a shared log: a host that dies, freezes or is lost with
+its disk takes nothing with it, and another goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from changefeed.api import Interpreter, Session
+from changefeed.catalog import Catalog, Status
+from changefeed.core.errors import ChangefeedError
+from changefeed.log.objects import ObjectStore
+from changefeed.shared_logs import keep_logs_at
+from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.readers import read_files
+from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
+from tests.conftest import PostgresFactory
+from tests.helpers.hosts import Host, catalog_of, hosts
+from tests.helpers.waiting import until
+from tests.services.postgres import Database
+
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
+
+
+class Team:
+    """Two hosts, a client elsewhere, and a feed of a small table into files."""
+
+    def __init__(
+        self, shop: Database, catalog: Catalog, machines: list[Host], folder: Path
+    ) -> None:
+        self.shop = shop
+        self.catalog = catalog
+        self.one, self.two = machines
+        self.out = folder / "out"
+        self.store = folder / "store"
+        self._interpreter = Interpreter(catalog)
+        self._session = Session(client="tests")
+        self._rows = 0
+
+    def execute(self, sql: str) -> None:
+        """A statement of a client on a third machine."""
+        self._interpreter.execute(sql, self._session)
+
+    def create(self) -> None:
+        """A table that does not send old rows, and a feed that asks for them."""
+        self.shop.execute("create table t (id int primary key, note text)")
+        self.execute(f"CREATE EXTERNAL CONNECTION shop AS '{self.shop.uri}'")
+        self.execute(
+            f"CREATE CHANGEFEED f FOR TABLE shop.public.t INTO 'file://{self.out}"
+            "?flush_interval=0s' WITH resolved = '200ms', updated, diff, row_images = 'store'"
+        )
+        until(lambda: self.catalog.job("f").status is Status.RUNNING, "the feed runs")
+
+    def write(self, rows: int = 20) -> None:
+        """New rows, and a change of each old one."""
+        for _ in range(rows):
+            self._rows += 1
+            self.shop.execute("update t set note = note || '.' where id = %s", [self._rows - 7])
+            self.shop.execute("insert into t values (%s, %s)", [self._rows, f"n{self._rows}"])
+
+    def messages(self) -> list[Message]:
+        """What a consumer reads."""
+        return read_files(self.out, ["t"]) if self.out.exists() else []
+
+    def arrived(self) -> bool:
+        """Whether a consumer has the table as it is."""
+        notes: dict[int, str] = {}
+        for message in self.messages():
+            if message.after is not None:
+                notes[message.after["id"]] = message.after["note"]
+        return notes == dict(self.shop.execute("select id, note from t"))
+
+    def check(self) -> None:
+        """Nothing is lost, nothing that was promised is broken, and changes have their old rows."""
+        until(self.arrived, "all rows arrive")
+        found = self.messages()
+        validate(found, OrderValidator(), ResolvedValidator())
+        for message in found:
+            if message.after is not None:
+                note = message.after["note"]
+                old = {**message.after, "note": note[:-1]} if note.endswith(".") else None
+                assert message.before == old
+
+    def owner(self) -> str | None:
+        """The node that captures the source."""
+        return self.catalog.source_holders().get("shop")
+
+
+@pytest.fixture
+def team(postgres_server: PostgresFactory, tmp_path: Path) -> Iterator[Team]:
+    with ExitStack() as stack:
+        shop = stack.enter_context(postgres_server().database())
+        state = stack.enter_context(postgres_server().database())
+        catalog = stack.enter_context(catalog_of(state.uri, tmp_path / "client"))
+        machines = stack.enter_context(
+            hosts(tmp_path, state.uri, "one", "two", log=str(tmp_path / "store"))
+        )
+        yield Team(shop, catalog, machines, tmp_path)
+
+
+def test_a_host_that_is_gone_with_its_disk(team: Team) -> None:
+    team.one.start()
+    until(lambda: team.catalog.live_nodes(), "the first node lives")
+    team.create()
+    team.write()
+    until(team.arrived, "the first rows arrive")
+    team.two.start()
+    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    first = team.owner()
+    team.write(3)
+    team.one.kill(disk=True)
+    team.write()
+    team.check()
+    assert team.owner() not in (None, first)
+    # The first machine comes back empty, and the second ends in good order.
+    team.one.start()
+    until(lambda: len(team.catalog.live_nodes()) == 2, "the first node is back")
+    team.two.stop()
+    team.write()
+    team.check()
+    team.execute("DROP CHANGEFEED f")
+    until(lambda: not list(ObjectStore(str(team.store)).names("")), "its objects are removed")
+    until(lambda: team.shop.slots() == [], "the slot is removed")
+
+
+@pytest.mark.extended
+def test_a_host_that_freezes_and_wakes_up(team: Team) -> None:
+    team.one.start()
+    until(lambda: team.catalog.live_nodes(), "the first node lives")
+    team.create()
+    team.write()
+    until(team.arrived, "the first rows arrive")
+    team.two.start()
+    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    first = team.owner()
+    team.one.freeze()
+    team.write()
+    until(lambda: team.owner() not in (None, first), "the lease ends and the second has it")
+    until(team.arrived, "the second node goes on")
+    team.one.thaw()
+    until(lambda: "another node has taken it" in team.one.printed, "the first notices")
+    team.write()
+    team.check()
+
+
+def test_logs_of_one_host_move_to_the_store(
+    postgres_server: PostgresFactory, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    with ExitStack() as stack:
+        shop, state = (stack.enter_context(postgres_server().database()) for _ in range(2))
+        catalog = stack.enter_context(catalog_of(state.uri, tmp_path / "client"))
+        (alone,) = stack.enter_context(hosts(tmp_path, state.uri, "one"))
+        alone.start()
+        until(lambda: catalog.live_nodes(), "the node lives")
+        with pytest.raises(ChangefeedError, match="keeps its logs on its own disk"):
+            keep_logs_at(catalog, store)
+        team = Team(shop, catalog, [alone, alone], tmp_path)
+        team.create()
+        team.write()
+        until(team.arrived, "the first rows arrive")
+        team.execute("PAUSE CHANGEFEED f")
+        team.write(3)
+        until(lambda: not catalog.job("f").status.active, "the feed is paused")
+        alone.stop()
+        one, two = stack.enter_context(hosts(tmp_path, state.uri, "one", "two", log=store))
+        two.start()
+        until(
+            lambda: "is on the disk of another node" in catalog.source_state("shop").error,
+            "a node that does not have the log begins none",
+        )
+        one.start()
+        until(lambda: team.owner() and not catalog.unmoved_logs(), "the log is shared")
+        until(
+            lambda: any(name.startswith("images/") for name in catalog.log_notes("shop")),
+            "its row images are shared",
+        )
+        one.kill(disk=True)
+        team.execute("RESUME CHANGEFEED f")
+        team.write()
+        team.check()
+
+
+def test_where_logs_cannot_be_kept(postgres_server: PostgresFactory, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        state = stack.enter_context(postgres_server().database())
+        catalog = stack.enter_context(catalog_of(state.uri, tmp_path / "client"))
+        local = stack.enter_context(catalog_of(str(tmp_path / "state"), tmp_path / "state"))
+        with pytest.raises(ChangefeedError, match="a state that all nodes reach"):
+            keep_logs_at(local, str(tmp_path / "store"))
+        for address, why in {
+            "ftp://host/x": "cannot be kept there",
+            "s3://bucket/x?AWS_KEY=secret-1": "no parameter AWS_KEY",
+            "/proc/nowhere": "cannot be written in /proc/nowhere",
+        }.items():
+            with pytest.raises(ChangefeedError, match=why) as refused:
+                keep_logs_at(catalog, address)
+            assert "secret-1" not in str(refused.value)
+        assert catalog.log_place is None
+        keep_logs_at(catalog, str(tmp_path / "store"))
+        keep_logs_at(catalog, str(tmp_path / "store"))
+        with pytest.raises(ChangefeedError, match=f"are in {tmp_path}/store"):
+            keep_logs_at(catalog, str(tmp_path / "another"))

@@ -1,0 +1,93 @@
+"""Hosts as processes: each has a home of its own, may be killed, frozen, or lose its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from changefeed.catalog import Catalog
+
+
+class Host:
+    """A machine with one node of a state; its files are in ``home``."""
+
+    def __init__(self, home: Path, state: str, *flags: str) -> None:
+        self.home = home
+        self._state = state
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Host:
+        """Start the node."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shell", "start", "--state", self._state, *self._flags],
+                env={**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": str(self.home)},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+        return self
+
+    @property
+    def printed(self) -> str:
+        """What the node wrote to standard error."""
+        return (self.home.parent / f"{self.home.name}.log").read_text()
+
+    def _send(self, number: int) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        node = psutil.Process(self._process.pid)
+        # The node first: it would start its children again.
+        for process in (node, *node.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def kill(self, *, disk: bool = False) -> None:
+        """The machine fails; ``disk``: and nothing that it had is left."""
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        if disk:
+            shutil.rmtree(self.home)
+
+    def freeze(self) -> None:
+        """Nothing on the machine goes on."""
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """All goes on as if no time had passed."""
+        self._send(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the node in good order."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+
+
+@contextmanager
+def hosts(folder: Path, state: str, *names: str, log: str = "") -> Iterator[list[Host]]:
+    """Hosts that share a state, none of which runs yet; all are gone at the end."""
+    flags = ("--log", log) if log else ()
+    made = [Host(folder / name, state, *flags) for name in names]
+    try:
+        yield made
+    finally:
+        for host in made:
+            host.kill()
+
+
+@contextmanager
+def catalog_of(state: str, folder: Path) -> Iterator[Catalog]:
+    """The state as a client sees it that has a home of its own."""
+    with closing(Catalog.open(state, directory=folder)) as catalog:
+        yield catalog
