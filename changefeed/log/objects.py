@@ -6,20 +6,22 @@ An object is written once under a name that nothing else has ever had, and never
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.durable import UNFINISHED, sync_path
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import ParameterKind, Settings, invalid, setting
 
 #: Seconds a request may take to connect, and to be answered.
 _CONNECT_SECONDS: Final = 5.0
@@ -29,19 +31,103 @@ _ANSWER_SECONDS: Final = 60.0
 _FAILED: Final = (OSError, pa.ArrowException)
 
 _HINT: Final = (
-    "write s3://bucket/folder?AWS_REGION=.., gs://bucket/folder, azure://account/container/folder "
-    "or a directory that all nodes see."
+    "write s3://bucket/folder, gs://bucket/folder, azure://container/folder or a directory that "
+    "all nodes see."
 )
 
-_S3: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_ENDPOINT",
-)
-_AZURE: Final = ("AZURE_ACCOUNT_KEY", "AZURE_SAS_TOKEN", "AZURE_ENDPOINT")
-_GCS: Final = ("GCS_ENDPOINT",)
+_S3, _GS, _AZURE = ("s3",), ("gs",), ("azure",)
+
+
+def _server(text: str) -> tuple[str, str]:
+    """Scheme and ``host[:port]`` of a server; https if it names no scheme."""
+    scheme, mark, host = text.rpartition("://")
+    return (scheme if mark else "https", host.rstrip("/"))
+
+
+def _endpoint(name: str, schemes: tuple[str, ...]) -> Any:
+    summary = "Another store with the same protocol."
+    return setting(None, summary, ParameterKind.URL, name=name, schemes=schemes, convert=_server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStoreSettings(Settings):
+    """The address of a store. Parameters have the names that they have for file sinks; without a
+    key the machine's login is used."""
+
+    called: ClassVar[str] = "log store"
+
+    access_key: str = setting("", "The access key.", name="AWS_ACCESS_KEY_ID", schemes=_S3)
+    secret_key: str = setting(
+        "", "Its secret.", name="AWS_SECRET_ACCESS_KEY", secret=True, schemes=_S3
+    )
+    session_token: str = setting(
+        "",
+        "The token of a temporary access key.",
+        name="AWS_SESSION_TOKEN",
+        secret=True,
+        schemes=_S3,
+    )
+    region: str = setting("", "The bucket's region.", name="AWS_REGION", schemes=_S3)
+    s3_endpoint: tuple[str, str] | None = _endpoint("AWS_ENDPOINT", _S3)
+    bearer_token: str = setting(
+        "", "An OAuth token.", name="BEARER_TOKEN", secret=True, schemes=_GS
+    )
+    gcs_endpoint: tuple[str, str] | None = _endpoint("GCS_ENDPOINT", _GS)
+    account_name: str = setting(
+        "", "The storage account; always needed.", name="AZURE_ACCOUNT_NAME", schemes=_AZURE
+    )
+    account_key: str = setting(
+        "", "The account's key.", name="AZURE_ACCOUNT_KEY", secret=True, schemes=_AZURE
+    )
+    azure_endpoint: tuple[str, str] | None = _endpoint("AZURE_ENDPOINT", _AZURE)
+
+    def check(self) -> Iterator[ChangefeedError]:
+        if self.uri.scheme not in (*_S3, *_GS, *_AZURE) or not self.uri.host:
+            yield invalid("logs cannot be kept there", _HINT, Code.INVALID_URI)
+        elif self.uri.scheme in _AZURE and not self.account_name:
+            yield invalid("param AZURE_ACCOUNT_NAME must be provided")
+
+    def connect(self) -> fs.FileSystem:
+        """A client of the store; it connects with its first call."""
+        if self.uri.scheme in _S3:
+            return fs.S3FileSystem(
+                access_key=self.access_key or None,
+                secret_key=self.secret_key or None,
+                session_token=self.session_token or None,
+                region=self.region or None,
+                connect_timeout=_CONNECT_SECONDS,
+                request_timeout=_ANSWER_SECONDS,
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
+                **_at(self.s3_endpoint),
+            )
+        if self.uri.scheme in _GS:
+            login: dict[str, Any] = {}
+            if self.bearer_token:
+                # It says itself when it ends.
+                login["access_token"] = self.bearer_token
+                login["credential_token_expiration"] = dt.datetime.max
+            return fs.GcsFileSystem(
+                **login,
+                retry_time_limit=dt.timedelta(seconds=_CONNECT_SECONDS),
+                **_at(self.gcs_endpoint),
+            )
+        arguments = {}
+        if self.azure_endpoint is not None:
+            # Where accounts have no host of their own, their name begins the path; the client adds
+            # it.
+            scheme, host = self.azure_endpoint
+            for service in ("blob", "dfs"):
+                arguments[f"{service}_storage_scheme"] = scheme
+                arguments[f"{service}_storage_authority"] = host.removesuffix(
+                    f"/{self.account_name}"
+                )
+        return fs.AzureFileSystem(
+            self.account_name, account_key=self.account_key or None, **arguments
+        )
+
+
+def _at(endpoint: tuple[str, str] | None) -> dict[str, str]:
+    return {} if endpoint is None else {"endpoint_override": endpoint[1], "scheme": endpoint[0]}
 
 
 class ObjectStore:
@@ -51,11 +137,17 @@ class ObjectStore:
         """``address`` as ``--log`` has it. Connects with the first call.
 
         Raises:
-            ChangefeedError: CF1201, CF1202: it is no such address; without its text, which may
-                contain a secret.
+            ChangefeedError: CF1201, CF1202, CF1207: it is no such address.
         """
-        self._connect, self._root, self.shown = _place(address)
-        self._local = "://" not in self.shown
+        self._connect: Callable[[], fs.FileSystem] = fs.LocalFileSystem
+        self._local = address.startswith("/")
+        if self._local:
+            self._root = self.shown = address.rstrip("/")
+        else:
+            settings = LogStoreSettings.read(address)
+            self._connect = settings.connect
+            self._root = f"{settings.uri.host}/{settings.uri.path.strip('/')}".rstrip("/")
+            self.shown = f"{settings.uri.scheme}://{self._root}"
         self._lock = threading.Lock()
         self._connected: fs.FileSystem | None = None
 
@@ -188,74 +280,3 @@ def _kind(error: BaseException) -> str:
         if sign in text:
             return words
     return type(error).__name__
-
-
-def _place(address: str) -> tuple[Callable[[], fs.FileSystem], str, str]:
-    """How to connect, the path of the place in that filesystem, and the place without secrets."""
-    if address.startswith("/"):
-        root = address.rstrip("/") or "/"
-        return fs.LocalFileSystem, root, root
-    try:
-        parts = urlsplit(address)
-        port = parts.port
-    except ValueError:
-        raise ChangefeedError(Code.INVALID_URI, "--log is no URL", hint=_HINT) from None
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    path = parts.path.strip("/")
-    if not parts.hostname or port or "@" in parts.netloc or parts.fragment:
-        raise ChangefeedError(Code.INVALID_URI, "--log names no place for objects", hint=_HINT)
-    root = f"{parts.netloc}/{path}".rstrip("/")
-    shown = f"{parts.scheme}://{root}"
-    if parts.scheme == "s3":
-        _only(given, _S3)
-        return lambda: _s3(given), root, shown
-    if parts.scheme == "gs":
-        _only(given, _GCS)
-        return lambda: _gcs(given), root, shown
-    if parts.scheme == "azure" and path:
-        _only(given, _AZURE)
-        return lambda: _azure(parts.netloc, given), path, shown
-    raise ChangefeedError(Code.INVALID_URI, "--log cannot be kept there", hint=_HINT)
-
-
-def _only(given: dict[str, str], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise ChangefeedError(
-                Code.UNKNOWN_PARAMETER,
-                f"--log has no parameter {name}",
-                hint=f"known: {', '.join(known)}.",
-            )
-
-
-def _s3(given: dict[str, str]) -> fs.FileSystem:
-    scheme, _, host = given.get("AWS_ENDPOINT", "").rpartition("://")
-    return fs.S3FileSystem(
-        access_key=given.get("AWS_ACCESS_KEY_ID"),
-        secret_key=given.get("AWS_SECRET_ACCESS_KEY"),
-        session_token=given.get("AWS_SESSION_TOKEN"),
-        region=given.get("AWS_REGION"),
-        scheme=scheme or "https",
-        endpoint_override=host or None,
-        connect_timeout=_CONNECT_SECONDS,
-        request_timeout=_ANSWER_SECONDS,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
-    )
-
-
-def _gcs(given: dict[str, str]) -> fs.FileSystem:
-    scheme, _, host = given.get("GCS_ENDPOINT", "").rpartition("://")
-    return fs.GcsFileSystem(
-        anonymous=bool(host), scheme=scheme or "https", endpoint_override=host or None
-    )
-
-
-def _azure(account: str, given: dict[str, str]) -> fs.FileSystem:
-    scheme, _, host = given.get("AZURE_ENDPOINT", "").rpartition("://")
-    return fs.AzureFileSystem(
-        account,
-        account_key=given.get("AZURE_ACCOUNT_KEY"),
-        sas_token=given.get("AZURE_SAS_TOKEN"),
-        blob_storage_authority=host or None,
-        blob_storage_scheme=scheme or None,
-    )

@@ -248,6 +248,7 @@ class Node:
         """Renew heartbeat and leases, and nothing else: all other work of the node may take long,
         and without a pulse all leases end, while the feeds go on.
         """
+
         def beat() -> None:
             self.sources.renew_leases()
             self.feeds.beat()

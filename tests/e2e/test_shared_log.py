@@ -193,7 +193,7 @@ def test_where_logs_cannot_be_kept(postgres_server: PostgresFactory, tmp_path: P
             keep_logs_at(local, str(tmp_path / "store"))
         for address, why in {
             "ftp://host/x": "cannot be kept there",
-            "s3://bucket/x?AWS_KEY=secret-1": "no parameter AWS_KEY",
+            "s3://bucket/x?AWS_KEY=secret-1": "unknown log store query parameters: .AWS_KEY.",
             "/proc/nowhere": "cannot be written in /proc/nowhere",
         }.items():
             with pytest.raises(ChangefeedError, match=why) as refused:

@@ -1,0 +1,71 @@
+"""The stores of shared logs: what each of them must do, and what it reports when it cannot."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.log.objects import ObjectStore
+from tests.services import stores
+
+STORES = pytest.mark.parametrize(
+    "store",
+    [
+        "s3",
+        pytest.param("gcs", marks=pytest.mark.extended),
+        pytest.param("azure", marks=pytest.mark.extended),
+    ],
+    indirect=True,
+)
+
+
+def check(store: ObjectStore, folder: Path) -> None:
+    """Write, read, list and remove."""
+    store.probe()
+    large = folder / "large"
+    large.write_bytes(bytes(range(256)) * 20_000)
+    store.put("a/one", b"1")
+    store.put("a/large", large)
+    store.put("a/b/two", b"")
+    assert store.get("a/one") == b"1" and store.get("a/b/two") == b""
+    store.fetch("a/large", folder / "copy", 5_120_000)
+    assert (folder / "copy").read_bytes() == large.read_bytes()
+    assert {name for name, _ in store.names("a")} == {"a/one", "a/large", "a/b/two"}
+    assert all(at > 10**18 for _, at in store.names("a"))
+    assert list(store.names("nothing")) == []
+    with pytest.raises(ChangefeedError) as short:
+        store.fetch("a/one", folder / "other", 7)
+    assert short.value.code is Code.LOG_STORE_UNREACHABLE and not (folder / "other").exists()
+    store.remove(["a/one", "a/gone", "a/large", "a/b/two"])
+    assert list(store.names("a")) == []
+    with pytest.raises(ChangefeedError, match="cannot be read") as gone:
+        store.get("a/one")
+    assert gone.value.code is Code.LOG_STORE_UNREACHABLE
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    check(ObjectStore(str(tmp_path / "store")), tmp_path)
+
+
+@STORES
+def test_a_store(store: stores.ObjectStore, tmp_path: Path) -> None:
+    bucket = store.bucket(f"logs-{uuid.uuid4().hex[:8]}")
+    found = ObjectStore(store.uri(f"{bucket}/folder"))
+    assert found.shown == f"{store.scheme}://{bucket}/folder"
+    check(found, tmp_path)
+
+
+@STORES
+def test_a_store_that_cannot_be_used(store: stores.ObjectStore) -> None:
+    """No bucket, and nobody there: the error names the place, and no secret."""
+    nowhere = ObjectStore(store.uri(f"none-{uuid.uuid4().hex[:8]}/x"))
+    silent = ObjectStore(store.uri("bucket/x", port=9))
+    for found in (nowhere, silent):
+        with pytest.raises(ChangefeedError) as refused:
+            found.get("a")
+        assert refused.value.code is Code.LOG_STORE_UNREACHABLE
+        assert found.shown in refused.value.message
+        assert store.secret not in str(refused.value)
