@@ -77,15 +77,24 @@ class SourceRegister:
 class SharedSource:
     """What a source has in a store that outlives its host, for the node that holds the lease."""
 
-    def __init__(self, catalog: Catalog, lease: SourceLease, place: str) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        lease: SourceLease,
+        place: str,
+        layout: StateLayout | None = None,
+    ) -> None:
         """
+        Args:
+            layout: where copies are; the node's directory when not given.
+
         Raises:
             ChangefeedError: CF1201, CF1202 ``place`` is no address of a store.
         """
         self.register = SourceRegister(catalog, lease)
         self.store = ObjectStore(place)
         self.token = lease.token
-        self._layout = StateLayout(Path(catalog.directory))
+        self._layout = layout or StateLayout(Path(catalog.directory))
         self._source = lease.source
         self.folder = f"{catalog.state_id}/{self._layout.log(lease.source).name}"
 

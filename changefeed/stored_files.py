@@ -8,13 +8,14 @@ what is damaged is read from the source again.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from changefeed.api import Result
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.clock import Timestamp
 from changefeed.core.durable import PROOF, UNFINISHED, read_durable, verify_proven
 from changefeed.core.errors import ChangefeedError, Code
@@ -23,11 +24,13 @@ from changefeed.core.state import StateLayout
 from changefeed.dataset.definition import SCHEME
 from changefeed.dataset.source import DatasetSource
 from changefeed.images.runs import ImageRun
+from changefeed.images.shared import SharedImages
 from changefeed.images.states import MANIFEST, StoreState, read_manifest
 from changefeed.log.frame import frame_extents
 from changefeed.log.journal import FIRST_FRAME, JournalFile, damaged, journal_name
-from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Ledger, read_head, read_ledger
+from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head, Ledger, read_head, read_ledger
 from changefeed.log.rows import check
+from changefeed.shared_logs import SharedSource
 from changefeed.sources.decoded.stored import NOTE, StoredTransaction
 from sinks.registry import capabilities, open_sink, scheme_of
 
@@ -118,13 +121,50 @@ def _stored_files(catalog: Catalog) -> Iterator[StoredFile]:
     state_bytes = catalog.verify()
     if state_bytes is not None:
         yield StoredFile("", "state", layout.database.name, state_bytes)
+    place = catalog.log_place
     for source in (state.name for state in catalog.source_states()):
-        yield from _log(source, layout.log(source))
-        yield from _images(source, layout.images(source))
-        yield from _notes(source, layout.beside_log(source))
-        yield from _prepared(source, layout.beside_log(source))
+        if place is None:
+            yield from _of_source(source, layout)
+            continue
+        with tempfile.TemporaryDirectory(prefix="changefeed-") as folder:
+            copy = StateLayout(Path(folder))
+            damage = _copied(catalog, source, place, copy)
+            if damage is not None:
+                yield StoredFile(source, "objects", damage.detail or source, 0, damage)
+            yield from _of_source(source, copy)
     yield from _readers(catalog)
     yield from _datasets(catalog)
+
+
+def _copied(
+    catalog: Catalog, source: str, place: str, layout: StateLayout
+) -> ChangefeedError | None:
+    """Copy the shared log of a source; returns what was not as it is registered."""
+    shared = SharedSource(catalog, SourceLease(source, "", 0), place, layout)
+    root, images = layout.log(source), layout.images(source)
+    root.mkdir(parents=True)
+    for _ in range(_ATTEMPTS):
+        seen = catalog.log_manifest(source)
+        try:
+            if shared.log().fetch() and (ledger := read_ledger(root)) is not None:
+                length = (root / journal_name(ledger.live)).stat().st_size
+                head = Head(ledger.generation, ledger.live, length)
+                (root / HEAD_NAME).write_bytes(head.to_bytes())
+            SharedImages(shared.register, shared.store, images, shared.folder, -1).fetch()
+            return None
+        except ChangefeedError as error:
+            # A node may have made an object of rows, or merged objects, since they were listed.
+            if catalog.log_manifest(source) == seen:
+                return error
+            found = error
+    return found
+
+
+def _of_source(source: str, layout: StateLayout) -> Iterator[StoredFile]:
+    yield from _log(source, layout.log(source))
+    yield from _images(source, layout.images(source))
+    yield from _notes(source, layout.beside_log(source))
+    yield from _prepared(source, layout.beside_log(source))
 
 
 # ---------------------------------------------------------------------------------- change log

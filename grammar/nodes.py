@@ -304,6 +304,11 @@ class ShowFunctions(Inquiry):
     span: Span | None = _span()
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowNodes(Inquiry):
+    span: Span | None = _span()
+
+
 class CdcRecord(StrEnum):
     """``record =`` of YugabyteDB's CREATE CDC."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
@@ -12,6 +13,7 @@ from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow
 from changefeed.core.processes import has_ended, process_space
+from changefeed.core.version import __version__
 
 #: A node not heard of for this long is dead, seconds.
 NODE_TTL = 10.0
@@ -88,6 +90,16 @@ class Leases(CatalogPart):
             ).one_or_none()
             return row.node if row and lasts(row.expires, self._shared_now(transaction)) else None
 
+    def feeds_of_nodes(self) -> dict[str, list[int]]:
+        """The jobs of each node whose lease on them has not ended."""
+        with self._database.read() as transaction:
+            now = self._shared_now(transaction)
+            found: dict[str, list[int]] = {}
+            for row in transaction.execute(select(_lease).order_by(_lease.c.job_id)):
+                if row.node and lasts(row.expires, now):
+                    found.setdefault(row.node, []).append(row.job_id)
+        return found
+
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
         """Say that a process runs jobs; forgets nodes long gone.
 
@@ -95,12 +107,10 @@ class Leases(CatalogPart):
         """
         with self._database.write() as transaction:
             now = self._shared_now(transaction)
-            node = NodeRow(node_id, pid, host or process_space(), now, now)
+            node = NodeRow(node_id, pid, host or process_space(), __version__, now, now)
             transaction.execute(delete(_node).where(_node.c.id == node_id))
             transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
-            transaction.execute(
-                insert(_node).values(id=node.id, pid=pid, host=node.host, started=now, seen=now)
-            )
+            transaction.execute(insert(_node).values(asdict(node)))
         return node
 
     def heartbeat(self, node_id: str, leases: Sequence[Lease] = (), ttl: float = 0.0) -> set[int]:
@@ -166,4 +176,4 @@ def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
 
 
 def _row_node(row: Row[Any]) -> NodeRow:
-    return NodeRow(row.id, row.pid, row.host, row.started, row.seen)
+    return NodeRow(row.id, row.pid, row.host, row.version, row.started, row.seen)

@@ -134,11 +134,12 @@ class LeaseLost(ChangefeedError):
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A process that runs jobs. ``started`` and ``seen`` are ns; ``host`` is where ``pid`` means a
-    process (:func:`changefeed.core.processes.process_space`)."""
+    process (:func:`changefeed.core.processes.process_space`); ``version`` is that of changefeed."""
 
     id: str
     pid: int
     host: str
+    version: str
     started: int
     seen: int
 

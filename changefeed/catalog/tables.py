@@ -375,6 +375,7 @@ node = Table(
     Column("id", Text, primary_key=True),
     Column("pid", Integer, nullable=False),
     _text("host"),
+    _text("version"),
     _ns("started"),
     _ns("seen"),
 )

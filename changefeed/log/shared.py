@@ -217,7 +217,7 @@ class SharedLog:
             for part in parts:
                 if part.start < kept:
                     continue
-                data = self._store.get(part.object) if part.object else bodies[part.start]
+                data = self._store.get(part.object) if part.object else bodies.get(part.start, b"")
                 if len(data) != part.size or zlib.crc32(data) != part.crc:
                     raise damaged(name, "a part differs from what was written", offset=part.start)
                 os.pwrite(fd, data, part.start)

@@ -57,6 +57,9 @@ from changefeed.log.shared import SharedLog
 #: How far the log's time in the ledger may be behind, ns. After a crash the rest is measured again.
 _SAVE_TIME: Final = 600 * 10**9
 
+#: How often objects that no row names are looked for, ns.
+_SWEEP_STORE: Final = 3600 * 10**9
+
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -100,6 +103,7 @@ class LogWriter:
         self._used = 0
         self._growth = Growth()
         self._appended = 0
+        self._store_swept = 0
         self._lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
         lock = _lock(root)
@@ -476,6 +480,7 @@ class LogWriter:
             merged = self._compact(now)
             removed += self._sweep(now)
             self._settle()
+            self._sweep_store(read.wall)
             self._save_time()
         return UpkeepResult(rolled=rolled, dropped=dropped, merged=merged, removed=removed)
 
@@ -506,6 +511,12 @@ class LogWriter:
                 shared.stage(journal_name(sealed.number), sealed.length)
                 with self._lock:
                     shared.settle(sealed.number)
+
+    def _sweep_store(self, wall: int) -> None:
+        """Remove objects that an append or a merge has left behind, now and then."""
+        if self._shared is not None and wall - self._store_swept >= _SWEEP_STORE:
+            self._store_swept = wall
+            self._shared.sweep(wall)
 
     def roll(self) -> bool:
         """Close the live journal now, if it has a complete flush and no unfinished one."""

@@ -15,7 +15,7 @@ from changefeed.options import to_span
 from changefeed.statements import brief
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.context import Context, Result, handles
-from changefeed.statements.times import instant, moment
+from changefeed.statements.times import date, instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -220,3 +220,27 @@ def _like(pattern: str) -> re.Pattern[str]:
         else:
             parts.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
     return re.compile("".join(parts), re.DOTALL)
+
+
+@handles(nodes.ShowNodes)
+def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
+    """SHOW NODES: those that live, oldest first."""
+    catalog = context.catalog
+    feeds, names = catalog.feeds_of_nodes(), {job.id: job.name for job in catalog.jobs()}
+    sources: dict[str, list[str]] = {}
+    for source, node in sorted(catalog.source_holders().items()):
+        sources.setdefault(node, []).append(source)
+    rows = [
+        (
+            node.id,
+            node.host.partition(" ")[0],
+            node.pid,
+            node.version,
+            Names(sources.get(node.id, ())),
+            Names(names[job] for job in feeds.get(node.id, ()) if job in names),
+            date(node.started),
+        )
+        for node in catalog.live_nodes()
+    ]
+    columns = ("node", "host", "pid", "version", "captures", "feeds", "started")
+    return Result(columns=columns, rows=list(rows))

@@ -14,6 +14,7 @@ from changefeed.catalog import Catalog, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.log.objects import ObjectStore
 from changefeed.shared_logs import keep_logs_at
+from changefeed.stored_files import verify_files
 from changefeed_testing.sinks.messages import Message
 from changefeed_testing.sinks.readers import read_files
 from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
@@ -121,6 +122,14 @@ def test_a_host_that_is_gone_with_its_disk(team: Team) -> None:
     team.two.stop()
     team.write()
     team.check()
+    # Every object is there, and a damaged one is named.
+    assert verify_files(team.catalog).failure is None
+    objects = [path for path in team.store.rglob("*") if path.is_file()]
+    whole = objects[0].read_bytes()
+    objects[0].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    damaged = verify_files(team.catalog)
+    assert damaged.failure is not None and len(damaged.rows) == 1
+    objects[0].write_bytes(whole)
     team.execute("DROP CHANGEFEED f")
     until(lambda: not list(ObjectStore(str(team.store)).names("")), "its objects are removed")
     until(lambda: team.shop.slots() == [], "the slot is removed")
