@@ -281,7 +281,7 @@ def _read_segment(root: Path, entry: list[Any]) -> int:
 
 
 def _images(source: str, root: Path) -> Iterator[StoredFile]:
-    for folder in _listed(root):
+    for folder in (entry for entry in _listed(root) if entry.is_dir()):
         name = f"{folder.name}/{MANIFEST}"
         try:
             memo = read_manifest(folder)
