@@ -12,7 +12,9 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.shared_logs import held_elsewhere
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogManifest
+from changefeed.core.processes import process_space
 from changefeed.core.state import StateLayout
+from changefeed.log.ledger import HEAD_NAME
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import SharedLog
 
@@ -50,6 +52,35 @@ def keep_logs_at(catalog: Catalog, address: str) -> None:
         )
     store.probe()
     catalog.set_log_place(address)
+
+
+def log_folder(catalog: Catalog, source: str) -> Path:
+    """The directory of a source's change log, which this process may read.
+
+    Raises:
+        ChangefeedError: CF1303, the log is shared, and a node elsewhere has the copy that grows.
+    """
+    folder = StateLayout(Path(catalog.directory)).log(source)
+    if not is_elsewhere(catalog, source):
+        return folder
+    holder = catalog.source_holders().get(source)
+    hosts = [node.host.partition(" ")[0] for node in catalog.live_nodes() if node.id == holder]
+    raise ChangefeedError(
+        Code.NOT_SUPPORTED,
+        f"the change log of {source!r} is read where its node runs"
+        + (f", on {hosts[0]}" if hosts else ""),
+        hint="run this there: SHOW NODES lists the nodes and what they capture.",
+    )
+
+
+def is_elsewhere(catalog: Catalog, source: str) -> bool:
+    """Whether the log of a source is shared, and no node of this machine's directory writes it."""
+    if catalog.log_place is None:
+        return False
+    if not (StateLayout(Path(catalog.directory)).log(source) / HEAD_NAME).exists():
+        return True
+    holder = catalog.source_holders().get(source)
+    return all(node.host != process_space() for node in catalog.live_nodes() if node.id == holder)
 
 
 class SourceRegister:

@@ -13,6 +13,7 @@ from changefeed.core.events import ClientRow
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
 from changefeed.plan.stages import FeedPlan
+from changefeed.shared_logs import log_folder
 from sinks.base import ClientSink
 from sinks.registry import open_sink
 
@@ -92,9 +93,13 @@ class SinklessFeeds:
         """Wait until the source sends the tables of a feed whose client is waiting.
 
         Raises:
-            ChangefeedError: the source refuses, or is not ready in time.
+            ChangefeedError: the source refuses, is not ready in time, or (CF1303) is captured on
+                another host.
         """
         tables = {t.table: t.table_id for t in self._catalog.tables(job.id)}
+        holder = self._catalog.source_holders().get(job.source)
+        if holder not in (None, self._services.node_id):
+            log_folder(self._catalog, job.source)
 
         def ready() -> bool:
             return (

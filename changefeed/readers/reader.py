@@ -20,8 +20,8 @@ from changefeed.catalog import Catalog, DesiredStatus, Job, Status, TableProgres
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
-from changefeed.core.state import StateLayout
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, TableRanges
+from changefeed.shared_logs import log_folder
 from grammar.printer import name as name_sql
 from sinks.base import ConsumerProgress, LogConsumer, ScanFiles
 from sinks.registry import open_sink
@@ -185,7 +185,7 @@ class Reader:
         """The reader's table in the change log."""
         if self._log is None:
             self._log = TableLog(
-                StateLayout(Path(self.catalog.directory).absolute()).log(self.job().source),
+                log_folder(self.catalog, self.job().source).absolute(),
                 selection_of(self.progress()),
                 self.on_truncate,
             )

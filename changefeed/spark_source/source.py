@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -11,10 +9,10 @@ from pyspark.sql.types import StructType
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.core.state import StateLayout
 from changefeed.readers.changes import change_schema
 from changefeed.readers.reader import Reader, announced_shape, table_name
 from changefeed.readers.table_log import Selection, TableLog
+from changefeed.shared_logs import log_folder
 from changefeed.spark_source.batch import ChangeBatchReader, LogPart
 from changefeed.spark_source.settings import SparkSourceSettings, settings_of
 from changefeed.spark_source.stream import ChangeStreamReader, RefusedStreamReader
@@ -115,7 +113,7 @@ def _log_part(settings: SparkSourceSettings) -> LogPart:
     catalog = Catalog.open(settings.state, must_exist=True)
     try:
         since = catalog.captured(name.source).get(name)
-        root = StateLayout(Path(catalog.directory).absolute()).log(name.source)
+        root = log_folder(catalog, name.source).absolute()
     finally:
         catalog.close()
     if since is None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
@@ -17,7 +16,6 @@ from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Frontier, Position, StreamRow
 from changefeed.core.schema import TableSchema
-from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
 from changefeed.dataset.definition import is_definition
 from changefeed.options import to_span
@@ -274,6 +272,10 @@ class Context:
 
     def frontier(self, source: str) -> Frontier | None:
         """How far the change log of a source reaches; None where there is no log here."""
+        from changefeed.shared_logs import is_elsewhere
+
+        if is_elsewhere(self.catalog, source):
+            return None
         with _log_of(self.catalog, source) as log:
             return None if log is None else log[1]
 
@@ -386,8 +388,9 @@ def _log_of(catalog: Catalog, source: str) -> Iterator[tuple[LogReader, Frontier
     nothing in it."""
     # Loaded on use: only a cursor and SYNC need it.
     from changefeed.log import LogReader
+    from changefeed.shared_logs import log_folder
 
-    path = StateLayout(Path(catalog.directory)).log(source)
+    path = log_folder(catalog, source)
     if not path.exists():
         yield None
         return
@@ -425,10 +428,16 @@ def log_has_of(catalog: Catalog) -> LogHas:
 def log_lookup_of(catalog: Catalog) -> LogLookup:
     """Reads the change logs in the state's directory."""
 
+    from changefeed.shared_logs import is_elsewhere
+
     def look_up(source: str, position: Position) -> Timestamp | None:
         # A log that a new one may be about to follow has no place to wait for.
-        if catalog.source_state(source).renewal:
+        state = catalog.source_state(source)
+        if state.renewal:
             return None
+        if is_elsewhere(catalog, source):
+            # What its node saves every second may be above the place, and never below.
+            return state.frontier if state.position >= position else None
         # Asked again and again while SYNC waits: each look gives its file back.
         with _log_of(catalog, source) as log:
             if log is None or log[1].position < position:

@@ -36,6 +36,7 @@ from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.repair import why_rescan
 from changefeed.scan.table import joined
+from changefeed.shared_logs import log_folder
 from changefeed.sources.base import DEFAULT_PART_BYTES, Source
 from changefeed.verify.changes import changed_since
 from changefeed.verify.keys import repair_of, row_key
@@ -190,7 +191,7 @@ class TableVerifier:
         Args:
             always: what counts although its key cannot be looked up and its table is changing.
         """
-        log = StateLayout(Path(self._catalog.directory)).log(self._job.source)
+        log = log_folder(self._catalog, self._job.source)
         if not found or self._read is None or not log.exists():
             return frozenset(found)
         schema, position = self._read

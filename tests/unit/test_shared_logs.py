@@ -1,0 +1,152 @@
+"""A shared log: what belongs to it comes along, what belongs to nobody goes; who may read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from changefeed.catalog import Catalog, SourceLease
+from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.state import StateLayout
+from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log.objects import ObjectStore
+from changefeed.log.shared import ORPHAN_AGE
+from changefeed.shared_logs import SharedSource, is_elsewhere, log_folder, remove_shared_log
+from tests.helpers.log_samples import SOURCE, Row, batch, clocks, drop_process, flush, keys, narrow
+
+A = narrow("a")
+
+
+class Shared:
+    """A shared log and its hosts, one folder each."""
+
+    def __init__(self, folder: Path, catalog: Catalog) -> None:
+        self.folder = folder
+        self.catalog = catalog
+        self.store = ObjectStore(str(folder / "store"))
+
+    def take(self, host: str) -> tuple[SourceLease, StateLayout]:
+        """The host has the source now."""
+        lease = self.catalog.acquire_source(SOURCE, host, -1.0)
+        assert lease is not None
+        layout = StateLayout(self.folder / host)
+        layout.beside_log(SOURCE).mkdir(parents=True, exist_ok=True)
+        return lease, layout
+
+    def open(self, host: str, settings: LogSettings | None = None) -> LogWriter:
+        """The log as a host opens it that takes the source."""
+        lease, layout = self.take(host)
+        source = SharedSource(self.catalog, lease, self.store.shown, layout)
+        return LogWriter(layout.log(SOURCE), settings, source.log())
+
+    def rows(self, host: str) -> list[int]:
+        """The rows that readers see there."""
+        with LogReader(StateLayout(self.folder / host).log(SOURCE)) as reader:
+            found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
+            return [seq for piece in found.pieces for seq in keys(piece.load())]
+
+    @property
+    def objects(self) -> set[str]:
+        """What is in the store."""
+        return {name for name, _ in self.store.names("")}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Shared]:
+    with closing(Catalog.open(tmp_path / "state")) as catalog:
+        catalog.set_log_place(str(tmp_path / "store"))
+        yield Shared(tmp_path, catalog)
+
+
+def append(writer: LogWriter, wall: int, seq: int) -> None:
+    """One row."""
+    at = Timestamp(wall)
+    writer.append(flush([batch(A, [Row(at, seq)])], at, wall))
+
+
+def test_what_a_source_keeps_beside_its_log_comes_along(shared: Shared) -> None:
+    writer = shared.open("one")
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    beside = StateLayout(shared.folder / "one").beside_log(SOURCE)
+    (beside / "prepared").write_text("a transaction")
+    (beside / "gone").write_text("of a moment")
+    (beside / "half.new").write_text("not whole")
+    append(writer, 1_001, 1)
+    (beside / "gone").unlink()
+    append(writer, 1_002, 2)
+    drop_process(writer)
+    other = StateLayout(shared.folder / "two").beside_log(SOURCE)
+    other.mkdir(parents=True)
+    (other / "old").write_text("of an earlier time on this host")
+    with shared.open("two"):
+        assert [path.name for path in other.iterdir()] == ["prepared"]
+        assert (other / "prepared").read_text() == "a transaction"
+        assert shared.rows("two") == [1, 2]
+
+
+def test_a_log_that_was_given_up_is_not_taken_up_again(shared: Shared) -> None:
+    """Its copy on a host is no log of that host alone."""
+    writer = shared.open("one", LogSettings(segment_rows=1))
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    append(writer, 1_001, 1)
+    drop_process(writer)
+    assert len(shared.objects) == 1
+    lease, _ = shared.take("two")
+    remove_shared_log(shared.catalog, SOURCE, lease)
+    assert not shared.objects
+    with shared.open("one") as again:
+        assert again.frontier is None
+        again.append(flush([], Timestamp(1_000), 1_000))
+        append(again, 2_000, 7)
+        assert shared.rows("one") == [7]
+
+
+def test_a_log_of_one_host_becomes_a_shared_one(shared: Shared) -> None:
+    """Segments, sealed journals and what is appended later."""
+    layout = StateLayout(shared.folder / "one")
+    with LogWriter(layout.log(SOURCE), LogSettings(segment_rows=1)) as alone:
+        alone.append(flush([], Timestamp(1_000), 1_000))
+        append(alone, 1_001, 1)
+        alone.roll()
+        append(alone, 1_002, 2)
+    writer = shared.open("one")
+    append(writer, 1_003, 3)
+    drop_process(writer)
+    with shared.open("two"):
+        assert shared.rows("two") == [1, 2, 3]
+
+
+def test_only_old_objects_that_no_row_names_are_swept(shared: Shared) -> None:
+    with shared.open("one", LogSettings(segment_rows=1)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
+        (named,) = shared.objects
+        folder = named.rpartition("/")[0]
+        for name in ("young", "old"):
+            shared.store.put(f"{folder}/{name}", b"of a crash")
+        for name in (named, f"{folder}/old"):
+            os.utime(shared.folder / "store" / name, ns=(1, 1))
+        writer.maintain(clocks(Timestamp(ORPHAN_AGE + 10**15)))
+        assert shared.objects == {named, f"{folder}/young"}
+
+
+def test_who_may_read_the_log(shared: Shared) -> None:
+    """The directory of the host that has the source; elsewhere the error says where that is."""
+    assert is_elsewhere(shared.catalog, SOURCE)
+    shared.catalog.register_node("n1", 1, "alpha boot space")
+    lease = shared.catalog.acquire_source(SOURCE, "n1", 60.0)
+    assert lease is not None
+    with pytest.raises(ChangefeedError, match="where its node runs, on alpha") as refused:
+        log_folder(shared.catalog, SOURCE)
+    assert refused.value.code is Code.NOT_SUPPORTED
+    layout = StateLayout(Path(shared.catalog.directory))
+    with LogWriter(layout.log(SOURCE)):
+        # A copy of the time before, which no longer grows.
+        assert is_elsewhere(shared.catalog, SOURCE)
+        shared.catalog.register_node("n1", os.getpid())
+        assert log_folder(shared.catalog, SOURCE) == layout.log(SOURCE)
