@@ -218,7 +218,7 @@ class SharedLog:
                 if part.start < kept:
                     continue
                 data = self._store.get(part.object) if part.object else bodies.get(part.start, b"")
-                if len(data) != part.size or zlib.crc32(data) != part.crc:
+                if len(data) != part.size or _checksum(part.start, data) != part.crc:
                     raise damaged(name, "a part differs from what was written", offset=part.start)
                 os.pwrite(fd, data, part.start)
         finally:
@@ -263,7 +263,7 @@ class SharedLog:
         self._tails.setdefault(journal, _Tail()).add(part)
 
     def _part(self, journal: int, start: int, data: bytes) -> TailPart:
-        crc = zlib.crc32(data)
+        crc = _checksum(start, data)
         if len(data) <= self._inline:
             return TailPart(journal, start, len(data), crc, None, data)
         found = self._upload(f"{journal_name(journal)}-{start:012d}", data)
@@ -410,9 +410,18 @@ class SharedLog:
             log.warning("change log: %s", error.message)
 
 
+def _checksum(start: int, data: bytes) -> int:
+    """CRC-32 of a part of a journal. Of the file's header without the checksum that it ends with:
+    bytes that end with their own CRC-32 all have the same one.
+    """
+    if start:
+        return zlib.crc32(data)
+    return zlib.crc32(data[FIRST_FRAME:], zlib.crc32(data[: FIRST_FRAME - 8]))
+
+
 def _is_there(fd: int, part: TailPart) -> bool:
     data = os.pread(fd, part.size, part.start)
-    return len(data) == part.size and zlib.crc32(data) == part.crc
+    return len(data) == part.size and _checksum(part.start, data) == part.crc
 
 
 def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -22,6 +22,7 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log.live import LiveJournal
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import SharedLog
 from changefeed.shared_logs import SourceRegister
@@ -211,6 +212,22 @@ class TwoHosts(RuleBasedStateMachine):
         if loses:
             for folder in (self.folder / self.owner, self.folder / f"{self.owner}-notes"):
                 shutil.rmtree(folder, ignore_errors=True)
+        self.take(host)
+
+    @rule(host=st.sampled_from(HOSTS))
+    def die_in_an_append(self, host: str) -> None:
+        """The owner is killed when a frame is in its copy, and not registered; a host goes on."""
+        writer = self.lose()
+        self.wall += 1
+        self.faults.store, self.faults.state = "", BEFORE
+        with pytest.MonkeyPatch.context() as patch:
+            # A killed process does not take back what it has written.
+            patch.setattr(LiveJournal, "_truncate", lambda *_: None)
+            with pytest.raises(ChangefeedError):
+                rows = [Row(Timestamp(self.wall), 10**7)]
+                writer.append(flush([batch(A, rows)], Timestamp(self.wall), self.wall))
+        self.faults.state = ""
+        drop_process(writer)
         self.take(host)
 
     @rule()
