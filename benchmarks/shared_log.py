@@ -58,7 +58,9 @@ def contenders(s3: bool) -> Iterator[dict[str, Opened]]:
         yield {"local": LogWriter, "shared": shared}
 
 
-def run(opened: Opened, batches: list[ChangeBatch], pause: float) -> tuple[list[float], float, float]:
+def run(
+    opened: Opened, batches: list[ChangeBatch], pause: float
+) -> tuple[list[float], float, float]:
     """Append the batches to a new log; the seconds of each, and the CPU and time of all."""
     took = []
     with tempfile.TemporaryDirectory(prefix="bench-copy-") as folder:
