@@ -92,14 +92,14 @@ def main() -> None:
                 took, cpu, _ = run(opened, small, 1 / 66)
                 cuts = statistics.quantiles([seconds * 1_000 for seconds in took], n=100)
                 print(
-                    f"{round_number} small   {name:7} p50 {cuts[49]:6.2f} ms  p99 {cuts[98]:6.2f} ms"
-                    f"  {cpu / len(took) * 1e3:5.2f} ms of CPU a flush"
+                    f"{round_number} small   {name:7} p50 {cuts[49]:6.2f} ms"
+                    f"  p99 {cuts[98]:6.2f} ms  {cpu / len(took) * 1e3:5.2f} ms of CPU a flush"
                 )
             for name, opened in found.items():
                 _, cpu, seconds = run(opened, large, 0.0)
                 print(
-                    f"{round_number} backlog {name:7} {args.rows / seconds / 1e3:8.0f} thousand rows/s"
-                    f"  {cpu / args.rows * 1e6:5.2f} us of CPU a row"
+                    f"{round_number} backlog {name:7} {args.rows / seconds / 1e3:8.0f}"
+                    f" thousand rows/s  {cpu / args.rows * 1e6:5.2f} us of CPU a row"
                 )
 
 
