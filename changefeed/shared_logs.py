@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.shared_logs import held_elsewhere
@@ -14,9 +14,11 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogManifest
 from changefeed.core.processes import process_space
 from changefeed.core.state import StateLayout
-from changefeed.log.ledger import HEAD_NAME
-from changefeed.log.objects import ObjectStore
-from changefeed.log.shared import SharedLog
+
+# Loaded on use, as all of the log: a listing needs none of it.
+if TYPE_CHECKING:
+    from changefeed.log.objects import ObjectStore
+    from changefeed.log.shared import SharedLog
 
 
 def keep_logs_at(catalog: Catalog, address: str) -> None:
@@ -28,6 +30,8 @@ def keep_logs_at(catalog: Catalog, address: str) -> None:
             CF1303 the state is on this machine, has its logs in another store, or has a node that
             keeps them on its disk.
     """
+    from changefeed.log.objects import ObjectStore
+
     store = ObjectStore(address)
     known = catalog.log_place
     if known == address:
@@ -77,6 +81,8 @@ def is_elsewhere(catalog: Catalog, source: str) -> bool:
     """Whether the log of a source is shared, and no node of this machine's directory writes it."""
     if catalog.log_place is None:
         return False
+    from changefeed.log.ledger import HEAD_NAME
+
     if not (StateLayout(Path(catalog.directory)).log(source) / HEAD_NAME).exists():
         return True
     holder = catalog.source_holders().get(source)
@@ -122,8 +128,10 @@ class SharedSource:
         Raises:
             ChangefeedError: CF1201, CF1202 ``place`` is no address of a store.
         """
+        from changefeed.log.objects import ObjectStore
+
         self.register = SourceRegister(catalog, lease)
-        self.store = ObjectStore(place)
+        self.store: ObjectStore = ObjectStore(place)
         self.token = lease.token
         self._layout = layout or StateLayout(Path(catalog.directory))
         self._source = lease.source
@@ -137,6 +145,8 @@ class SharedSource:
 
     def log(self) -> SharedLog:
         """The shared change log."""
+        from changefeed.log.shared import SharedLog
+
         source, layout = self._source, self._layout
         notes = layout.beside_log(source)
         return SharedLog(self.register, self.store, layout.log(source), self.folder, notes)
@@ -155,6 +165,8 @@ def remove_shared_log(catalog: Catalog, source: str, lease: SourceLease | None) 
     place = catalog.log_place
     if place is None:
         return
+    from changefeed.log.objects import ObjectStore
+
     if lease is None:
         taken = catalog.acquire_source(source, f"statement-{uuid.uuid4().hex[:12]}", 1.0)
         if taken is None:

@@ -65,14 +65,14 @@ os.dup2(out, 1)
 pa.array([1])
 """,
     "capture": """
-import os
+import json, os
 import pyarrow as pa
 from changefeed.capture.process import main
 from changefeed.capture.standby import STATE_VARIABLE
 os.environ[STATE_VARIABLE] = {state!r}
 out = os.dup(1)
 os.dup2(2, 1)  # its notices are not the report
-assert main(["--source", "nobody"]) != 0
+assert main(["--task", json.dumps(dict(source="nobody"))]) != 0
 os.dup2(out, 1)
 pa.array([1])
 """,
