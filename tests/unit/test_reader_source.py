@@ -49,8 +49,8 @@ def test_other_databases_have_other_directories_below_the_same_folder(data: Path
 
 def test_a_table_may_lack_the_connection() -> None:
     source = ReaderSource.of("postgresql://db/shop")
-    assert source.table("public.orders", "shop") == '"shop".public.orders'
-    assert source.table('public."a.b"', "shop") == '"shop".public."a.b"'
+    assert source.table("public.orders", "shop") == "shop.public.orders"
+    assert source.table('public."a.b"', "shop") == 'shop.public."a.b"'
     assert source.table("main.public.orders", "shop") == "main.public.orders"
     assert source.table("", "shop") == ""
     with pytest.raises(ChangefeedError, match="does not name a table"):
