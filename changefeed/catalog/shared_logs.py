@@ -180,7 +180,8 @@ class SharedLogs(CatalogPart):
             ledger: the new text of the ledger.
             tail: parts of journals that are new.
             cut: a journal and its end: parts that begin there or later go, before new ones come.
-            objects: files that are objects now, with their size and object.
+            objects: files that are objects now, with their size and object; they take the place of
+                those of the same names, of a transaction that is read again.
             forget_journals: journals whose parts go.
             forget_objects: files that are no longer part of the log.
             notes: files that the source keeps in addition, new or changed.
@@ -202,14 +203,6 @@ class SharedLogs(CatalogPart):
                 )
             if tail:
                 transaction.execute(insert(_tail), [_tail_row(source, part) for part in tail])
-            if objects:
-                transaction.execute(
-                    insert(_object),
-                    [
-                        {"source": source, "name": name, "size": size, "object": found}
-                        for name, (size, found) in objects.items()
-                    ],
-                )
             if ledger is not None:
                 done = transaction.execute(
                     update(_ledger).where(_ledger.c.source == source).values(ledger=ledger)
@@ -218,12 +211,20 @@ class SharedLogs(CatalogPart):
                     transaction.execute(insert(_ledger).values(source=source, ledger=ledger))
             for table, column, names in (
                 (_tail, _tail.c.journal, forget_journals),
-                (_object, _object.c.name, forget_objects),
+                (_object, _object.c.name, {*forget_objects, *(objects or ())}),
                 (_note, _note.c.name, {*forget_notes, *(notes or ())}),
             ):
                 if names:
                     ours = table.c.source == source
                     transaction.execute(delete(table).where(ours, column.in_(list(names))))
+            if objects:
+                transaction.execute(
+                    insert(_object),
+                    [
+                        {"source": source, "name": name, "size": size, "object": found}
+                        for name, (size, found) in objects.items()
+                    ],
+                )
             if notes:
                 rows = [
                     {"source": source, "name": name, "body": body} for name, body in notes.items()

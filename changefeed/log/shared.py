@@ -338,7 +338,8 @@ class SharedLog:
         kept = {journal_name(s.number) for s in ledger.sealed}
         kept |= {name for s in ledger.sealed for name, _ in s.segments}
         kept |= {*live_segments, *(g.name for g in ledger.garbage)}
-        fresh = {name: found for name, found in self._staged.items() if name in kept}
+        # A copy: the thread of the upkeep may stage meanwhile.
+        fresh = {name: found for name, found in dict(self._staged).items() if name in kept}
         gone = [name for name in self._objects if name not in kept]
         journals = [
             number

@@ -42,11 +42,14 @@ class Faults:
 
     def __init__(self) -> None:
         self.store = self.state = ""
+        #: Whether the last call of the state has failed as was due.
+        self.failed = False
 
     def around(self, which: str, work: Any) -> Any:
         """Do ``work``, or fail as is due."""
         due = getattr(self, which)
         setattr(self, which, "")
+        self.failed = self.failed or bool(due)
         code = Code.LOG_STORE_UNREACHABLE if which == "store" else Code.STATE_UNREACHABLE
         if due == BEFORE:
             raise ChangefeedError(code, "a fault of the test")
@@ -159,6 +162,7 @@ class TwoHosts(RuleBasedStateMachine):
         """Append a transaction, large ones in parts and as segments."""
         assert self.writer is not None
         added: list[int] = []
+        self.faults.failed = False
         try:
             for part in range(parts):
                 self.wall += 1
@@ -171,6 +175,7 @@ class TwoHosts(RuleBasedStateMachine):
                 at = Timestamp(self.wall) if whole else None
                 self.writer.append(flush([batch(A, rows)], at, self.wall))
         except ChangefeedError as error:
+            assert self.faults.failed, error
             self.doubtful = added
             if error.code is Code.LOG_STORE_UNREACHABLE:
                 # Nothing of this flush is stored; capture would try again.
@@ -190,10 +195,12 @@ class TwoHosts(RuleBasedStateMachine):
         """Roll, merge, make objects, remove what is no longer needed."""
         assert self.writer is not None
         self.wall += 1
+        self.faults.failed = False
         try:
             self.writer.roll()
             self.writer.maintain(clocks(Timestamp(self.wall)), Timestamp.ZERO)
         except ChangefeedError as error:
+            assert self.faults.failed, error
             if error.code is Code.STATE_UNREACHABLE:
                 drop_process(self.lose())
                 self.open()

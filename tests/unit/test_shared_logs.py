@@ -150,3 +150,23 @@ def test_who_may_read_the_log(shared: Shared) -> None:
         assert is_elsewhere(shared.catalog, SOURCE)
         shared.catalog.register_node("n1", os.getpid())
         assert log_folder(shared.catalog, SOURCE) == layout.log(SOURCE)
+
+
+def test_a_transaction_that_is_read_again_takes_the_names_of_its_files_again(
+    shared: Shared,
+) -> None:
+    """What was registered of its first reading gives way, also after another start."""
+    settings = LogSettings(segment_rows=1)
+    writer = shared.open("one", settings)
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    for _ in range(2):
+        writer.append(flush([batch(A, [Row(Timestamp(1_001), 1)])], None))
+        writer.abandon()
+    writer.append(flush([batch(A, [Row(Timestamp(1_001), 2)])], None))
+    drop_process(writer)
+    with shared.open("two", settings) as again:
+        append(again, 1_002, 3)
+        assert shared.rows("two") == [3]
+        again.roll()
+    with shared.open("one", settings):
+        assert shared.rows("one") == [3]
