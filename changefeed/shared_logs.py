@@ -6,12 +6,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.shared_logs import held_elsewhere
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.log_manifest import LogManifest
+from changefeed.core.log_manifest import LogChange, LogManifest
 from changefeed.core.processes import process_space
 from changefeed.core.state import StateLayout
 
@@ -98,8 +98,8 @@ class SourceRegister:
         self._lease = lease
         self._source = lease.source
 
-    def register(self, **given: Any) -> None:
-        self._catalog.register(self._lease, **given)
+    def register(self, change: LogChange) -> None:
+        self._catalog.register(self._lease, change)
 
     def manifest(self) -> LogManifest:
         return self._catalog.log_manifest(self._source)

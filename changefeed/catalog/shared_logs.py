@@ -8,8 +8,9 @@ not know it yet, registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from sqlalchemy import Connection as Transaction
 from sqlalchemy import and_, delete, insert, select, tuple_, update
@@ -19,7 +20,7 @@ from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.leases import find_node, lasts
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.log_manifest import LogManifest, TailPart
+from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
 from changefeed.core.processes import has_ended
 
 _lease = tables.source_lease
@@ -135,12 +136,10 @@ class SharedLogs(CatalogPart):
             ).scalar_one_or_none()
             tail = transaction.execute(parts.order_by(_tail.c.journal, _tail.c.start))
             files = transaction.execute(select(_object).where(_object.c.source == source))
-            notes = transaction.execute(select(_note.c.name).where(_note.c.source == source))
             return LogManifest(
                 ledger or None,
                 tuple(TailPart(*row) for row in tail),
                 {row.name: (row.size, row.object) for row in files},
-                frozenset(notes.scalars()),
             )
 
     def tail_bodies(self, source: str, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
@@ -161,75 +160,43 @@ class SharedLogs(CatalogPart):
             rows = transaction.execute(select(_note).where(_note.c.source == source))
             return {row.name: row.body for row in rows}
 
-    def register(
-        self,
-        lease: SourceLease,
-        *,
-        ledger: str | None = None,
-        tail: Sequence[TailPart] = (),
-        cut: tuple[int, int] | None = None,
-        objects: Mapping[str, tuple[int, str]] | None = None,
-        forget_journals: Collection[int] = (),
-        forget_objects: Collection[str] = (),
-        notes: Mapping[str, bytes] | None = None,
-        forget_notes: Collection[str] = (),
-    ) -> None:
+    def register(self, lease: SourceLease, change: LogChange) -> None:
         """Change a shared log in one transaction, durable on return.
-
-        Args:
-            ledger: the new text of the ledger.
-            tail: parts of journals that are new.
-            cut: a journal and its end: parts that begin there or later go, before new ones come.
-            objects: files that are objects now, with their size and object; they take the place of
-                those of the same names, of a transaction that is read again.
-            forget_journals: journals whose parts go.
-            forget_objects: files that are no longer part of the log.
-            notes: files that the source keeps in addition, new or changed.
 
         Raises:
             ChangefeedError: CF6003, another node has taken the source; nothing was changed.
         """
         source = lease.source
         with self._fenced(lease) as transaction:
-            if cut is not None:
-                transaction.execute(
-                    delete(_tail).where(
-                        and_(
-                            _tail.c.source == source,
-                            _tail.c.journal == cut[0],
-                            _tail.c.start >= cut[1],
-                        )
-                    )
-                )
-            if tail:
-                transaction.execute(insert(_tail), [_tail_row(source, part) for part in tail])
-            if ledger is not None:
-                done = transaction.execute(
-                    update(_ledger).where(_ledger.c.source == source).values(ledger=ledger)
-                )
-                if not done.rowcount:
-                    transaction.execute(insert(_ledger).values(source=source, ledger=ledger))
+            if change.cut is not None:
+                journal, end = change.cut
+                ours = and_(_tail.c.source == source, _tail.c.journal == journal)
+                transaction.execute(delete(_tail).where(ours, _tail.c.start >= end))
             for table, column, names in (
-                (_tail, _tail.c.journal, forget_journals),
-                (_object, _object.c.name, {*forget_objects, *(objects or ())}),
-                (_note, _note.c.name, {*forget_notes, *(notes or ())}),
+                (_tail, _tail.c.journal, change.forget_journals),
+                (_object, _object.c.name, {*change.forget_objects, *change.objects}),
+                (_note, _note.c.name, {*change.forget_notes, *change.notes}),
             ):
                 if names:
                     ours = table.c.source == source
                     transaction.execute(delete(table).where(ours, column.in_(list(names))))
-            if objects:
-                transaction.execute(
-                    insert(_object),
-                    [
-                        {"source": source, "name": name, "size": size, "object": found}
-                        for name, (size, found) in objects.items()
-                    ],
+            if change.ledger is not None:
+                values = {"ledger": change.ledger}
+                done = transaction.execute(
+                    update(_ledger).where(_ledger.c.source == source).values(values)
                 )
-            if notes:
-                rows = [
-                    {"source": source, "name": name, "body": body} for name, body in notes.items()
-                ]
-                transaction.execute(insert(_note), rows)
+                if not done.rowcount:
+                    transaction.execute(insert(_ledger).values(source=source, **values))
+            for table, rows in (
+                (_tail, [asdict(part) for part in change.tail]),
+                (
+                    _object,
+                    [{"name": n, "size": s, "object": o} for n, (s, o) in change.objects.items()],
+                ),
+                (_note, [{"name": name, "body": body} for name, body in change.notes.items()]),
+            ):
+                if rows:
+                    transaction.execute(insert(table), [row | {"source": source} for row in rows])
 
     @contextmanager
     def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:
@@ -268,15 +235,3 @@ def held_elsewhere(source: str) -> ChangefeedError:
         f"another node captures {source!r} now",
         hint="SHOW NODES shows which.",
     )
-
-
-def _tail_row(source: str, part: TailPart) -> dict[str, object]:
-    return {
-        "source": source,
-        "journal": part.journal,
-        "start": part.start,
-        "size": part.size,
-        "crc": part.crc,
-        "object": part.object,
-        "body": part.body,
-    }

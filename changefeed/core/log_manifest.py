@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,34 @@ class LogManifest:
         ledger: text of the ledger; None before the log began.
         tail: parts of journals, by journal and start, without their bodies.
         objects: size and object of each file that is one.
-        notes: names of the files that the source keeps in addition.
     """
 
     ledger: str | None
     tail: tuple[TailPart, ...]
     objects: Mapping[str, tuple[int, str]]
-    notes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChange:
+    """What changes in a shared log at once.
+
+    Attributes:
+        ledger: the new text of the ledger.
+        tail: parts of journals that are new.
+        cut: a journal and its end: parts that begin there or later go, before new ones come.
+        objects: files that are objects now, with their size and object; they take the place of
+            those of the same names, of a transaction that is read again.
+        forget_journals: journals whose parts go.
+        forget_objects: files that are no longer part of the log.
+        notes: files that the source keeps in addition, new or changed.
+        forget_notes: those that it no longer keeps.
+    """
+
+    ledger: str | None = None
+    tail: Sequence[TailPart] = ()
+    cut: tuple[int, int] | None = None
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    forget_journals: Collection[int] = ()
+    forget_objects: Collection[str] = ()
+    notes: Mapping[str, bytes] = field(default_factory=dict)
+    forget_notes: Collection[str] = ()

@@ -8,13 +8,11 @@ makes the same store of it.
 from __future__ import annotations
 
 import shutil
-import uuid
 from pathlib import Path
 from typing import Final
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.errors import ChangefeedError
-from changefeed.core.telemetry import log
+from changefeed.core.log_manifest import LogChange
 from changefeed.images.states import MANIFEST
 from changefeed.images.store import ImageStore
 from changefeed.log.objects import ObjectStore
@@ -94,22 +92,19 @@ class SharedImages:
                 return held.at
             named = {self._name(store.folder, path.name): path for path in held.runs}
             fresh = {
-                name: (path.stat().st_size, self._upload(name, path))
+                name: (path.stat().st_size, self._objects.put_new(f"{self._folder}/{name}", path))
                 for name, path in named.items()
                 if name not in self._runs
             }
         prefix = self._name(store.folder, "")
         gone = [name for name in self._runs if name.startswith(prefix) and name not in named]
-        self._register.register(objects=fresh, forget_objects=gone, notes={manifest: held.manifest})
+        self._register.register(
+            LogChange(objects=fresh, forget_objects=gone, notes={manifest: held.manifest})
+        )
         self._manifests[manifest] = held.manifest
         self._runs |= fresh
-        self._discard([self._runs.pop(name)[1] for name in gone])
+        self._objects.discard([self._runs.pop(name)[1] for name in gone])
         return held.at
-
-    def _upload(self, name: str, path: Path) -> str:
-        found = f"{self._folder}/{name}-{uuid.uuid4().hex[:12]}"
-        self._objects.put(found, path)
-        return found
 
     def forget(self, folder: Path) -> None:
         """Forget a store that is given up or no longer wanted; raises as :meth:`share`."""
@@ -117,19 +112,12 @@ class SharedImages:
         runs = [name for name in self._runs if name.startswith(prefix)]
         notes = [name for name in self._manifests if name.startswith(prefix)]
         if runs or notes:
-            self._register.register(forget_objects=runs, forget_notes=notes)
+            self._register.register(LogChange(forget_objects=runs, forget_notes=notes))
             for name in notes:
                 del self._manifests[name]
-            self._discard([self._runs.pop(name)[1] for name in runs])
+            self._objects.discard([self._runs.pop(name)[1] for name in runs])
 
     @property
     def folders(self) -> set[str]:
         """The folders of the stores that are registered."""
         return {name.removeprefix(PREFIX).partition("/")[0] for name in self._manifests}
-
-    def _discard(self, objects: list[str]) -> None:
-        try:
-            self._objects.remove(objects)
-        except ChangefeedError as error:
-            # The sweep of the log removes them later.
-            log.warning("row images: %s", error.message)

@@ -7,7 +7,7 @@ An object is written once under a name that nothing else has ever had, and never
 from __future__ import annotations
 
 import datetime as dt
-import os
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ from pyarrow import fs
 from changefeed.core.durable import UNFINISHED, sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import ParameterKind, Settings, invalid, setting
+from changefeed.core.telemetry import log
 
 #: Seconds a request may take to connect, and to be answered.
 _CONNECT_SECONDS: Final = 5.0
@@ -176,6 +177,13 @@ class ObjectStore:
                     with pa.memory_map(str(data)) as source:
                         target.write(source.read_buffer())
 
+    def put_new(self, name: str, data: bytes | Path) -> str:
+        """:meth:`put` under a name that begins with ``name`` and that nothing else has ever had;
+        returns it."""
+        found = f"{name}-{uuid.uuid4().hex[:12]}"
+        self.put(found, data)
+        return found
+
     def get(self, name: str) -> bytes:
         """The bytes of an object.
 
@@ -213,6 +221,14 @@ class ObjectStore:
                     self._system.delete_file(f"{self._root}/{name}")
                 except FileNotFoundError:
                     continue
+
+    def discard(self, names: list[str]) -> None:
+        """Remove objects that are no longer needed. Those that are left are removed by a later
+        sweep (:meth:`changefeed.log.shared.SharedLog.sweep`)."""
+        try:
+            self.remove(names)
+        except ChangefeedError as error:
+            log.warning("change log: %s", error.message)
 
     def names(self, folder: str) -> Iterator[tuple[str, int]]:
         """The objects below a folder, and when each was written (ns), in no order.
@@ -257,10 +273,11 @@ class ObjectStore:
 def _write_whole(path: Path, data: bytes | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(path.name + UNFINISHED)
-    with open(fresh, "wb") as target:
-        target.write(data if isinstance(data, bytes) else data.read_bytes())
-        target.flush()
-        os.fsync(target.fileno())
+    if isinstance(data, bytes):
+        fresh.write_bytes(data)
+    else:
+        shutil.copyfile(data, fresh)
+    sync_path(fresh)
     fresh.replace(path)
     sync_path(path.parent)
 

@@ -25,15 +25,13 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
-from changefeed.core.errors import ChangefeedError
-from changefeed.core.log_manifest import LogManifest, TailPart
+from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
 from changefeed.core.proofs import AlteredBytes
 from changefeed.core.telemetry import log
 from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
@@ -66,18 +64,7 @@ class LogRegister(Protocol):
         """The files that the source keeps in addition."""
         ...
 
-    def register(
-        self,
-        *,
-        ledger: str | None = None,
-        tail: Sequence[TailPart] = (),
-        cut: tuple[int, int] | None = None,
-        objects: Mapping[str, tuple[int, str]] | None = None,
-        forget_journals: Collection[int] = (),
-        forget_objects: Collection[str] = (),
-        notes: Mapping[str, bytes] | None = None,
-        forget_notes: Collection[str] = (),
-    ) -> None:
+    def register(self, change: LogChange) -> None:
         """See :meth:`changefeed.catalog.shared_logs.SharedLogs.register`."""
         ...
 
@@ -174,7 +161,7 @@ class SharedLog:
             parts = [part for part in manifest.tail if part.journal == number]
             if journal_name(number) not in replaced:
                 self._rebuild(number, parts)
-        self._fetch_notes(manifest.notes)
+        self._fetch_notes()
         write_ledger(self._root, ledger)
         return True
 
@@ -224,14 +211,13 @@ class SharedLog:
         finally:
             os.close(fd)
 
-    def _fetch_notes(self, names: Collection[str]) -> None:
+    def _fetch_notes(self) -> None:
+        notes = {name: body for name, body in self._register.notes().items() if "/" not in name}
         self._notes.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._notes.iterdir():
-            if path.name not in names and path.is_file():
+            if path.name not in notes and path.is_file():
                 path.unlink()
-        for name, body in self._register.notes().items():
-            if "/" in name:
-                continue
+        for name, body in notes.items():
             path = self._notes / name
             if not path.exists() or path.read_bytes() != body:
                 path.write_bytes(body)
@@ -253,10 +239,12 @@ class SharedLog:
         noted = dict(_files(self._notes))
         changed = {name for name, at in noted.items() if self._noted.get(name) != at}
         self._register.register(
-            tail=[part],
-            objects=objects,
-            notes={name: (self._notes / name).read_bytes() for name in changed},
-            forget_notes=self._noted.keys() - noted.keys(),
+            LogChange(
+                tail=[part],
+                objects=objects,
+                notes={name: (self._notes / name).read_bytes() for name in changed},
+                forget_notes=self._noted.keys() - noted.keys(),
+            )
         )
         self._noted = noted
         self._objects |= objects
@@ -270,9 +258,8 @@ class SharedLog:
         return TailPart(journal, start, len(data), crc, found, None)
 
     def _upload(self, name: str, data: bytes | None = None) -> str:
-        found = f"{self._folder}/{name}-{uuid.uuid4().hex[:12]}"
-        self._store.put(found, self._root / name if data is None else data)
-        return found
+        content = self._root / name if data is None else data
+        return self._store.put_new(f"{self._folder}/{name}", content)
 
     def cut(self, journal: int, end: int) -> None:
         """Forget the parts of a journal from ``end`` on: frames that no frontier completes.
@@ -282,8 +269,8 @@ class SharedLog:
         """
         tail = self._tails.get(journal)
         if tail is not None and tail.end > end:
-            self._register.register(cut=(journal, end))
-            self._discard(tail.cut(end))
+            self._register.register(LogChange(cut=(journal, end)))
+            self._store.discard(tail.cut(end))
 
     # ------------------------------------------------------------------------------ ledger
 
@@ -312,10 +299,12 @@ class SharedLog:
         noted = dict(_files(self._notes))
         part = self._part(ledger.live, 0, data)
         self._register.register(
-            ledger=ledger.to_json(),
-            tail=[part],
-            objects=objects,
-            notes={name: (self._notes / name).read_bytes() for name in noted},
+            LogChange(
+                ledger=ledger.to_json(),
+                tail=[part],
+                objects=objects,
+                notes={name: (self._notes / name).read_bytes() for name in noted},
+            )
         )
         self._objects, self._noted = objects, noted
         self._tails = {ledger.live: _Tail()}
@@ -347,11 +336,13 @@ class SharedLog:
             if number != ledger.live and journal_name(number) not in kept
         ]
         self._register.register(
-            ledger=ledger.to_json(),
-            tail=begun,
-            objects=fresh,
-            forget_objects=gone,
-            forget_journals=journals,
+            LogChange(
+                ledger=ledger.to_json(),
+                tail=begun,
+                objects=fresh,
+                forget_objects=gone,
+                forget_journals=journals,
+            )
         )
         leftover = [self._objects.pop(name)[1] for name in gone]
         for number in journals:
@@ -363,7 +354,7 @@ class SharedLog:
             self._tails.setdefault(part.journal, _Tail()).add(part)
         if fresh or gone:
             self._note_copies({name: found for name, (_, found) in self._objects.items()})
-        self._discard(leftover)
+        self._store.discard(leftover)
 
     def in_parts(self, journal: int) -> bool:
         """Whether a journal is still parts, and no object."""
@@ -378,10 +369,12 @@ class SharedLog:
         name = journal_name(journal)
         if name not in self._staged:
             return
-        self._register.register(objects={name: self._staged[name]}, forget_journals=[journal])
+        self._register.register(
+            LogChange(objects={name: self._staged[name]}, forget_journals=[journal])
+        )
         self._objects[name] = self._staged.pop(name)
         self._note_copies({name: found for name, (_, found) in self._objects.items()})
-        self._discard(self._tails.pop(journal).objects)
+        self._store.discard(self._tails.pop(journal).objects)
 
     def sweep(self, now: int) -> int:
         """Remove old objects that no row names; returns how many.
@@ -402,13 +395,6 @@ class SharedLog:
         orphans = [name for name in found if name not in named]
         self._store.remove(orphans)
         return len(orphans)
-
-    def _discard(self, objects: list[str]) -> None:
-        try:
-            self._store.remove(objects)
-        except ChangefeedError as error:
-            # They are no longer part of the log; a later sweep removes them.
-            log.warning("change log: %s", error.message)
 
 
 def _checksum(start: int, data: bytes) -> int:

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.log_manifest import LogChange
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.log.live import LiveJournal
 from changefeed.log.objects import ObjectStore
@@ -75,9 +76,9 @@ class Register(SourceRegister):
         super().__init__(catalog, lease)
         self._faults = faults
 
-    def register(self, **given: Any) -> None:
+    def register(self, change: LogChange) -> None:
         """Change the log, or fail as is due."""
-        self._faults.around("state", lambda: super(Register, self).register(**given))
+        self._faults.around("state", lambda: super(Register, self).register(change))
 
 
 class TwoHosts(RuleBasedStateMachine):
