@@ -106,7 +106,7 @@ class MessageComparison(CopyComparison):
         """The messages of rows of the source: at least one table, maybe without rows.
 
         Raises:
-            ChangefeedError: CF1303 no row can be told from its delete.
+            ChangefeedError: CF1303 no row can be distinguished from its delete.
         """
         for table in tables:
             if self._records is not None:
@@ -150,7 +150,7 @@ class MessageComparison(CopyComparison):
     def replay(self, messages: Iterable[tuple[str | None, object]], part: int = 0) -> None:
         """Messages in their order: a key as text, and what :func:`row_of` takes.
 
-        A message without a key is a resolved timestamp, or tells of a TRUNCATE: what came before
+        A message without a key is a resolved timestamp, or that of a TRUNCATE: what came before
         it with ``part`` is gone.
         """
         waiting: list[tuple[str, Row | None]] = []

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sqlalchemy import Column, Row, delete, insert, select, tuple_, update
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import Row, delete, insert, select, tuple_, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
@@ -44,20 +44,9 @@ class Leases(CatalogPart):
         """
         with self._database.write(notify=False) as transaction:
             now = self._shared_now(transaction)
-            row = transaction.execute(select(_lease).where(_lease.c.job_id == job_id)).one_or_none()
-            if row and row.node not in (None, node) and lasts(row.expires, now):
-                holder = find_node(transaction, row.node)
-                if holder is None or not has_ended(holder.pid, holder.host):
-                    return None
-            taken = Lease(job_id, node, row.token + 1 if row else 1, now + int(ttl * 1e9))
-            values = {"node": node, "token": taken.token, "expires": taken.expires}
-            if row:
-                transaction.execute(
-                    update(_lease).where(_lease.c.job_id == job_id).values(**values)
-                )
-            else:
-                transaction.execute(insert(_lease).values(job_id=job_id, **values))
-            return taken
+            expires = now + int(ttl * 1e9)
+            token = take_lease(transaction, _lease.c.job_id, job_id, node, now, expires)
+            return None if token is None else Lease(job_id, node, token, expires)
 
     def renew_lease(self, lease: Lease, ttl: float) -> Lease:
         """The same lease, to end ``ttl`` seconds from now.
@@ -167,6 +156,25 @@ def check_lease(transaction: Transaction, lease: Lease) -> None:
     ).one_or_none()
     if row is None or row.token != lease.token or row.node != lease.node:
         raise LeaseLost(lease.job_id)
+
+
+def take_lease(
+    transaction: Transaction, key: Column[Any], of: object, node: str, now: int, expires: int
+) -> int | None:
+    """Give a node the lease whose ``key`` is ``of``; returns its token. None while another node
+    has it, which was not seen to end on this machine.
+    """
+    row = transaction.execute(select(key.table).where(key == of)).one_or_none()
+    if row and row.node not in (None, node) and lasts(row.expires, now):
+        holder = find_node(transaction, row.node)
+        if holder is None or not has_ended(holder.pid, holder.host):
+            return None
+    values = {"node": node, "token": row.token + 1 if row else 1, "expires": expires}
+    if row:
+        transaction.execute(update(key.table).where(key == of).values(values))
+    else:
+        transaction.execute(insert(key.table).values({key.name: of, **values}))
+    return int(values["token"])
 
 
 def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:

@@ -17,11 +17,10 @@ from sqlalchemy import and_, delete, insert, select, tuple_, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
-from changefeed.catalog.leases import find_node, lasts
+from changefeed.catalog.leases import lasts, take_lease
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
-from changefeed.core.processes import has_ended
 
 _lease = tables.source_lease
 _ledger = tables.log_ledger
@@ -76,21 +75,9 @@ class SharedLogs(CatalogPart):
         """
         with self._database.write(notify=False, urgent=True) as transaction:
             now = self._shared_now(transaction)
-            query = select(_lease).where(_lease.c.source == source)
-            row = transaction.execute(query).one_or_none()
-            if row and row.node not in (None, node) and lasts(row.expires, now):
-                holder = find_node(transaction, row.node)
-                if holder is None or not has_ended(holder.pid, holder.host):
-                    return None
-            taken = SourceLease(source, node, row.token + 1 if row else 1)
-            values = {"node": node, "token": taken.token, "expires": now + int(ttl * 1e9)}
-            if row:
-                transaction.execute(
-                    update(_lease).where(_lease.c.source == source).values(**values)
-                )
-            else:
-                transaction.execute(insert(_lease).values(source=source, **values))
-            return taken
+            expires = now + int(ttl * 1e9)
+            token = take_lease(transaction, _lease.c.source, source, node, now, expires)
+            return None if token is None else SourceLease(source, node, token)
 
     def renew_sources(self, leases: Sequence[SourceLease], ttl: float) -> set[str]:
         """Let leases end ``ttl`` seconds from now; returns the sources that are another node's."""

@@ -434,7 +434,7 @@ class Feed:
         """Let the next write for all feeds make progress durable; returns the high-water mark that
         it will write, None if there is more to write than that.
 
-        ``soon``: somebody waits for it.
+        ``soon``: a statement waits for it.
         """
         high_water = self.high_water()
         if self._changed or high_water is None or self._ahead(high_water):

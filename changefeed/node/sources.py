@@ -104,24 +104,32 @@ class NodeSources:
         """
         if not self._shared:
             return set(names)
-        return {name for name in names if name in self._leases or self._take(name)}
+        wanted = set(names)
+        free = wanted - self._leases.keys()
+        if free:
+            # Two reads for all of them: each try to take one is a write.
+            alive = {node.id for node in self._catalog.live_nodes()}
+            holders = self._catalog.source_holders()
+            for name in free:
+                if holders.get(name) not in alive:
+                    self._take(name)
+        return wanted & self._leases.keys()
 
-    def _take(self, name: str) -> bool:
+    def _take(self, name: str) -> None:
         layout = StateLayout(Path(self._catalog.directory))
         if name in self._catalog.unmoved_logs() and not (layout.log(name) / LEDGER_NAME).exists():
             self._catalog.save_source_state(
                 name,
                 error="its change log is on the disk of another node: start that node with --log",
             )
-            return False
+            return
         lease = self._catalog.acquire_source(name, self._node, self._timings.lease)
         if lease is None:
-            return False
+            return
         # What is here may be older than the log: readers wait until capture has made the copy.
         (layout.log(name) / HEAD_NAME).unlink(missing_ok=True)
         self._leases[name] = lease
         log.info("source %s: this node captures it", name)
-        return True
 
     def renew_leases(self) -> None:
         """Renew the leases; :meth:`lost` then has the sources that are another node's."""

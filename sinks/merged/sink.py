@@ -64,7 +64,7 @@ class TableStore(ABC):
         self, target: Target, schema: TableSchema, version: int, *, after: int | None
     ) -> None:
         """Begin a scan of that version. Remove what scans of versions later than ``after`` left,
-        which could not be told from rows of this scan later; None: remove nothing."""
+        which could not be distinguished from rows of this scan later; None: remove nothing."""
 
     @abstractmethod
     def finish_scan(

@@ -2,8 +2,8 @@
 
 A batch is a number for each distinct row: how many copies came less how many went (the log has a
 changed row as a delete and an insert). Rows that only came are inserted. Of a row that went, all
-copies are deleted and as many as are left are inserted again, because nothing tells one copy from
-another. What guards a replay is the applied position alone.
+copies are deleted and as many as are left are inserted again, because copies of a row are equal in
+everything. What guards a replay is the applied position alone.
 
 A scan cannot be guarded row by row, so its rows gather in ``_scan_<table>`` and take the
 target's place in one step when the scan has ended.
