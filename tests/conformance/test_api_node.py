@@ -164,7 +164,8 @@ def test_the_limit_of_the_disk_reaches_the_capture(bench: Bench) -> None:
     until(lambda: source_runtime.capture_pid is not None, "the capture runs")
     pid = source_runtime.capture_pid
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    assert arguments[arguments.index("--disk") + 1] == str(123 << 20)
+    task = json.loads(arguments[arguments.index("--task") + 1])
+    assert task["disk"] == 123 << 20
 
 
 def test_two_feeds_share_one_slot(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -277,7 +278,9 @@ def test_kill_a_process_in_the_middle(bench: Bench, victim: str) -> None:
         source_runtime = bench.feeds.node.source_runtime("shop")
         pid = source_runtime.capture_pid if victim == "capture" else bench.feeds.node.spark.pid
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+            # One that the round before killed may be gone by now.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         bench.db.execute("update t set b = 'updated' where a = %s", [round_ + 1])
     bench.feeds.sync("f", "180s")
     assert bench.table("f") == truth(bench.db)
