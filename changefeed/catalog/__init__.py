@@ -25,7 +25,7 @@ from changefeed.catalog.connections import EXTERNAL, Connections, Functions, ext
 from changefeed.catalog.database import Database
 from changefeed.catalog.history import Events
 from changefeed.catalog.jobs import KEEP, Jobs
-from changefeed.catalog.leases import NODE_TTL, Leases
+from changefeed.catalog.leases import NODE_TTL, AnyLease, Leases
 from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.questions import Questions
@@ -47,6 +47,7 @@ from changefeed.catalog.sources import Sources
 from changefeed.core.clock import Clock
 
 __all__ = [
+    "AnyLease",
     "Catalog",
     "LogClaim",
     "Connection",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, astuple
+from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Column, Row, delete, insert, select, tuple_, update
+from sqlalchemy import Column, ColumnElement, Row, delete, insert, select, tuple_, update
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
-from changefeed.catalog.rows import Lease, LeaseLost, NodeRow
+from changefeed.catalog.rows import Lease, LeaseLost, NodeRow, SourceLease
 from changefeed.core.processes import has_ended, process_space
 from changefeed.core.version import __version__
 
@@ -20,6 +20,14 @@ NODE_TTL = 10.0
 
 #: No lease is given for longer, seconds.
 LONGEST_LEASE = 60.0
+
+AnyLease: TypeAlias = Lease | SourceLease
+
+#: The column that names what a lease is on.
+_KEYS: Final[dict[type[AnyLease], Column[Any]]] = {
+    Lease: tables.lease.c.job_id,
+    SourceLease: tables.source_lease.c.source,
+}
 
 _lease = tables.lease
 _node = tables.node
@@ -42,52 +50,59 @@ class Leases(CatalogPart):
         this machine can be taken. Each taking has a higher token: what an older holder still
         writes is refused.
         """
-        with self._database.write(notify=False) as transaction:
-            now = self._shared_now(transaction)
-            expires = now + int(ttl * 1e9)
-            token = take_lease(transaction, _lease.c.job_id, job_id, node, now, expires)
-            return None if token is None else Lease(job_id, node, token, expires)
+        token = self._acquire(_KEYS[Lease], job_id, node, ttl)
+        return None if token is None else Lease(job_id, node, token)
 
-    def renew_lease(self, lease: Lease, ttl: float) -> Lease:
-        """The same lease, to end ``ttl`` seconds from now.
+    def acquire_source(self, source: str, node: str, ttl: float) -> SourceLease | None:
+        """Take the right to capture a source, as :meth:`acquire_lease` does for a job."""
+        token = self._acquire(_KEYS[SourceLease], source, node, ttl)
+        return None if token is None else SourceLease(source, node, token)
 
-        Raises:
-            LeaseLost: another node took it (a late renewal is fine while none did).
-        """
+    def _acquire(self, key: Column[Any], of: object, node: str, ttl: float) -> int | None:
         with self._database.write(notify=False, urgent=True) as transaction:
-            check_lease(transaction, lease)
-            expires = self._shared_now(transaction) + int(ttl * 1e9)
-            transaction.execute(
-                update(_lease).where(_lease.c.job_id == lease.job_id).values(expires=expires)
-            )
-        return Lease(lease.job_id, lease.node, lease.token, expires)
+            now = self._shared_now(transaction)
+            row = transaction.execute(select(key.table).where(key == of)).one_or_none()
+            if row and row.node not in (None, node) and _lasts(row.expires, now):
+                holder = find_node(transaction, row.node)
+                if holder is None or not has_ended(holder.pid, holder.host):
+                    return None
+            token = row.token + 1 if row else 1
+            values = {"node": node, "token": token, "expires": now + int(ttl * 1e9)}
+            if row:
+                transaction.execute(update(key.table).where(key == of).values(values))
+            else:
+                transaction.execute(insert(key.table).values({key.name: of, **values}))
+        return token
 
-    def release_lease(self, lease: Lease) -> None:
-        """Let others take the job at once. Releasing a lost lease does nothing."""
+    def release_lease(self, lease: AnyLease) -> None:
+        """Let others take the job or source at once. Releasing a lost lease does nothing."""
         with self._database.write() as transaction:
-            transaction.execute(
-                update(_lease)
-                .where(_lease.c.job_id == lease.job_id, _lease.c.token == lease.token)
-                .values(node=None, expires=0)
-            )
+            table = _KEYS[type(lease)].table
+            transaction.execute(update(table).where(holds([lease])).values(node=None, expires=0))
 
     def lease_holder(self, job_id: int) -> str | None:
         """The node whose lease on the job has not ended."""
-        with self._database.read() as transaction:
-            row = transaction.execute(
-                select(_lease.c.node, _lease.c.expires).where(_lease.c.job_id == job_id)
-            ).one_or_none()
-            return row.node if row and lasts(row.expires, self._shared_now(transaction)) else None
+        return self._holders(_KEYS[Lease], job_id).get(job_id)
 
     def feeds_of_nodes(self) -> dict[str, list[int]]:
         """The jobs of each node whose lease on them has not ended."""
-        with self._database.read() as transaction:
-            now = self._shared_now(transaction)
-            found: dict[str, list[int]] = {}
-            for row in transaction.execute(select(_lease).order_by(_lease.c.job_id)):
-                if row.node and lasts(row.expires, now):
-                    found.setdefault(row.node, []).append(row.job_id)
+        found: dict[str, list[int]] = {}
+        for job_id, node in self._holders(_KEYS[Lease]).items():
+            found.setdefault(node, []).append(job_id)
         return found
+
+    def source_holders(self) -> dict[str, str]:
+        """The node of each source whose lease has not ended."""
+        return self._holders(_KEYS[SourceLease])
+
+    def _holders(self, key: Column[Any], of: object = None) -> dict[Any, str]:
+        query = select(key, key.table.c.node, key.table.c.expires).order_by(key)
+        with self._database.read() as transaction:
+            rows = transaction.execute(query if of is None else query.where(key == of)).all()
+            if not rows:
+                return {}
+            now = self._shared_now(transaction)
+            return {of: node for of, node, expires in rows if node and _lasts(expires, now)}
 
     def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
         """Say that a process runs jobs; forgets nodes long gone.
@@ -102,27 +117,30 @@ class Leases(CatalogPart):
             transaction.execute(insert(_node).values(asdict(node)))
         return node
 
-    def heartbeat(self, node_id: str, leases: Sequence[Lease] = (), ttl: float = 0.0) -> set[int]:
-        """Say that the node lives, at least every :data:`NODE_TTL` / 3 seconds, and renew its
-        leases as :meth:`renew_lease` does, all in one transaction.
+    def heartbeat(
+        self, node_id: str, leases: Collection[AnyLease] = (), ttl: float = 0.0
+    ) -> set[AnyLease]:
+        """Say that the node lives, at least every :data:`NODE_TTL` / 3 seconds, and let its leases
+        end ``ttl`` seconds from now, all in one transaction.
 
         Returns:
-            The jobs whose lease is another's by now.
+            The leases that are another node's by now; a late renewal is fine while nobody took it.
         """
-        ours = [(lease.job_id, lease.token, lease.node) for lease in leases]
-        kept: set[int] = set()
+        lost = set(leases)
         with self._database.write(notify=False, urgent=True) as transaction:
             now = self._shared_now(transaction)
             transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=now))
-            if ours:
-                renewed = transaction.execute(
-                    update(_lease)
-                    .where(tuple_(_lease.c.job_id, _lease.c.token, _lease.c.node).in_(ours))
-                    .values(expires=now + int(ttl * 1e9))
-                    .returning(_lease.c.job_id)
-                )
-                kept = set(renewed.scalars())
-        return {lease.job_id for lease in leases} - kept
+            for kind, key in _KEYS.items():
+                held = [lease for lease in leases if isinstance(lease, kind)]
+                if held:
+                    renewed = transaction.execute(
+                        update(key.table)
+                        .where(holds(held))
+                        .values(expires=now + int(ttl * 1e9))
+                        .returning(key, key.table.c.node, key.table.c.token)
+                    )
+                    lost -= {kind(*row) for row in renewed}
+        return lost
 
     def unregister_node(self, node_id: str) -> None:
         """Forget a node that ends in good order."""
@@ -142,39 +160,24 @@ class Leases(CatalogPart):
         return [node for node in nodes if not has_ended(node.pid, node.host)]
 
 
-def lasts(expires: int, now: int) -> bool:
+def _lasts(expires: int, now: int) -> bool:
     """Whether a lease has not ended. One that ends later than any can was given before the clock
     was set back: it must not keep a job for as long as the clock was ahead.
     """
     return now < expires <= now + int(LONGEST_LEASE * 1e9)
 
 
+def holds(leases: Sequence[AnyLease]) -> ColumnElement[bool]:
+    """The rows that say that these leases, of one kind, are still the last ones taken."""
+    key = _KEYS[type(leases[0])]
+    rows = tuple_(key, key.table.c.node, key.table.c.token)
+    return rows.in_([astuple(lease) for lease in leases])
+
+
 def check_lease(transaction: Transaction, lease: Lease) -> None:
     """Raise :class:`LeaseLost` unless the lease is still the last one taken."""
-    row = transaction.execute(
-        select(_lease.c.node, _lease.c.token).where(_lease.c.job_id == lease.job_id)
-    ).one_or_none()
-    if row is None or row.token != lease.token or row.node != lease.node:
+    if transaction.execute(select(_lease.c.token).where(holds([lease]))).first() is None:
         raise LeaseLost(lease.job_id)
-
-
-def take_lease(
-    transaction: Transaction, key: Column[Any], of: object, node: str, now: int, expires: int
-) -> int | None:
-    """Give a node the lease whose ``key`` is ``of``; returns its token. None while another node
-    has it, which was not seen to end on this machine.
-    """
-    row = transaction.execute(select(key.table).where(key == of)).one_or_none()
-    if row and row.node not in (None, node) and lasts(row.expires, now):
-        holder = find_node(transaction, row.node)
-        if holder is None or not has_ended(holder.pid, holder.host):
-            return None
-    values = {"node": node, "token": row.token + 1 if row else 1, "expires": expires}
-    if row:
-        transaction.execute(update(key.table).where(key == of).values(values))
-    else:
-        transaction.execute(insert(key.table).values({key.name: of, **values}))
-    return int(values["token"])
 
 
 def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:

@@ -53,15 +53,6 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLease:
-    """The right of a node to capture a source and to run its feeds; see :class:`Lease`."""
-
-    source: str
-    node: str
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
 class SourceState:
     """What is known of a source that has feeds; empty texts until something is known.
 
@@ -116,12 +107,20 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to run a job until ``expires`` (ns). ``token`` fences an old holder off."""
+    """The right to run a job. ``token`` fences an old holder off."""
 
     job_id: int
     node: str
     token: int
-    expires: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLease:
+    """The right of a node to capture a source and to run its feeds; see :class:`Lease`."""
+
+    source: str
+    node: str
+    token: int
 
 
 class LeaseLost(ChangefeedError):

@@ -1,4 +1,4 @@
-"""Who captures a source, and what the shared log of a source consists of.
+"""What the shared log of a source consists of.
 
 A shared log is what these rows say. The bytes of small flushes are in the rows themselves; rows
 name objects for the rest (:mod:`changefeed.log.shared`). Whatever changes it does so in one
@@ -8,21 +8,20 @@ not know it yet, registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import and_, delete, insert, select, tuple_, update
+from sqlalchemy import and_, delete, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
-from changefeed.catalog.leases import lasts, take_lease
+from changefeed.catalog.leases import holds
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
 
-_lease = tables.source_lease
 _ledger = tables.log_ledger
 _tail = tables.log_tail
 _object = tables.log_object
@@ -66,49 +65,6 @@ class SharedLogs(CatalogPart):
         with self._database.read() as transaction:
             query = select(_ledger.c.source).where(_ledger.c.ledger == UNMOVED)
             return set(transaction.execute(query).scalars())
-
-    # -- who captures ---------------------------------------------------------------------
-
-    def acquire_source(self, source: str, node: str, ttl: float) -> SourceLease | None:
-        """Take the right to capture a source for ``ttl`` seconds; None while another node has it.
-        See :meth:`~changefeed.catalog.leases.Leases.acquire_lease`.
-        """
-        with self._database.write(notify=False, urgent=True) as transaction:
-            now = self._shared_now(transaction)
-            expires = now + int(ttl * 1e9)
-            token = take_lease(transaction, _lease.c.source, source, node, now, expires)
-            return None if token is None else SourceLease(source, node, token)
-
-    def renew_sources(self, leases: Sequence[SourceLease], ttl: float) -> set[str]:
-        """Let leases end ``ttl`` seconds from now; returns the sources that are another node's."""
-        if not leases:
-            return set()
-        ours = [(lease.source, lease.token, lease.node) for lease in leases]
-        with self._database.write(notify=False, urgent=True) as transaction:
-            renewed = transaction.execute(
-                update(_lease)
-                .where(tuple_(_lease.c.source, _lease.c.token, _lease.c.node).in_(ours))
-                .values(expires=self._shared_now(transaction) + int(ttl * 1e9))
-                .returning(_lease.c.source)
-            )
-            kept = set(renewed.scalars())
-        return {lease.source for lease in leases} - kept
-
-    def release_source(self, lease: SourceLease) -> None:
-        """Let others take the source at once. Releasing a lost lease does nothing."""
-        with self._database.write() as transaction:
-            transaction.execute(
-                update(_lease)
-                .where(_lease.c.source == lease.source, _lease.c.token == lease.token)
-                .values(node=None, expires=0)
-            )
-
-    def source_holders(self) -> dict[str, str]:
-        """The node of each source whose lease has not ended."""
-        with self._database.read() as transaction:
-            now = self._shared_now(transaction)
-            rows = transaction.execute(select(_lease))
-            return {row.source: row.node for row in rows if row.node and lasts(row.expires, now)}
 
     # -- what the log consists of ---------------------------------------------------------
 
@@ -188,15 +144,8 @@ class SharedLogs(CatalogPart):
     @contextmanager
     def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:
         with self._database.append() as transaction:
-            held = transaction.execute(
-                select(_lease.c.token)
-                .where(
-                    _lease.c.source == lease.source,
-                    _lease.c.token == lease.token,
-                    _lease.c.node == lease.node,
-                )
-                .with_for_update(read=True)
-            ).first()
+            query = select(tables.source_lease.c.token).where(holds([lease]))
+            held = transaction.execute(query.with_for_update(read=True)).first()
             if held is None:
                 raise held_elsewhere(lease.source)
             yield transaction

@@ -237,14 +237,6 @@ class FeedRunner:
         """The right to run the job."""
         return self._lease
 
-    def renew_lease(self, ttl: float) -> bool:
-        """Renew the lease on the job; False if another node has it now."""
-        try:
-            self._lease = self._feed.lease = self.catalog.renew_lease(self._lease, ttl)
-        except LeaseLost:
-            return False
-        return True
-
     def release_lease(self) -> None:
         self.catalog.release_lease(self._lease)
 

@@ -250,8 +250,10 @@ class Node:
         """
 
         def beat() -> None:
-            self.sources.renew_leases()
-            self.feeds.beat()
+            leases = self.feeds.leases | self.sources.leases
+            lost = self.catalog.heartbeat(self.id, leases, self.timings.lease)
+            self.feeds.stop_without_lease(lost)
+            self.sources.note_lost(lost)
 
         self._every_pulse("pulse", beat)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from changefeed.catalog import LeaseLost
+from changefeed.catalog import AnyLease, LeaseLost
 from changefeed.catalog.model import DesiredStatus, Job, Status
 from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
@@ -163,14 +163,16 @@ class RunningFeeds:
 
     # -- while they run -----------------------------------------------------------------------
 
-    def beat(self) -> None:
-        """Say that the node lives, and renew the leases; a runner that has lost its lease stops."""
-        runners = {runner.job_id: runner for runner in list(self._runners.values())}
-        leases = [runner.lease for runner in runners.values()]
-        node, ttl = self._services.node_id, self._services.timings.lease
-        for job_id in self._catalog.heartbeat(node, leases, ttl):
-            log.warning("feed %s: the lease was lost, stopping", runners[job_id].name)
-            runners[job_id].request_stop()
+    @property
+    def leases(self) -> set[AnyLease]:
+        return {runner.lease for runner in list(self._runners.values())}
+
+    def stop_without_lease(self, lost: Collection[AnyLease]) -> None:
+        """Make the runners end whose lease is another node's."""
+        for runner in list(self._runners.values()):
+            if runner.lease in lost:
+                log.warning("feed %s: the lease was lost, stopping", runner.name)
+                runner.request_stop()
 
     def show_waits(self) -> None:
         """Make every feed show what it waits for."""

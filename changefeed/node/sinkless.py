@@ -142,9 +142,10 @@ class SinklessFeeds:
             )
 
     def _keep_lease(self, runner: FeedRunner) -> None:
+        node = self._services.node_id
         while runner.is_alive() and not self._clock.wait(self._stopping, self._timings.pulse):
             try:
-                if not runner.renew_lease(self._timings.lease):
+                if self._catalog.heartbeat(node, [runner.lease], self._timings.lease):
                     runner.request_stop()
                     return
             except ChangefeedError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from changefeed.capture.reconciler import DesiredState, SourceReconciler
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
-from changefeed.catalog import Catalog, SourceLease
+from changefeed.catalog import AnyLease, Catalog, SourceLease
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
@@ -131,10 +131,13 @@ class NodeSources:
         self._leases[name] = lease
         log.info("source %s: this node captures it", name)
 
-    def renew_leases(self) -> None:
-        """Renew the leases; :meth:`lost` then has the sources that are another node's."""
-        leases = list(self._leases.values())
-        lost = self._catalog.renew_sources(leases, self._timings.lease)
+    @property
+    def leases(self) -> set[AnyLease]:
+        return set(self._leases.values())
+
+    def note_lost(self, leases: Collection[AnyLease]) -> None:
+        """Make :attr:`lost` name the sources of leases that are another node's."""
+        lost = {name for name, lease in list(self._leases.items()) if lease in leases}
         if lost:
             self._lost |= lost
             self._changed()
@@ -156,7 +159,7 @@ class NodeSources:
         lease = self._leases.pop(name, None)
         self._lost.discard(name)
         if lease is not None:
-            self._catalog.release_source(lease)
+            self._catalog.release_lease(lease)
 
     @property
     def waits(self) -> bool:
@@ -248,6 +251,6 @@ class NodeSources:
         for runtime in list(self._runtimes.values()):
             runtime.close()
         for lease in list(self._leases.values()):
-            self._catalog.release_source(lease)
+            self._catalog.release_lease(lease)
         if self._standby is not None:
             self._standby.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from changefeed.catalog import NODE_TTL, Catalog, LeaseLost, LogClaim
+from changefeed.catalog import NODE_TTL, AnyLease, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
     DesiredStatus,
     JobSpec,
@@ -138,7 +138,7 @@ def test_the_change_counter_rises_for_what_others_must_notice(catalog: Catalog) 
     assert risen()
     lease = catalog.acquire_lease(job.id, "n1", 10)
     assert lease
-    catalog.renew_lease(lease, 10)
+    assert catalog.heartbeat("n1", [lease], 10) == set()
     catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(5))
     catalog.record_event(job.id, "notice", "x")
     assert not risen()
@@ -342,12 +342,17 @@ def test_captured_tables_keep_their_time(catalog: Catalog) -> None:
 def test_leases_are_renewed_together(catalog: Catalog) -> None:
     jobs = [catalog.create_job(spec(name)) for name in "abc"]
     leases = [catalog.acquire_lease(job.id, "n1", 10) for job in jobs]
-    held = [lease for lease in leases if lease]
-    catalog.release_lease(held[1])
+    sources = [catalog.acquire_source(name, "n1", 10) for name in ("shop", "bank")]
+    held = [lease for lease in (*leases, *sources) if lease]
+    for lost in (held[1], held[3]):
+        catalog.release_lease(lost)
     catalog.acquire_lease(jobs[1].id, "n2", 10)
-    assert catalog.heartbeat("a", held, 50) == {jobs[1].id}
+    catalog.acquire_source("shop", "n2", 10)
+    assert catalog.heartbeat("a", held, 50) == {held[1], held[3]}
     assert catalog.lease_holder(jobs[1].id) == "n2"
+    assert catalog.source_holders() == {"shop": "n2", "bank": "n1"}
     assert catalog.acquire_lease(jobs[0].id, "n2", 10) is None
+    assert catalog.acquire_source("bank", "n2", 10) is None
     assert catalog.heartbeat("a", [], 10) == set()
 
 
@@ -772,26 +777,35 @@ def test_tables_come_and_go(catalog: Catalog) -> None:
 # -- leases, nodes, events ----------------------------------------------------------------
 
 
-def test_a_lease_excludes_until_it_ends(catalog: Catalog, state: State) -> None:
+@pytest.mark.parametrize("of", ["job", "source"])
+def test_a_lease_excludes_until_it_ends(catalog: Catalog, state: State, of: str) -> None:
     job = catalog.create_job(spec())
-    lease = catalog.acquire_lease(job.id, "n1", 10)
-    assert lease and catalog.lease_holder(job.id) == "n1"
-    assert catalog.acquire_lease(job.id, "n2", 10) is None
+
+    def acquire(node: str) -> AnyLease | None:
+        if of == "job":
+            return catalog.acquire_lease(job.id, node, 10)
+        return catalog.acquire_source("shop", node, 10)
+
+    def holder() -> str | None:
+        return catalog.lease_holder(job.id) if of == "job" else catalog.source_holders().get("shop")
+
+    lease = acquire("n1")
+    assert lease and holder() == "n1"
+    assert acquire("n2") is None
     state.clock.advance(9)
-    lease = catalog.renew_lease(lease, 10)
+    assert catalog.heartbeat("n1", [lease], 10) == set()
     state.clock.advance(9)
-    assert catalog.acquire_lease(job.id, "n2", 10) is None
+    assert acquire("n2") is None
     state.clock.advance(2)
-    assert catalog.lease_holder(job.id) is None
-    catalog.renew_lease(lease, 0)  # late, but nobody came
-    other = catalog.acquire_lease(job.id, "n2", 10)
+    assert holder() is None
+    assert catalog.heartbeat("n1", [lease], 0) == set()  # late, but nobody came
+    other = acquire("n2")
     assert other and other.token > lease.token
-    with pytest.raises(LeaseLost):
-        catalog.renew_lease(lease, 10)
+    assert catalog.heartbeat("n1", [lease], 10) == {lease}
     catalog.release_lease(lease)
-    assert catalog.lease_holder(job.id) == "n2"
+    assert holder() == "n2"
     catalog.release_lease(other)
-    third = catalog.acquire_lease(job.id, "n1", 10)
+    third = acquire("n1")
     assert third and third.token > other.token
 
 
@@ -808,8 +822,7 @@ def test_a_clock_that_jumps_by_a_day_keeps_no_job_from_running(
     assert catalog.live_nodes() == []
     other = catalog.acquire_lease(job.id, "n2", 15)
     assert other and other.token > lease.token
-    with pytest.raises(LeaseLost):
-        catalog.renew_lease(lease, 15)
+    assert catalog.heartbeat("dead", [lease], 15) == {lease}
 
 
 def test_the_next_id_is_known(catalog: Catalog) -> None:
@@ -880,7 +893,7 @@ def test_clocks_of_machines_that_differ_move_no_job(
         taken = other.acquire_lease(job.id, "n2", 15)
         assert taken
         assert one.acquire_lease(job.id, "n1", 15) is None
-        assert other.renew_lease(taken, 15).token == taken.token
+        assert other.heartbeat("n2", [taken], 15) == set()
         other.heartbeat("n2")
         assert [node.id for node in one.live_nodes()] == ["n1", "n2"]
     finally:

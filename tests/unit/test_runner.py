@@ -396,13 +396,6 @@ def test_a_feed_that_is_to_stop_does_not_fail_with_what_that_broke(bench: Bench)
     assert not bench.goes_on(False), "it ends"
 
 
-def test_a_lease_is_renewed_while_nobody_else_has_it(bench: Bench) -> None:
-    assert bench.runner.renew_lease(60)
-    bench.runner.release_lease()
-    assert bench.catalog.acquire_lease(bench.job.id, "other", 60)
-    assert not bench.runner.renew_lease(60)
-
-
 def test_a_name_is_taken_by_a_running_feed(bench: Bench) -> None:
     assert bench.goes_on(False)
     bench.catalog.rename_job(bench.job.id, "g")
