@@ -56,6 +56,7 @@ class Application:
         max_memory: int | None = None,
         max_disk: int | None = None,
         logs: str | None = None,
+        lease: float | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
         must_exist: bool = False,
@@ -70,13 +71,14 @@ class Application:
             max_disk: limit in bytes for the change log of each source.
             logs: the store that keeps the change logs (:mod:`changefeed.shared_logs`); the state
                 remembers it, and keeps them on this machine where there is none.
+            lease: seconds that leases of nodes last; the state remembers it.
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
             must_exist: do not make a state where there is none.
 
         Raises:
             ChangefeedError: CF6001, CF6002; for ``logs`` as
-                :func:`changefeed.shared_logs.keep_logs_at`.
+                :func:`changefeed.shared_logs.keep_logs_at`; CF1204 ``lease`` is out of bounds.
         """
         self.state = state
         self.catalog = Catalog.open(state, must_exist=must_exist)
@@ -84,6 +86,8 @@ class Application:
             from changefeed.shared_logs import keep_logs_at
 
             keep_logs_at(self.catalog, logs)
+        if lease is not None:
+            self.catalog.set_lease_seconds(lease)
         self.interpreter = Interpreter(self.catalog, host=self)
         self._layout = StateLayout(Path(self.catalog.directory))
         self._settings = settings or SparkSettings()
@@ -180,6 +184,18 @@ class Application:
         from changefeed.stored_files import verify_files
 
         return verify_files(self.catalog)
+
+    def drain(self, node: str | None, seconds: float) -> str:
+        """Make a node give its sources away; see :func:`changefeed.drain.drain`."""
+        from changefeed.drain import drain
+
+        return drain(self.catalog, node, seconds)
+
+    def undo_drain(self, node: str | None) -> str:
+        """See :func:`changefeed.drain.undo_drain`."""
+        from changefeed.drain import undo_drain
+
+        return undo_drain(self.catalog, node)
 
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 

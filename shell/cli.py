@@ -113,6 +113,20 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     return size
 
 
+def _duration(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    """Seconds of ``10s`` or ``1m``."""
+    if value is None:
+        return None
+    from changefeed.options import parse_duration
+
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; write 10s or 1m", context, parameter) from error
+
+
 def _staging(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value:
         try:
@@ -280,6 +294,13 @@ def _address(
     "$CHANGEFEED_LOG, else what the state remembers, else this machine).",
 )
 @click.option(
+    "--lease",
+    metavar="DURATION",
+    callback=_duration,
+    help="How long a node may be silent before another takes its sources, 3s to 60s; the state "
+    "remembers it, and nodes take it up when they start (default: 10s).",
+)
+@click.option(
     "--http",
     metavar="HOST:PORT",
     callback=_address,
@@ -297,6 +318,7 @@ def start(
     max_memory: int | None,
     max_disk: int | None,
     logs: str | None,
+    lease: float | None,
     http: tuple[str, int] | None,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
@@ -313,6 +335,7 @@ def start(
             max_memory=place.max_memory,
             max_disk=place.max_disk,
             logs=logs,
+            lease=lease,
         )
     )
 
@@ -409,6 +432,38 @@ def dataset(
     end_cleanly()
     spark = SparkSettings(master, heap, conf).over(context.obj.spark)
     context.exit(compare_dataset(config, extract, date, spark))
+
+
+@cli.command()
+@click.argument("node", required=False)
+@click.option("--undo", is_flag=True, help="Let it take sources again.")
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    callback=_duration,
+    help="How long to wait until it has given them away; it goes on draining afterwards.",
+)
+@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@click.pass_context
+def drain(
+    context: click.Context, node: str | None, undo: bool, timeout: float, state: str | None
+) -> None:
+    """Make NODE give its sources and feeds to the other nodes, and take none, until it is started
+    again: before its machine is stopped or upgraded.
+
+    NODE is an id or a host of SHOW NODES; without it, the node of this machine. Works from any
+    machine. Exit status 4 if the node is not done in time.
+    """
+    with loading():
+        from changefeed.app import Application
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    chosen = replace(context.obj, state=state or context.obj.state).directory
+    with Application(chosen, must_exist=True) as opened:
+        click.echo(opened.undo_drain(node) if undo else opened.drain(node, timeout))
 
 
 @cli.group()

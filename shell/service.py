@@ -23,12 +23,13 @@ def serve(
     max_memory: int | None = None,
     max_disk: int | None = None,
     logs: str | None = None,
+    lease: float | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served; ``max_memory`` and
-    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, as of
-    :class:`~changefeed.app.Application`.
+    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, ``lease``
+    how long leases last in seconds, as of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -47,6 +48,7 @@ def serve(
                 max_memory=max_memory,
                 max_disk=max_disk,
                 logs=logs,
+                lease=lease,
                 ready=ready,
             )
         )

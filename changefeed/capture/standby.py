@@ -56,12 +56,20 @@ class CaptureTask:
 
 
 class Standby:
-    """One capture process without a task; the first caller of :meth:`take` gets it."""
+    """One capture process without a task; the next caller of :meth:`take` gets it."""
 
     def __init__(self, state: str) -> None:
         """Start the process for a source of ``state``; does not wait for it."""
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = start([*_COMMAND, "--standby"], state)
+        self._state = state
+        self._child: subprocess.Popen[bytes] | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Start another process if the last one has a task; does not wait for it."""
+        with self._lock:
+            if self._child is None:
+                self._child = start([*_COMMAND, "--standby"], self._state)
 
     def take(self, task: CaptureTask) -> subprocess.Popen[bytes] | None:
         """The process, which now does ``task``; None if it was taken before or has ended."""

@@ -13,13 +13,11 @@ from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow, SourceLease
 from changefeed.core.processes import has_ended, process_space
+from changefeed.core.timings import LONGEST_LEASE
 from changefeed.core.version import __version__
 
 #: A node not heard of for this long is dead, seconds.
 NODE_TTL = 10.0
-
-#: No lease is given for longer, seconds.
-LONGEST_LEASE = 60.0
 
 AnyLease: TypeAlias = Lease | SourceLease
 
@@ -142,6 +140,12 @@ class Leases(CatalogPart):
                     lost -= {kind(*row) for row in renewed}
         return lost
 
+    def drain_node(self, node_id: str, draining: bool) -> None:
+        """Ask a node to give its sources to others and to take none, or to take them again."""
+        with self._database.write() as transaction:
+            values = {"draining": draining}
+            transaction.execute(update(_node).where(_node.c.id == node_id).values(values))
+
     def unregister_node(self, node_id: str) -> None:
         """Forget a node that ends in good order."""
         with self._database.write() as transaction:
@@ -187,4 +191,4 @@ def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
 
 
 def _row_node(row: Row[Any]) -> NodeRow:
-    return NodeRow(row.id, row.pid, row.host, row.version, row.started, row.seen)
+    return NodeRow(row.id, row.pid, row.host, row.version, row.started, row.seen, row.draining)

@@ -133,7 +133,8 @@ class LeaseLost(ChangefeedError):
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A process that runs jobs. ``started`` and ``seen`` are ns; ``host`` is where ``pid`` means a
-    process (:func:`changefeed.core.processes.process_space`); ``version`` is that of changefeed."""
+    process (:func:`changefeed.core.processes.process_space`); ``version`` is that of changefeed.
+    ``draining``: it is to give its sources to other nodes, and takes none."""
 
     id: str
     pid: int
@@ -141,6 +142,7 @@ class NodeRow:
     version: str
     started: int
     seen: int
+    draining: bool = False
 
 
 #: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what

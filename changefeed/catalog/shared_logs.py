@@ -21,6 +21,7 @@ from changefeed.catalog.leases import holds
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
+from changefeed.core.timings import LONGEST_LEASE, SHORTEST_LEASE
 
 _ledger = tables.log_ledger
 _tail = tables.log_tail
@@ -32,6 +33,9 @@ UNMOVED = ""
 
 #: Key of ``meta`` whose value is the address of the shared logs; may hold secrets.
 _PLACE = "log"
+
+#: Key of ``meta`` whose value is :attr:`SharedLogs.lease_seconds`.
+_LEASE = "lease"
 
 
 class SharedLogs(CatalogPart):
@@ -59,6 +63,30 @@ class SharedLogs(CatalogPart):
                 for name in names:
                     transaction.execute(insert(_ledger).values(source=name, ledger=UNMOVED))
             transaction.execute(insert(tables.meta).values(key=_PLACE, value=address))
+
+    @property
+    def lease_seconds(self) -> float | None:
+        """How long leases last, for all nodes; None: nobody has set it."""
+        with self._database.read() as transaction:
+            query = select(tables.meta.c.value).where(tables.meta.c.key == _LEASE)
+            found = transaction.execute(query).scalar_one_or_none()
+        return None if found is None else float(found)
+
+    def set_lease_seconds(self, seconds: float) -> None:
+        """See :attr:`lease_seconds`; a node takes it up when it starts.
+
+        Raises:
+            ChangefeedError: CF1204, a lease cannot last so short or long.
+        """
+        if not SHORTEST_LEASE <= seconds <= LONGEST_LEASE:
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE,
+                f"a lease cannot last {seconds:g} s",
+                hint=f"{SHORTEST_LEASE:g}s to {LONGEST_LEASE:g}s: its node renews it every second.",
+            )
+        with self._database.write() as transaction:
+            transaction.execute(delete(tables.meta).where(tables.meta.c.key == _LEASE))
+            transaction.execute(insert(tables.meta).values(key=_LEASE, value=str(seconds)))
 
     def unmoved_logs(self) -> set[str]:
         """The sources whose log is still on the disk of a node, and nowhere else."""

@@ -41,7 +41,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.partition import Partition
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 16
+FORMAT = 17
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -378,6 +378,8 @@ node = Table(
     _text("version"),
     _ns("started"),
     _ns("seen"),
+    # Whether it is to give its sources away and take none.
+    Column("draining", Boolean, nullable=False, server_default=text("false")),
 )
 
 #: Questions of processes without Spark to the nodes; ``node`` is the one that took the question.

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+#: The bounds of :attr:`Timings.lease`, seconds: a pulse may be late, and no crash may hold up feeds
+#: for long.
+SHORTEST_LEASE = 3.0
+LONGEST_LEASE = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:

@@ -19,6 +19,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from changefeed.api import Interpreter, Result, Session
@@ -76,7 +77,7 @@ class Node:
             state: what ``--state`` named, for child processes.
             spark: Spark; our own when not given.
             clock: for ages, leases and whatever waits.
-            timings: how often the parts of the node act.
+            timings: how often the parts of the node act; the state may say how long leases last.
             sizes: how much feeds do at once.
             max_memory: limit in bytes for encoded messages that feeds share.
             max_disk: limit in bytes for the change log of each source.
@@ -88,6 +89,8 @@ class Node:
         self.id = uuid.uuid4().hex[:12]
         self.clock: Clock = clock or SystemClock()
         self.timings = timings or Timings()
+        if (lease := catalog.lease_seconds) is not None:
+            self.timings = replace(self.timings, lease=lease)
         self._layout = StateLayout(Path(catalog.directory))
         self._lock_file = lock or NodeLock(self._layout.lock)
         self.spark = spark or NodeSpark()
@@ -315,13 +318,18 @@ class Node:
             self.feeds.stop_source(name)
             self.sources.let_go(name)
         jobs = self.catalog.jobs()
-        ours = self.sources.owned({job.source for job in jobs})
+        self.sources.look()
+        given_away = self.sources.given_away
+        ours = self.sources.owned({job.source for job in jobs}) - given_away
         jobs = [job for job in jobs if job.source in ours]
         self.feeds.end_unwanted(jobs)
+        for name in given_away - self.feeds.sources:
+            log.info("source %s: given to another node", name)
+            self.sources.let_go(name)
         jobs = self.feeds.remove_dropped(jobs)
         # First: with its last feed the definition of a dataset goes, too.
         self._datasets.want({job.source for job in jobs if _reads(job)})
-        self.sources.want(jobs, self.feeds.sources)
+        self.sources.want(jobs, self.feeds.sources | given_away)
         self.feeds.tell_altered(jobs)
         self.feeds.start_wanted(jobs)
         self._proofs.want(jobs)

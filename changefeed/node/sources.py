@@ -10,7 +10,7 @@ from pathlib import Path
 from changefeed.capture.reconciler import DesiredState, SourceReconciler
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
-from changefeed.catalog import AnyLease, Catalog, SourceLease
+from changefeed.catalog import AnyLease, Catalog, NodeRow, SourceLease
 from changefeed.catalog.model import Job, TableProgress
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
@@ -48,7 +48,8 @@ class NodeSources:
             node: its id, which owns leases.
             timings: how often a source is looked at.
             max_disk: bytes the change log of a source may take.
-            standby: a capture process for the first source.
+            standby: a capture process for the first source; where logs are shared, there is one
+                for each source that becomes free.
             capturing: whether this process captures; else it reads what the node's captures write.
             runs: whether a job has a runner in this process.
             changed: called when a source is ready for other jobs than before.
@@ -61,6 +62,9 @@ class NodeSources:
         self._shared = catalog.log_place is not None
         self._leases: dict[str, SourceLease] = {}
         self._lost: set[str] = set()
+        #: The other nodes as of :meth:`look`, and whether this one is to give its sources away.
+        self._others: list[NodeRow] = []
+        self._draining = False
         self._clock = clock
         self._timings = timings
         self._max_disk = max_disk
@@ -97,6 +101,22 @@ class NodeSources:
 
     # -- whose a source is ------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Read which other nodes there are, and whether this one drains."""
+        if not self._shared:
+            return
+        nodes = {node.id: node for node in self._catalog.live_nodes()}
+        own = nodes.pop(self._node, None)
+        self._draining = own is not None and own.draining
+        self._others = list(nodes.values())
+
+    @property
+    def given_away(self) -> set[str]:
+        """The sources that another node is to take, because this one drains. It keeps them while
+        no node would take them."""
+        taken_up = self._draining and any(not node.draining for node in self._others)
+        return set(self._leases) if taken_up else set()
+
     def owned(self, names: Iterable[str]) -> set[str]:
         """Those of these sources that this node captures; takes those that no node has.
 
@@ -106,9 +126,9 @@ class NodeSources:
             return set(names)
         wanted = set(names)
         free = wanted - self._leases.keys()
-        if free:
-            # Two reads for all of them: each try to take one is a write.
-            alive = {node.id for node in self._catalog.live_nodes()}
+        if free and not self._draining:
+            # One read for all of them: each try to take one is a write.
+            alive = {node.id for node in self._others}
             holders = self._catalog.source_holders()
             for name in free:
                 if holders.get(name) not in alive:
@@ -194,7 +214,12 @@ class NodeSources:
             feeds[name] = []
         for name, of_source in feeds.items():
             self._want(name, DesiredState.of(of_source))
-        if self._standby is not None and not self._reconcilers:
+        if self._standby is None:
+            return
+        if self._shared:
+            # A source may become free at any time.
+            self._standby.renew()
+        elif not self._reconcilers:
             self._standby.close()
 
     def _want(self, name: str, wish: DesiredState) -> None:

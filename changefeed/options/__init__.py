@@ -11,6 +11,7 @@ This module is the public face: sinks and the shell import from here.
 
 # ruff: noqa: F403
 
+from changefeed.core.quantities import parse_duration as parse_duration
 from changefeed.core.quantities import parse_size as parse_size
 from changefeed.options.masking import hide_masked as hide_masked
 from changefeed.options.masking import mask_statement as mask_statement

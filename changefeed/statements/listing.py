@@ -11,6 +11,7 @@ from typing import Any
 from changefeed.catalog import Job, TableProgress
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.quantities import parse_duration, parse_size
+from changefeed.drain import node_duties
 from changefeed.options import to_span
 from changefeed.statements import brief
 from changefeed.statements.brief import FeedSnapshot
@@ -225,22 +226,29 @@ def _like(pattern: str) -> re.Pattern[str]:
 @handles(nodes.ShowNodes)
 def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
     """SHOW NODES: those that live, oldest first."""
-    catalog = context.catalog
-    feeds, names = catalog.feeds_of_nodes(), {job.id: job.name for job in catalog.jobs()}
-    sources: dict[str, list[str]] = {}
-    for source, node in sorted(catalog.source_holders().items()):
-        sources.setdefault(node, []).append(source)
     rows = [
         (
-            node.id,
-            node.host.partition(" ")[0],
-            node.pid,
-            node.version,
-            Names(sources.get(node.id, ())),
-            Names(names[job] for job in feeds.get(node.id, ()) if job in names),
-            date(node.started),
+            each.node.id,
+            each.node.host.partition(" ")[0],
+            each.node.pid,
+            each.node.version,
+            each.status,
+            Names(each.sources),
+            Names(each.feeds),
+            date(each.node.started),
+            each.waits_for,
         )
-        for node in catalog.live_nodes()
+        for each in node_duties(context.catalog)
     ]
-    columns = ("node", "host", "pid", "version", "captures", "feeds", "started")
+    columns = (
+        "node",
+        "host",
+        "pid",
+        "version",
+        "status",
+        "captures",
+        "feeds",
+        "started",
+        "waits_for",
+    )
     return Result(columns=columns, rows=list(rows))

@@ -3,6 +3,7 @@ its disk takes nothing with it, and another goes on."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog, Status
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.timings import Timings
+from changefeed.drain import drain, undo_drain
 from changefeed.log.objects import ObjectStore
 from changefeed.shared_logs import keep_logs_at
 from changefeed.stored_files import verify_files
@@ -134,6 +137,37 @@ def test_a_host_that_is_gone_with_its_disk(team: Team) -> None:
     team.execute("DROP CHANGEFEED f")
     until(lambda: not list(ObjectStore(str(team.store)).names("")), "its objects are removed")
     until(lambda: team.shop.slots() == [], "the slot is removed")
+
+
+def test_a_node_gives_its_feeds_away_and_takes_them_again(team: Team) -> None:
+    team.one.start()
+    until(lambda: team.catalog.live_nodes(), "the first node lives")
+    team.create()
+    team.write()
+    until(team.arrived, "the first rows arrive")
+    team.two.start()
+    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    until(lambda: team.two.waits, "a capture waits there")
+    first = team.owner()
+    assert first is not None
+    begun = time.monotonic()
+    assert drain(team.catalog, first, 60.0).endswith("is drained")
+    team.write()
+    until(team.arrived, "the second node goes on")
+    # Long before a lease would end.
+    assert time.monotonic() - begun < Timings().lease / 2
+    second = team.owner()
+    assert second not in (None, first)
+    assert {node.id for node in team.catalog.live_nodes()} == {first, second}
+    undo_drain(team.catalog, first)
+    until(lambda: team.one.waits, "a capture waits on the first node")
+    begun = time.monotonic()
+    team.two.stop()
+    team.write()
+    until(team.arrived, "the first node goes on")
+    assert time.monotonic() - begun < Timings().lease / 2
+    assert team.owner() == first
+    team.check()
 
 
 @pytest.mark.extended

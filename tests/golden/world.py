@@ -11,12 +11,12 @@ from typing import Any
 
 from changefeed.api import FeedPlan, Interpreter, Result, Session
 from changefeed.catalog import Catalog, DesiredStatus, Lease, Status, TableState
-from changefeed.catalog.leases import LONGEST_LEASE
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.timings import LONGEST_LEASE
 from changefeed.core.types import LogicalType
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration

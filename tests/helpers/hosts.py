@@ -42,6 +42,12 @@ class Host:
         """What the node wrote to standard error."""
         return (self.home.parent / f"{self.home.name}.log").read_text()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the node has a capture process for the next source that becomes free."""
+        node = None if self._process is None else psutil.Process(self._process.pid)
+        return node is not None and any("--standby" in child.cmdline() for child in node.children())
+
     def _send(self, number: int) -> None:
         if self._process is None or self._process.poll() is not None:
             return
