@@ -146,7 +146,7 @@ def _copied(
     for _ in range(_ATTEMPTS):
         seen = catalog.log_manifest(source)
         try:
-            if shared.log().fetch() and (ledger := read_ledger(root)) is not None:
+            if shared.log().fetch(whole=True) and (ledger := read_ledger(root)) is not None:
                 length = (root / journal_name(ledger.live)).stat().st_size
                 head = Head(ledger.generation, ledger.live, length)
                 (root / HEAD_NAME).write_bytes(head.to_bytes())

@@ -65,7 +65,7 @@ class GrowingLog:
         return self._folder
 
     def _log(self) -> LogReader:
-        """The reader; hold :attr:`_lock` while you use it."""
+        """The reader; hold :attr:`_lock` for several looks at one state of the log."""
         with self._lock:
             if self._reader is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,8 @@ class GrowingLog:
         self, bounds: Mapping[TableName, Timestamp], upto: Timestamp, max_rows: int, max_bytes: int
     ) -> Slice:
         """See :meth:`LogAccess.slice`."""
-        with self._lock:
-            return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
+        # Without the lock: it may have to fetch files.
+        return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
 
     def timestamp_of(self, position: Position) -> Timestamp | None:
         """The log timestamp of a position in the source's log; None until the log has reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,11 +192,19 @@ class LiveJournal:
     # ----------------------------------------------------------------------------- recovery
 
     @classmethod
-    def recover(cls, root: Path, number: int, after: Stamp | None, durable: int = 0) -> LiveJournal:
+    def recover(
+        cls,
+        root: Path,
+        number: int,
+        after: Stamp | None,
+        durable: int = 0,
+        is_object: Callable[[str], bool] = lambda _: False,
+    ) -> LiveJournal:
         """Open the file after a crash, and cut off a torn frame and an unfinished transaction.
 
         Args:
             durable: how far the file was complete at least; no crash has torn what is before.
+            is_object: whether a segment is in the store of a shared log, and need not be here.
 
         Raises:
             ChangefeedError: CF3001, bytes that were durable have changed.
@@ -211,7 +220,7 @@ class LiveJournal:
             if live.complete.end < durable:
                 at = live.complete.end
                 raise damaged(file.name, "a durable frame is broken", offset=at, end=durable)
-            live._check_segments()
+            live._check_segments(is_object)
             live.tally = live.complete
             if live.tally.end != size:
                 live._truncate(live.tally.end)
@@ -244,8 +253,10 @@ class LiveJournal:
                 self.after = self.after or unit.after
         self.declared.cut(self.complete.declared)
 
-    def _check_segments(self) -> None:
+    def _check_segments(self, is_object: Callable[[str], bool]) -> None:
         for name, size in self.segments:
+            if is_object(name):
+                continue
             try:
                 found = (self._root / name).stat().st_size
             except FileNotFoundError:

@@ -140,6 +140,7 @@ class ObjectStore:
         Raises:
             ChangefeedError: CF1201, CF1202, CF1207: it is no such address.
         """
+        self.address = address
         self._connect: Callable[[], fs.FileSystem] = fs.LocalFileSystem
         self._local = address.startswith("/")
         if self._local:
@@ -190,7 +191,7 @@ class ObjectStore:
         Raises:
             ChangefeedError: CF3007.
         """
-        with self._reported("read"), self._system.open_input_file(f"{self._root}/{name}") as source:
+        with self._reported("read", name), self._system.open_input_file(f"{self._root}/{name}") as source:
             return bytes(source.read())
 
     def fetch(self, name: str, path: Path, size: int) -> None:
@@ -200,7 +201,7 @@ class ObjectStore:
             ChangefeedError: CF3007, also if the object has another size.
         """
         fresh = path.with_name(path.name + UNFINISHED)
-        with self._reported("read"):
+        with self._reported("read", name):
             with self._system.open_input_stream(f"{self._root}/{name}") as source:
                 with open(fresh, "wb") as target:
                     while block := source.read(1 << 20):
@@ -208,6 +209,16 @@ class ObjectStore:
             if (found := fresh.stat().st_size) != size:
                 raise OSError(f"{name} has {found} bytes instead of {size}")
         fresh.replace(path)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is an object of that name.
+
+        Raises:
+            ChangefeedError: CF3007.
+        """
+        with self._reported("read", name):
+            found = self._system.get_file_info(f"{self._root}/{name}")
+        return found.type is fs.FileType.File
 
     def remove(self, names: list[str]) -> None:
         """Remove objects; those that are not there are no error.
@@ -258,7 +269,7 @@ class ObjectStore:
         self.remove([name])
 
     @contextmanager
-    def _reported(self, done: str) -> Iterator[None]:
+    def _reported(self, done: str, name: str = "") -> Iterator[None]:
         try:
             yield
         except _FAILED as error:
@@ -267,6 +278,7 @@ class ObjectStore:
             raise ChangefeedError(
                 Code.LOG_STORE_UNREACHABLE,
                 f"the change log cannot be {done} in {self.shown}: {why}",
+                detail=f"object {name}" if name else "",
             ) from None
 
 

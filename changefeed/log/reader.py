@@ -15,6 +15,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
+from changefeed.log.copies import fetch_copy
 from changefeed.log.cut import RunPart, last_fitting, select
 from changefeed.log.frame import (
     Run,
@@ -247,14 +248,19 @@ class LogReader:
             self._journals[number] = fresh
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        """Do ``work``, again with a new index if compaction has removed a file that it needs."""
-        for _ in range(_MOVED_ATTEMPTS):
+        """Do ``work``, again if a file that it needs had to be fetched, and with a new index if
+        compaction has removed it. No lock is held meanwhile: others read on."""
+        moved = 0
+        while True:
             try:
                 return work()
             except FileNotFoundError as error:
-                missing = error
+                if fetch_copy(self.root, _name_of(error)):
+                    continue
+                moved += 1
+                if moved == _MOVED_ATTEMPTS:
+                    raise _gone(error) from None
                 self.refresh()
-        raise _gone(missing)
 
     # -------------------------------------------------------------------------------- slice
 
@@ -274,7 +280,7 @@ class LogReader:
 
         Raises:
             ChangefeedError: CF3002, the bound of some table is below ``oldest``; CF3001, the log is
-                damaged.
+                damaged; CF3007, a file of a shared log cannot be fetched.
         """
         bounds = {name: stamp_of(at) for name, at in tables.items()}
         return self._retrying(lambda: self._slice(bounds, stamp_of(upto), max_rows, max_bytes))
@@ -413,7 +419,11 @@ class LogReader:
 
 def _gone(missing: FileNotFoundError) -> ChangefeedError:
     """CF3001 for a file that the index names, and that nobody has replaced."""
-    return damaged(Path(os.fsdecode(missing.filename)).name, "file is gone")
+    return damaged(_name_of(missing), "file is gone")
+
+
+def _name_of(missing: FileNotFoundError) -> str:
+    return Path(os.fsdecode(missing.filename)).name
 
 
 def _overlaps(run: Run, piece: LogPiece) -> bool:

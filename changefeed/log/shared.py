@@ -13,9 +13,10 @@
     merged journal         an object, written before the ledger names it
 
 The files have the bytes that they have in a directory of one host, so everything that reads a log
-reads the copy. The copy can be lost: :meth:`SharedLog.fetch` makes it again, on any host. It
-trusts nothing that is there but what it can prove: a journal's bytes by the checksums of the rows,
-other files by the note (COPIES) of which object each is a copy of.
+reads the copy. The copy can be lost: :meth:`SharedLog.fetch` makes it again, on any host. Objects
+come when something reads them (copies.py). Nothing is trusted that is there but what is proved: a
+journal's bytes by the checksums of the rows, other files by the list of which object each is a copy
+of.
 
 What a crash leaves behind: objects that no row names (:meth:`SharedLog.sweep` removes them), and
 a copy that is ahead of the rows (the next fetch cuts it).
@@ -23,23 +24,18 @@ a copy that is ahead of the rows (the next fetch cuts it).
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
+from changefeed.core.durable import UNFINISHED
 from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
-from changefeed.core.proofs import AlteredBytes
-from changefeed.core.telemetry import log
+from changefeed.log.copies import COPIES_NAME, Copies
 from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
 from changefeed.log.ledger import LOCK_NAME, Ledger, write_ledger
 from changefeed.log.objects import ObjectStore
-
-#: Which object each file is a copy of. A directory with this file is the copy of a shared log.
-COPIES_NAME: Final = "COPIES"
 
 #: A frame of at most this many bytes is stored in its row. Up to about this size a row is durable
 #: as fast as a small one (docs/decisions/shared-log.md).
@@ -129,8 +125,11 @@ class SharedLog:
 
     # ------------------------------------------------------------------------------- fetch
 
-    def fetch(self) -> bool:
+    def fetch(self, *, whole: bool = False) -> bool:
         """Make the copy equal to what is registered; returns whether the log has begun.
+
+        Args:
+            whole: fetch objects, too, which otherwise the first reader of each does.
 
         Raises:
             ChangefeedError: CF3007 the store, CF6001 the state cannot be reached; CF3001 what is
@@ -147,16 +146,11 @@ class SharedLog:
             return False
         ledger = Ledger.from_json(manifest.ledger)
         replaced = {g.name for g in ledger.garbage}
-        copies = self._copies()
         wanted = {n: o for n, o in self._objects.items() if n not in replaced}
-        missing = [name for name in wanted if not self._has(name, copies)]
-        if missing:
-            size = sum(wanted[name][0] for name in missing)
-            log.info("change log: copying %d files, %s bytes", len(missing), f"{size:,}")
-        for name in missing:
-            size, found = wanted[name]
-            self._store.fetch(found, self._root / name, size)
-        self._note_copies({name: found for name, (_, found) in wanted.items()})
+        Copies.of(self._store, wanted).keep(self._root)
+        for name, (size, found) in wanted.items() if whole else ():
+            if not (self._root / name).exists():
+                self._store.fetch(found, self._root / name, size)
         for number in self._tails:
             parts = [part for part in manifest.tail if part.journal == number]
             if journal_name(number) not in replaced:
@@ -164,6 +158,10 @@ class SharedLog:
         self._fetch_notes()
         write_ledger(self._root, ledger)
         return True
+
+    def registered(self, name: str) -> bool:
+        """Whether a file is an object, which may have no copy here yet."""
+        return name in self._objects
 
     def _forget_copy(self) -> None:
         """Remove the copy of a log that another node has given up. A log of this host, which was
@@ -174,19 +172,8 @@ class SharedLog:
             for name in [name for name, _ in _files(folder) if name != LOCK_NAME]:
                 (folder / name).unlink()
 
-    def _has(self, name: str, copies: Mapping[str, str]) -> bool:
-        (size, found), path = self._objects[name], self._root / name
-        return copies.get(name) == found and path.exists() and path.stat().st_size == size
-
-    def _copies(self) -> dict[str, str]:
-        try:
-            found: dict[str, str] = json.loads(read_durable(self._root / COPIES_NAME))
-        except (OSError, AlteredBytes, ValueError):
-            return {}  # all are copied again
-        return found
-
-    def _note_copies(self, copies: Mapping[str, str]) -> None:
-        replace_durably(self._root / COPIES_NAME, json.dumps(dict(copies), sort_keys=True))
+    def _note_copies(self) -> None:
+        Copies.of(self._store, self._objects).write(self._root)
 
     def _rebuild(self, number: int, parts: Sequence[TailPart]) -> None:
         """Make a journal consist of its parts; bytes that are there and proved stay."""
@@ -293,7 +280,7 @@ class SharedLog:
         files += [(journal_name(s.number), s.length) for s in ledger.sealed]
         for name, size in (*files, *live_segments):
             self.stage(name, size)
-        self._note_copies({})
+        Copies.of(self._store, {}).write(self._root)
         objects, self._staged = self._staged, {}
         data = (self._root / journal_name(ledger.live)).read_bytes()[:end]
         noted = dict(_files(self._notes))
@@ -309,7 +296,7 @@ class SharedLog:
         self._objects, self._noted = objects, noted
         self._tails = {ledger.live: _Tail()}
         self._tails[ledger.live].add(part)
-        self._note_copies({name: found for name, (_, found) in objects.items()})
+        self._note_copies()
 
     def commit(self, ledger: Ledger, live_segments: Collection[str]) -> None:
         """Register a change of the ledger before it is written to the copy.
@@ -353,7 +340,7 @@ class SharedLog:
         for part in begun:
             self._tails.setdefault(part.journal, _Tail()).add(part)
         if fresh or gone:
-            self._note_copies({name: found for name, (_, found) in self._objects.items()})
+            self._note_copies()
         self._store.discard(leftover)
 
     def in_parts(self, journal: int) -> bool:
@@ -373,7 +360,7 @@ class SharedLog:
             LogChange(objects={name: self._staged[name]}, forget_journals=[journal])
         )
         self._objects[name] = self._staged.pop(name)
-        self._note_copies({name: found for name, (_, found) in self._objects.items()})
+        self._note_copies()
         self._store.discard(self._tails.pop(journal).objects)
 
     def sweep(self, now: int) -> int:

@@ -31,6 +31,7 @@ from changefeed.core.events import Flush, Frontier
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.log.compaction import JournalMerge, plan
+from changefeed.log.copies import fetch_copy
 from changefeed.log.draft import FrameBuilder
 from changefeed.log.frame import stamp_of
 from changefeed.log.growth import Growth
@@ -141,16 +142,21 @@ class LogWriter:
 
     def _recover_live(self) -> LiveJournal:
         for sealed in self._ledger.sealed:
-            _check_file(self.root, journal_name(sealed.number), sealed.length)
+            if not self._is_object(journal_name(sealed.number)):
+                _check_file(self.root, journal_name(sealed.number), sealed.length)
         last = self._ledger.last
         live, head = self._ledger.live, read_head(self.root)
         durable = head.length if head is not None and head.live == live else 0
         try:
             return LiveJournal.recover(
-                self.root, live, stamp_of(last.at) if last else None, durable
+                self.root, live, stamp_of(last.at) if last else None, durable, self._is_object
             )
         except FileNotFoundError:
             raise damaged(journal_name(live), "journal is gone") from None
+
+    def _is_object(self, name: str) -> bool:
+        """Whether a file is in the store of a shared log, and need not be here."""
+        return self._shared is not None and self._shared.registered(name)
 
     def _remove_orphans(self) -> None:
         """Remove files of appends, rolls, compactions and sweeps that a crash interrupted."""
@@ -583,6 +589,7 @@ class LogWriter:
 
     def _merge(self, run: tuple[SealedJournal, ...], now: int) -> None:
         fault_point(Point.LOG_COMPACT_BEGIN)
+        self._fetch(run)
         merge = JournalMerge(self.root, self._take_number(), run, self.settings)
         try:
             made = merge.run()
@@ -601,6 +608,14 @@ class LogWriter:
                 merge.discard()
             raise
         fault_point(Point.LOG_COMPACT_DONE)
+
+    def _fetch(self, run: tuple[SealedJournal, ...]) -> None:
+        """Fetch what a merge reads of a shared log and this host does not have."""
+        for sealed in run:
+            small = (n for n, size in sealed.segments if size < self.settings.segment_keep)
+            for name in (journal_name(sealed.number), *small):
+                if not (self.root / name).exists():
+                    fetch_copy(self.root, name)
 
     def _sweep(self, now: int) -> int:
         """Remove files that no reader needs any more; return their bytes."""

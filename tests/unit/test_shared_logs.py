@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog import Catalog, SourceLease
+from changefeed.core import elapsed
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
-from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log import LogReader, LogSettings, LogWriter, copies
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import ORPHAN_AGE
 from changefeed.shared_logs import SharedSource, is_elsewhere, log_folder, remove_shared_log
@@ -170,3 +174,106 @@ def test_a_transaction_that_is_read_again_takes_the_names_of_its_files_again(
         again.roll()
     with shared.open("one", settings):
         assert shared.rows("one") == [3]
+
+
+# -- objects are fetched when they are read -----------------------------------------------
+
+
+@pytest.fixture
+def taken_over(shared: Shared) -> Iterator[Shared]:
+    """A log of five flushes in segments, of which the host "two" has just become the owner."""
+    settings = LogSettings(segment_rows=1, segment_keep=1, roll_frames=2)
+    writer = shared.open("one", settings)
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    for seq in range(1, 6):
+        append(writer, 1_000 + seq, seq)
+    writer.maintain(clocks(Timestamp(2_000)))
+    drop_process(writer)
+    with shared.open("two"):
+        yield shared
+
+
+def fetched(shared: Shared, host: str = "two") -> set[str]:
+    """The segments that a host has."""
+    return {path.name for path in StateLayout(shared.folder / host).log(SOURCE).glob("segment-*")}
+
+
+def test_a_takeover_copies_nothing_that_is_an_object(taken_over: Shared) -> None:
+    assert fetched(taken_over) == set()
+    with LogReader(StateLayout(taken_over.folder / "two").log(SOURCE)) as reader:
+        newest = reader.slice({A.table: Timestamp(1_004)}, Timestamp.MAX, 10, 10**9)
+        assert [keys(piece.load()) for piece in newest.pieces] == [[5]]
+    assert len(fetched(taken_over)) == 1
+    assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+    assert len(fetched(taken_over)) == 5
+
+
+def test_readers_at_the_same_time_fetch_an_object_once(
+    taken_over: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    fetch = ObjectStore.fetch
+
+    def slow(store: ObjectStore, name: str, path: Path, size: int) -> None:
+        names.append(name)
+        time.sleep(0.02)
+        fetch(store, name, path, size)
+
+    monkeypatch.setattr(ObjectStore, "fetch", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: taken_over.rows("two"), range(4)))
+    assert found == [[1, 2, 3, 4, 5]] * 4
+    assert len(names) == len(set(names)) > 4
+
+
+def test_a_store_that_fails_is_asked_again(taken_over: Shared) -> None:
+    """The error names the object, the reader goes on by itself, and others are not held up."""
+    away = taken_over.folder / "away"
+    root = StateLayout(taken_over.folder / "two").log(SOURCE)
+    with LogReader(root) as reader:
+        named = min(name for name in taken_over.objects if "/segment-" in name)
+        path = taken_over.folder / "store" / named
+        path.rename(away)
+        path.mkdir()  # it is there, and cannot be read
+        with pytest.raises(ChangefeedError) as failed:
+            taken_over.rows("two")
+        assert failed.value.code is Code.LOG_STORE_UNREACHABLE
+        assert named in (failed.value.detail or "")
+        newest = reader.slice({A.table: Timestamp(1_004)}, Timestamp.MAX, 10, 10**9)
+        assert [keys(piece.load()) for piece in newest.pieces] == [[5]]
+        path.rmdir()
+        away.rename(path)
+        assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+
+
+def test_copies_of_another_boot_are_not_trusted(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not synced: a machine that lost its power may have lost their bytes."""
+    writer = shared.open("one", LogSettings(segment_rows=1))
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    append(writer, 1_001, 1)
+    writer.roll()
+    drop_process(writer)
+    (segment,) = StateLayout(shared.folder / "one").log(SOURCE).glob("segment-*")
+    segment.write_bytes(bytes(segment.stat().st_size))
+    read = elapsed.read_clocks()
+    monkeypatch.setattr(copies, "read_clocks", lambda: replace(read, boot="another"))
+    with shared.open("one"):
+        assert shared.rows("one") == [1]
+
+
+def test_merging_fetches_what_it_merges(shared: Shared) -> None:
+    """Sealed journals that this host has never read."""
+    settings = LogSettings(merge_fan=2, roll_frames=1, pack_bytes=10**9)
+    writer = shared.open("one", settings)
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    for seq in range(1, 4):
+        append(writer, 1_000 + seq, seq)
+        writer.maintain(clocks(Timestamp(2_000)))
+    drop_process(writer)
+    with shared.open("two", settings) as again:
+        append(again, 1_004, 4)
+        append(again, 1_005, 5)
+        assert again.maintain(clocks(Timestamp(2_001))).merged
+        assert shared.rows("two") == [1, 2, 3, 4, 5]

@@ -1,0 +1,128 @@
+"""The files of a shared log that a directory has or can have: each is a copy of an object.
+
+``COPIES`` lists all of them with their objects and the store. A file that is not there is fetched
+when something first reads it (:func:`fetch_copy`), by whichever process that is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from changefeed.core.clock import SYSTEM_CLOCK
+from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
+from changefeed.core.elapsed import read_clocks
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.proofs import AlteredBytes
+from changefeed.log.objects import ObjectStore
+
+#: A directory with this file is the copy of a shared log.
+COPIES_NAME: Final = "COPIES"
+
+#: How long an object that is not in the store stays listed: its name is removed from the list just
+#: before or just after the object itself.
+_GONE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What a directory lists.
+
+    Attributes:
+        store: address of the store; may hold secrets.
+        objects: size and object of each file.
+        boot: of the machine, when its files were written. They are not synced, so they prove
+            nothing after another boot.
+    """
+
+    store: str
+    objects: Mapping[str, tuple[int, str]]
+    boot: str
+
+    @classmethod
+    def of(cls, store: ObjectStore, objects: Mapping[str, tuple[int, str]]) -> Copies:
+        """The list of what this boot of the machine writes."""
+        return cls(store.address, objects, read_clocks().boot)
+
+    @classmethod
+    def read(cls, root: Path) -> Copies | None:
+        """The list of a directory; None if it has none that is whole."""
+        try:
+            found = json.loads(read_durable(root / COPIES_NAME))
+            objects = {name: (size, made) for name, (size, made) in found["objects"].items()}
+            return cls(found["store"], objects, found["boot"])
+        except (OSError, AlteredBytes, ValueError, KeyError, TypeError):
+            return None  # nothing is a copy: everything is fetched
+
+    def write(self, root: Path) -> None:
+        """Replace the list of a directory.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        listed = {"store": self.store, "objects": self.objects, "boot": self.boot}
+        replace_durably(root / COPIES_NAME, json.dumps(listed, sort_keys=True))
+
+    def keep(self, root: Path) -> None:
+        """Make this the list of a directory, and remove files there that are other objects' copies,
+        or are not known to be whole."""
+        before = Copies.read(root)
+        known = before.objects if before is not None and before.boot == self.boot else {}
+        for name, found in self.objects.items():
+            path = root / name
+            with suppress(FileNotFoundError):
+                if known.get(name) != found or path.stat().st_size != found[0]:
+                    path.unlink()
+        self.write(root)
+
+
+def fetch_copy(root: Path, name: str) -> bool:
+    """Fetch a file of a directory that is not there. Readers that need it at the same time fetch
+    it once.
+
+    Returns:
+        False: the log no longer consists of the file, or the directory is no copy.
+
+    Raises:
+        ChangefeedError: CF3007, its detail names the object.
+    """
+    path, since = root / name, SYSTEM_CLOCK.monotonic()
+    while True:
+        copies = Copies.read(root)
+        if copies is None or name not in copies.objects:
+            return False
+        size, found = copies.objects[name]
+        store = _store(copies.store)
+        try:
+            _fetch_once(store, found, path, size)
+            return True
+        except ChangefeedError:
+            if SYSTEM_CLOCK.monotonic() - since > _GONE_SECONDS or store.exists(found):
+                raise
+            SYSTEM_CLOCK.sleep(0.05)
+
+
+@lru_cache(maxsize=8)
+def _store(address: str) -> ObjectStore:
+    return ObjectStore(address)
+
+
+def _fetch_once(store: ObjectStore, found: str, path: Path, size: int) -> None:
+    # The lock is the unfinished file, of which all that fetch at the same time have the same one.
+    fresh = path.with_name(path.name + UNFINISHED)
+    lock = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            fresh.unlink(missing_ok=True)
+        else:
+            store.fetch(found, path, size)
+    finally:
+        os.close(lock)
