@@ -191,7 +191,10 @@ class ObjectStore:
         Raises:
             ChangefeedError: CF3007.
         """
-        with self._reported("read", name), self._system.open_input_file(f"{self._root}/{name}") as source:
+        with (
+            self._reported("read", name),
+            self._system.open_input_file(f"{self._root}/{name}") as source,
+        ):
             return bytes(source.read())
 
     def fetch(self, name: str, path: Path, size: int) -> None:
