@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from changefeed.core.clock import SYSTEM_CLOCK
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
 from changefeed.core.elapsed import read_clocks
 from changefeed.core.errors import ChangefeedError
@@ -83,7 +83,7 @@ class Copies:
         self.write(root)
 
 
-def fetch_copy(root: Path, name: str) -> bool:
+def fetch_copy(root: Path, name: str, clock: Clock = SYSTEM_CLOCK) -> bool:
     """Fetch a file of a directory that is not there. Readers that need it at the same time fetch
     it once.
 
@@ -93,7 +93,7 @@ def fetch_copy(root: Path, name: str) -> bool:
     Raises:
         ChangefeedError: CF3007, its detail names the object.
     """
-    path, since = root / name, SYSTEM_CLOCK.monotonic()
+    path, since = root / name, clock.monotonic()
     while True:
         copies = Copies.read(root)
         if copies is None or name not in copies.objects:
@@ -104,9 +104,9 @@ def fetch_copy(root: Path, name: str) -> bool:
             _fetch_once(store, found, path, size)
             return True
         except ChangefeedError:
-            if SYSTEM_CLOCK.monotonic() - since > _GONE_SECONDS or store.exists(found):
+            if clock.monotonic() - since > _GONE_SECONDS or store.exists(found):
                 raise
-            SYSTEM_CLOCK.sleep(0.05)
+            clock.sleep(0.05)
 
 
 @lru_cache(maxsize=8)
