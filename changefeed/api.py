@@ -109,8 +109,22 @@ __all__ = [
     "source_schemes",
 ]
 
-#: Columns of SHOW CHANGEFEEDS, for its WHERE and ORDER BY.
-LISTING_COLUMNS = listing.COLUMNS
+#: Words after SHOW -> the columns for its WHERE and ORDER BY.
+LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
+    "CDC STREAMS": cdc_views.STREAM_COLUMNS,
+    "CDC SUBSCRIBERS": cdc_views.SUBSCRIBER_COLUMNS,
+    "CHANGEFEED ERRORS": show.ERROR_COLUMNS,
+    "CHANGEFEED EVENTS": show.EVENT_COLUMNS,
+    "CHANGEFEED JOBS": listing.COLUMNS,
+    "CHANGEFEED TABLES": show.TABLE_COLUMNS,
+    "CHANGEFEEDS": listing.COLUMNS,
+    "CREATE ALL": ("kind", *show.CREATE_COLUMNS),
+    "EXTERNAL CONNECTIONS": connections.CONNECTION_COLUMNS,
+    "FUNCTIONS": functions.COLUMNS,
+    "JOBS": show.JOB_COLUMNS,
+    "NODES": listing.NODE_COLUMNS,
+    "TABLES": connections.TABLE_COLUMNS,
+}
 
 #: How many expected words a syntax error names.
 SHOWN_EXPECTED = 8

@@ -95,34 +95,57 @@ class _Builder(Transformer[Token, Any]):
         self,
         meta: Meta,
         exists: bool | None,
-        name: Token,
+        name: Name,
         uri: Token,
         options: tuple[Option, ...] | None,
     ) -> Statement:
         return nodes.CreateConnection(
-            identifier(name),
+            name.text,
             _literal(uri, "string"),
             bool(exists),
             options or (),
             span=_span(meta),
-            name_span=_at(name),
+            name_span=name.span,
         )
 
     def alter_connection(
-        self, meta: Meta, name: Token, uri: Token, options: tuple[Option, ...] | None
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Name,
+        uri: Token,
+        options: tuple[Option, ...] | None,
     ) -> Statement:
         return nodes.AlterConnection(
-            identifier(name),
+            name.text,
             _literal(uri, "string"),
             options or (),
+            bool(exists),
             span=_span(meta),
-            name_span=_at(name),
+            name_span=name.span,
         )
 
-    def drop_connection(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
-        return nodes.DropConnection(
-            identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
-        )
+    def drop_connection(self, meta: Meta, exists: bool | None, name: Name) -> Statement:
+        return nodes.DropConnection(name.text, bool(exists), span=_span(meta), name_span=name.span)
+
+    def connection_name(self, _meta: Meta, token: Token) -> Name:
+        """CockroachDB writes the names of connections as strings."""
+        text = string(token) if token.startswith("'") else identifier(token)
+        return Name(text, span=_at(token))
+
+    new_connection = connection_name
+
+    def check_connection(self, meta: Meta, token: Token) -> Statement:
+        if token.startswith("'") and ":" in token:
+            return nodes.CheckConnection(uri=_literal(token, "string"), span=_span(meta))
+        name = self.connection_name(meta, token).text
+        return nodes.CheckConnection(name, span=_span(meta), name_span=_at(token))
+
+    def show_connections(self, meta: Meta, name: Name | None = None) -> Statement:
+        return nodes.ShowConnections(None if name is None else name.text, span=_span(meta))
+
+    def show_create_connection(self, meta: Meta, name: Name) -> Statement:
+        return nodes.ShowCreateConnection(name.text, span=_span(meta), name_span=name.span)
 
     # ------------------------------------------------------------ making feeds
 
@@ -212,7 +235,7 @@ class _Builder(Transformer[Token, Any]):
     def if_exists(self, _meta: Meta) -> bool:
         return True
 
-    function_if_not_exists = function_if_exists = if_exists
+    function_if_not_exists = function_if_exists = when_complete = if_exists
     if_not_exists = connection_if_exists = connection_if_not_exists = if_exists
 
     def source(self, meta: Meta, name: Token) -> Name:
@@ -304,13 +327,29 @@ class _Builder(Transformer[Token, Any]):
     job = feed
 
     def alter_changefeed(
-        self, meta: Meta, feed: FeedRef, *actions: nodes.AlterAction | tuple[nodes.AlterAction, ...]
+        self,
+        meta: Meta,
+        exists: bool | None,
+        feed: FeedRef,
+        *actions: nodes.AlterAction | tuple[nodes.AlterAction, ...],
     ) -> Statement:
         flat = (each for a in actions for each in (a if isinstance(a, tuple) else (a,)))
-        return nodes.AlterChangefeed(feed, tuple(flat), span=_span(meta))
+        return nodes.AlterChangefeed(feed, tuple(flat), bool(exists), span=_span(meta))
 
-    def rename_changefeed(self, meta: Meta, feed: FeedRef, name: Token) -> Statement:
-        return nodes.RenameChangefeed(feed, identifier(name), span=_span(meta), name_span=_at(name))
+    def rename_changefeed(
+        self, meta: Meta, exists: bool | None, feed: FeedRef, name: Token
+    ) -> Statement:
+        return nodes.RenameChangefeed(
+            feed, identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
+        )
+
+    def pause_changefeed(self, meta: Meta, *parts: Any) -> Statement:
+        *exists, feeds = parts
+        return nodes.PauseChangefeed(feeds, any(exists), span=_span(meta))
+
+    def resume_changefeed(self, meta: Meta, *parts: Any) -> Statement:
+        *exists, feeds = parts
+        return nodes.ResumeChangefeed(feeds, any(exists), span=_span(meta))
 
     def alter_set(self, _meta: Meta, *options: Option) -> tuple[nodes.AlterAction, ...]:
         """``SET sink = 'uri'`` is CockroachDB's spelling of ``INTO 'uri'``."""
@@ -339,8 +378,8 @@ class _Builder(Transformer[Token, Any]):
     def drop_all_changefeeds(self, meta: Meta) -> Statement:
         return nodes.DropChangefeed((), span=_span(meta))
 
-    def cancel_job(self, meta: Meta, feed: FeedRef) -> Statement:
-        return nodes.DropChangefeed((feed,), span=_span(meta))
+    def cancel_jobs(self, meta: Meta, jobs: tuple[FeedRef, ...]) -> Statement:
+        return nodes.DropChangefeed(jobs, span=_span(meta))
 
     def verify_changefeed(
         self, meta: Meta, feed: FeedRef, table: QualifiedName | None, repair: Token | None
@@ -349,18 +388,47 @@ class _Builder(Transformer[Token, Any]):
 
     # ------------------------------------------------------------ looking at feeds
 
+    def listing(
+        self,
+        meta: Meta,
+        shown: nodes.Inquiry,
+        where: nodes.Test | None,
+        order_by: tuple[nodes.Ordering, ...] | None,
+        limit: int | None,
+    ) -> Statement:
+        if where is None and order_by is None and limit is None:
+            return shown
+        return nodes.ShowWhere(shown, where, order_by or (), limit, span=_span(meta))
+
+    def all_of(self, _meta: Meta, *tests: nodes.Test) -> nodes.Test:
+        return nodes.Conjunction(tests)
+
+    def any_of(self, _meta: Meta, *tests: nodes.Test) -> nodes.Test:
+        return nodes.Disjunction(tests)
+
+    def negated(self, _meta: Meta, test: nodes.Test) -> nodes.Test:
+        return nodes.Negation(test)
+
     def comparison(
-        self, meta: Meta, column: Token, operator: Token, value: Literal
+        self, _meta: Meta, column: Token, operator: Token, value: Literal
     ) -> nodes.Condition:
         written = "<>" if operator == "!=" else str(operator)
-        return nodes.Condition(identifier(column), written, value, span=_at(column))
+        return nodes.Condition(identifier(column), written, (value,), span=_at(column))
 
-    def likeness(self, meta: Meta, column: Token, value: Literal) -> nodes.Condition:
-        return nodes.Condition(identifier(column), "LIKE", value, span=_at(column))
+    def likeness(
+        self, _meta: Meta, column: Token, negated: bool | None, value: Literal
+    ) -> nodes.Condition:
+        return nodes.Condition(
+            identifier(column), "LIKE", (value,), bool(negated), span=_at(column)
+        )
 
-    def null_test(self, meta: Meta, column: Token, negated: bool | None) -> nodes.Condition:
-        operator = "IS NOT NULL" if negated else "IS NULL"
-        return nodes.Condition(identifier(column), operator, span=_at(column))
+    def membership(
+        self, _meta: Meta, column: Token, negated: bool | None, *values: Literal
+    ) -> nodes.Condition:
+        return nodes.Condition(identifier(column), "IN", values, bool(negated), span=_at(column))
+
+    def null_test(self, _meta: Meta, column: Token, negated: bool | None) -> nodes.Condition:
+        return nodes.Condition(identifier(column), "NULL", negated=bool(negated), span=_at(column))
 
     def negation(self, _meta: Meta) -> bool:
         return True
@@ -372,14 +440,17 @@ class _Builder(Transformer[Token, Any]):
     def limit(self, _meta: Meta, count: Token) -> int:
         return int(count)
 
-    def feed_events(self, _meta: Meta, limit: int | None) -> tuple[str, int | None]:
-        return "events", limit
+    def show_changefeed(self, meta: Meta, feed: FeedRef, aspect: Token | None) -> Statement:
+        return nodes.ShowChangefeed(feed, aspect and aspect.lower(), span=_span(meta))
 
-    def show_changefeed(
-        self, meta: Meta, feed: FeedRef, aspect: Token | tuple[str, int | None] | None
-    ) -> Statement:
-        word, limit = aspect if isinstance(aspect, tuple) else (aspect and aspect.lower(), None)
-        return nodes.ShowChangefeed(feed, word, limit, span=_span(meta))
+    def show_job(self, meta: Meta, complete: bool | None, job: FeedRef) -> Statement:
+        return nodes.ShowJob(job, bool(complete), span=_span(meta))
+
+    def all_connections(self, _meta: Meta) -> str:
+        return "connections"
+
+    def all_changefeeds(self, _meta: Meta) -> str:
+        return "changefeeds"
 
     # ------------------------------------------------------------ YugabyteDB's dialect
 
@@ -392,11 +463,15 @@ class _Builder(Transformer[Token, Any]):
     def create_cdc(
         self,
         meta: Meta,
+        exists: bool | None,
         table: QualifiedName,
         kind: Token,
         options: tuple[Option, ...] | None,
     ) -> Statement:
-        return nodes.CreateCdc(table, kind.lower(), options or (), span=_span(meta))
+        return nodes.CreateCdc(table, kind.lower(), options or (), bool(exists), span=_span(meta))
+
+    def drop_cdc(self, meta: Meta, exists: bool | None, table: QualifiedName) -> Statement:
+        return nodes.DropCdc(table, bool(exists), span=_span(meta))
 
 
 def _changefeed(

@@ -17,6 +17,9 @@ _TABLES = "name the tables: FOR t1, t2 or FOR SCHEMA s INCLUDE TABLES a*"
 _RETRIES = "retry_for says how long a feed retries, and on_error what follows"
 _SCAN = "initial_scan = 'yes', 'no' or 'only' says whether the table is read first"
 _RETENTION = "gc_ttl says how long changes are kept for a feed that is paused or behind"
+_CRON = "schedules are not supported; run a feed with initial_scan = 'only' from cron"
+_IDS = "write the ids: PAUSE JOBS 1, 2; SHOW JOBS WHERE status = 'failed' lists them"
+_WHERE = "write the condition: SHOW JOBS WHERE status = 'failed' ORDER BY created"
 _SLOT = "the URI of CREATE EXTERNAL CONNECTION takes publication=name and slot=name"
 
 #: Option of another product, with ``_`` for each ``.`` and ``-`` -> what to write here.
@@ -103,38 +106,54 @@ _STATEMENTS = tuple(
             r"(CREATE|DROP|ALTER) PUBLICATION\b",
             f"run it at the source: {_SLOT}; without them changefeed makes its own",
         ),
-        (r"SET CLUSTER SETTING\b", "it is not needed here; the options of a feed are its settings"),
-        (r"(GRANT|REVOKE)\b", f"rights are not supported: {_ACCESS}"),
         (
-            r"CREATE SCHEDULE\b",
-            "schedules are not supported; run a feed with initial_scan = 'only' from cron",
+            r"(SET|SHOW( ALL)?) CLUSTER SETTINGS?\b",
+            "it is not needed here; the options of a feed are its settings",
         ),
-        (r"CANCEL JOBS\b", "write DROP CHANGEFEED name or DROP ALL CHANGEFEEDS"),
-        (r"PAUSE JOBS\b", "write PAUSE CHANGEFEED name or PAUSE ALL CHANGEFEEDS"),
+        (r"(GRANT|REVOKE)\b", f"rights are not supported: {_ACCESS}"),
+        (r"(CREATE|ALTER|DROP|PAUSE|RESUME|SHOW) ((PAUSED|RUNNING|BACKUP) )?SCHEDULES?\b", _CRON),
+        (r"(EXPLAIN )?(CANCEL|PAUSE|RESUME|SHOW) JOBS FOR SCHEDULES?\b", _CRON),
+        (r"(CANCEL|PAUSE|RESUME) JOBS \(*\s*(SELECT|VALUES|WITH)\b", _IDS),
+        (r"SHOW (CHANGEFEED )?JOBS? (WHEN COMPLETE )?\(*\s*(SELECT|VALUES|WITH x)\b", _WHERE),
+        (r"SELECT [^;]+ FROM \[\s*SHOW\b", _WHERE),
+        (r"SHOW JOBS WHEN COMPLETE\b", "write SHOW JOB WHEN COMPLETE id, one job at a time"),
+        (r"SHOW (CHANGEFEED )?JOBS? \(", _WHERE),
         (
-            r"PAUSE (JOB|CHANGEFEED) \S+ WITH\b",
+            r"SHOW CHANGEFEED JOBS WITH\b",
+            "full_table_names is always listed: write SHOW CHANGEFEED JOBS",
+        ),
+        (r"SHOW AUTOMATIC JOBS\b", "there are none here: SHOW JOBS lists every job"),
+        (
+            r"(PAUSE|RESUME|CANCEL) ALL \w+ JOBS\b",
+            "the only jobs are changefeeds: write ALL CHANGEFEED JOBS",
+        ),
+        (
+            r"PAUSE (JOBS?|CHANGEFEED) [^;]+ WITH\b",
             "a reason is not supported: write PAUSE CHANGEFEED name or PAUSE JOB id",
         ),
-        (r"RESUME JOBS\b", "write RESUME CHANGEFEED name or RESUME ALL CHANGEFEEDS"),
+        (
+            r"ALTER EXTERNAL CONNECTION IF NOT\b",
+            "write ALTER EXTERNAL CONNECTION IF EXISTS name AS 'uri'",
+        ),
+        (
+            r"CHECK EXTERNAL CONNECTION \S+ WITH\b",
+            "nothing is transferred, so there are no options: CHECK EXTERNAL CONNECTION name "
+            "reaches the server and logs in",
+        ),
         (r"STOP\b", "write PAUSE CHANGEFEED name"),
         (r"START\b", "write RESUME CHANGEFEED name"),
         (r"DESC(RIBE)?\b", "\\d table shows the columns of a table"),
         (r"SHOW STATUS\b", "write SHOW CHANGEFEEDS"),
         (r"SHOW COLUMNS\b", "\\d table shows the columns of a table"),
         (
-            r"SHOW JOBS (WHERE|ORDER|LIMIT)\b",
-            "SHOW CHANGEFEEDS has them: SHOW CHANGEFEEDS WHERE status = 'failed' ORDER BY name",
-        ),
-        (r"SHOW JOB\b", "write SHOW CHANGEFEED id; SYNC CHANGEFEED id waits for it"),
-        (
-            r"SHOW CREATE (ALL|EXTERNAL)\b",
-            "write SHOW CREATE CHANGEFEED name, or SHOW EXTERNAL CONNECTIONS",
-        ),
-        (
             r"CREATE OR REPLACE CHANGEFEED\b",
             "ALTER CHANGEFEED name changes a feed that is there; DROP it to make another",
         ),
         (r"EXPLAIN ALTER\b", "write VALIDATE ALTER CHANGEFEED, which stores nothing either"),
+        (
+            r"EXPLAIN (CANCEL|DROP|PAUSE|RESUME|SHOW|SYNC|VERIFY)\b",
+            "EXPLAIN shows what CREATE CHANGEFEED would do; this statement has no plan",
+        ),
         (r"RETRY\b", "write RESUME CHANGEFEED name"),
     )
 )

@@ -216,6 +216,7 @@ class AlterConnection(Statement):
     name: str
     uri: Literal
     options: tuple[Option, ...] = ()
+    if_exists: bool = False
     span: Span | None = _span()
     name_span: Span | None = _span()
 
@@ -224,6 +225,16 @@ class AlterConnection(Statement):
 class DropConnection(Statement):
     name: str
     if_exists: bool = False
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CheckConnection(Inquiry):
+    """``CHECK EXTERNAL CONNECTION``: of a name, or of a URI that need not have one."""
+
+    name: str | None = None
+    uri: Literal | None = None
     span: Span | None = _span()
     name_span: Span | None = _span()
 
@@ -324,12 +335,14 @@ class CreateCdc(Statement):
     table: QualifiedName
     kind: str
     options: tuple[Option, ...] = ()
+    if_not_exists: bool = False
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DropCdc(Statement):
     table: QualifiedName
+    if_exists: bool = False
     span: Span | None = _span()
 
 
@@ -384,6 +397,7 @@ class FeedRef(SyntaxNode):
 class AlterChangefeed(Statement):
     feed: FeedRef
     actions: tuple[AlterAction, ...]
+    if_exists: bool = False
     span: Span | None = _span()
 
 
@@ -391,6 +405,7 @@ class AlterChangefeed(Statement):
 class RenameChangefeed(Statement):
     feed: FeedRef
     new_name: str
+    if_exists: bool = False
     span: Span | None = _span()
     name_span: Span | None = _span()
 
@@ -400,6 +415,7 @@ class PauseChangefeed(Statement):
     """``feeds`` empty means ALL CHANGEFEEDS."""
 
     feeds: tuple[FeedRef, ...]
+    if_exists: bool = False
     span: Span | None = _span()
 
 
@@ -408,6 +424,7 @@ class ResumeChangefeed(Statement):
     """``feeds`` empty means ALL CHANGEFEEDS."""
 
     feeds: tuple[FeedRef, ...]
+    if_exists: bool = False
     span: Span | None = _span()
 
 
@@ -422,6 +439,9 @@ class DropChangefeed(Statement):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowConnections(Inquiry):
+    """``name`` None means every connection."""
+
+    name: str | None = None
     span: Span | None = _span()
 
 
@@ -443,39 +463,86 @@ class Ordering(SyntaxNode):
 class Condition(SyntaxNode):
     """``column op literal``.
 
-    ``operator`` is one of ``= <> < <= > >= LIKE``, or ``IS NULL`` or ``IS NOT NULL``, which
-    have no value.
+    ``operator`` is one of ``= <> < <= > >= LIKE IN``, or ``NULL``, which has no value; IN may have
+    several. ``negated`` is the NOT of ``NOT LIKE``, ``NOT IN`` and ``IS NOT NULL``.
     """
 
     column: str
     operator: str
-    value: Literal | None = None
+    values: tuple[Literal, ...] = ()
+    negated: bool = False
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ShowChangefeeds(Inquiry):
-    """``SHOW CHANGEFEEDS`` and ``SHOW CHANGEFEED JOBS``; conditions are joined by AND."""
+class Conjunction(SyntaxNode):
+    """``test AND test ..``"""
 
-    where: tuple[Condition, ...] = ()
+    tests: tuple[Test, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Disjunction(SyntaxNode):
+    """``test OR test ..``"""
+
+    tests: tuple[Test, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Negation(SyntaxNode):
+    """``NOT test``"""
+
+    test: Test
+
+
+Test = Condition | Conjunction | Disjunction | Negation
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowWhere(Inquiry):
+    """A SHOW with ``WHERE``, ``ORDER BY`` or ``LIMIT``, over the rows of ``statement``."""
+
+    statement: Inquiry
+    where: Test | None = None
     order_by: tuple[Ordering, ...] = ()
     limit: int | None = None
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowChangefeeds(Inquiry):
+    """``SHOW CHANGEFEEDS`` and ``SHOW CHANGEFEED JOBS``."""
+
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowChangefeed(Inquiry):
-    """``aspect`` is None, ``tables``, ``errors`` or ``events``, of which ``limit`` are wanted."""
+    """``aspect`` is None, ``tables``, ``errors`` or ``events``."""
 
     feed: FeedRef
     aspect: str | None = None
-    limit: int | None = None
     span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowCreateChangefeed(Inquiry):
     feed: FeedRef
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowCreateConnection(Inquiry):
+    name: str
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowCreateAll(Inquiry):
+    """``aspect`` is None for everything, ``connections`` or ``changefeeds``."""
+
+    aspect: str | None = None
     span: Span | None = _span()
 
 
@@ -489,6 +556,15 @@ class ShowCdc(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowJobs(Inquiry):
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowJob(Inquiry):
+    """``SHOW JOB [WHEN COMPLETE] id``."""
+
+    job: FeedRef
+    when_complete: bool = False
     span: Span | None = _span()
 
 
@@ -514,6 +590,14 @@ class Sync(Statement):
     """``SYNC CHANGEFEED f [TIMEOUT '5m']``."""
 
     feed: FeedRef
+    timeout: Literal | None = None
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SyncAll(Statement):
+    """``SYNC ALL CHANGEFEEDS [TIMEOUT '5m']``."""
+
     timeout: Literal | None = None
     span: Span | None = _span()
 

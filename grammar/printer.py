@@ -21,7 +21,7 @@ _CAPITALS = re.compile(r"(?<!^)(?=[A-Z])")
 # fmt: off
 RESERVED = frozenset({
     "add", "alter", "and", "as", "by", "create", "database", "dataset", "drop", "exclude",
-    "exists", "for", "from", "if", "include", "into", "is", "job", "jobs", "like", "limit",
+    "exists", "for", "from", "if", "in", "include", "into", "is", "job", "jobs", "like", "limit",
     "not", "null", "options", "or", "order", "partition", "rename", "schema", "set", "show",
     "table", "tables", "timeout", "unset", "values", "where", "with",
 })
@@ -98,9 +98,19 @@ def _row(values: tuple[Literal, ...]) -> str:
     return f"({_list(map(_literal, values))})"
 
 
-def _condition(condition: nodes.Condition) -> str:
-    value = None if condition.value is None else _literal(condition.value)
-    return _words(name(condition.column), condition.operator, value)
+def _test(test: nodes.Test, inside: bool = False) -> str:
+    match test:
+        case nodes.Condition(operator="NULL"):
+            return _words(name(test.column), "IS", "NOT" if test.negated else None, "NULL")
+        case nodes.Condition():
+            value = _row(test.values) if test.operator == "IN" else _literal(test.values[0])
+            negated = "NOT" if test.negated else None
+            return _words(name(test.column), negated, test.operator, value)
+        case nodes.Negation():
+            return f"NOT {_test(test.test, inside=True)}"
+    operator = " AND " if isinstance(test, nodes.Conjunction) else " OR "
+    written = operator.join(_test(each, inside=True) for each in test.tests)
+    return f"({written})" if inside else written
 
 
 def _ordering(ordering: nodes.Ordering) -> str:
@@ -127,13 +137,29 @@ class _Printer:
                 named = _words("CREATE EXTERNAL CONNECTION", exists, name(node.name))
                 return _words(named, "AS", self.uri(node.uri), self.options(node.options))
             case nodes.AlterConnection():
-                named = f"ALTER EXTERNAL CONNECTION {name(node.name)}"
+                exists = "IF EXISTS" if node.if_exists else None
+                named = _words("ALTER EXTERNAL CONNECTION", exists, name(node.name))
                 return _words(named, "AS", self.uri(node.uri), self.options(node.options))
             case nodes.DropConnection():
                 exists = "IF EXISTS" if node.if_exists else None
                 return _words("DROP EXTERNAL CONNECTION", exists, name(node.name))
-            case nodes.ShowConnections():
+            case nodes.CheckConnection():
+                checked = name(node.name or "") if node.uri is None else self.uri(node.uri)
+                return f"CHECK EXTERNAL CONNECTION {checked}"
+            case nodes.ShowConnections(name=None):
                 return "SHOW EXTERNAL CONNECTIONS"
+            case nodes.ShowConnections():
+                return f"SHOW EXTERNAL CONNECTION {name(node.name or '')}"
+            case nodes.ShowCreateConnection():
+                return f"SHOW CREATE EXTERNAL CONNECTION {name(node.name)}"
+            case nodes.ShowCreateAll():
+                aspect = "EXTERNAL CONNECTIONS" if node.aspect == "connections" else node.aspect
+                return _words("SHOW CREATE ALL", aspect and aspect.upper())
+            case nodes.ShowJob():
+                complete = "WHEN COMPLETE" if node.when_complete else None
+                return _words("SHOW JOB", complete, _feed(node.job))
+            case nodes.ShowWhere():
+                return self.selection(node)
             case nodes.ShowTables():
                 return _words("SHOW TABLES", self.source(node.source))
             case nodes.Validate():
@@ -141,8 +167,9 @@ class _Printer:
                     return f"VALIDATE CHANGEFEED {_feed(node.statement)}"
                 return f"VALIDATE {self.print(node.statement)}"
             case nodes.Sync():
-                timeout = None if node.timeout is None else f"TIMEOUT {_literal(node.timeout)}"
-                return _words("SYNC CHANGEFEED", _feed(node.feed), timeout)
+                return _words("SYNC CHANGEFEED", _feed(node.feed), _timeout(node.timeout))
+            case nodes.SyncAll():
+                return _words("SYNC ALL CHANGEFEEDS", _timeout(node.timeout))
             case nodes.Verify():
                 table = None if node.table is None else f"TABLE {_qualified(node.table)}"
                 repair = "REPAIR" if node.repair else None
@@ -177,26 +204,24 @@ class _Printer:
             case nodes.CreateCdc():
                 options = self.options(node.options)
                 table = _qualified(node.table)
-                return _words("CREATE CDC FOR", table, "INTO", node.kind.upper(), options)
+                exists = "IF NOT EXISTS" if node.if_not_exists else None
+                head = _words("CREATE CDC", exists, "FOR")
+                return _words(head, table, "INTO", node.kind.upper(), options)
             case nodes.DropCdc():
-                return f"DROP CDC FOR {_qualified(node.table)}"
+                exists = "IF EXISTS" if node.if_exists else None
+                return _words("DROP CDC", exists, "FOR", _qualified(node.table))
             case nodes.AlterChangefeed():
-                actions = map(self.action, node.actions)
-                return _words("ALTER CHANGEFEED", _feed(node.feed), *actions)
+                return _words(_altered(node), *map(self.action, node.actions))
             case nodes.RenameChangefeed():
-                return f"ALTER CHANGEFEED {_feed(node.feed)} RENAME TO {name(node.new_name)}"
+                return _words(_altered(node), "RENAME TO", name(node.new_name))
             case nodes.PauseChangefeed():
-                return _which("PAUSE", node.feeds)
+                return _which("PAUSE", node.feeds, node.if_exists)
             case nodes.ResumeChangefeed():
-                return _which("RESUME", node.feeds)
+                return _which("RESUME", node.feeds, node.if_exists)
             case nodes.DropChangefeed():
                 return _which("DROP", node.feeds, node.if_exists)
-            case nodes.ShowChangefeeds():
-                return self.listing(node)
             case nodes.ShowChangefeed():
-                aspect = (node.aspect or "").upper()
-                limit = "" if node.limit is None else f"LIMIT {node.limit}"
-                return _words("SHOW CHANGEFEED", _feed(node.feed), aspect, limit)
+                return _words("SHOW CHANGEFEED", _feed(node.feed), (node.aspect or "").upper())
             case nodes.ShowCdc():
                 return f"SHOW CDC {node.aspect.upper()}"
             case _:
@@ -264,12 +289,11 @@ class _Printer:
             case nodes.AlterRescan():
                 return _words("RESCAN", _list(map(_qualified, action.tables)))
 
-    def listing(self, node: nodes.ShowChangefeeds) -> str:
-        where = " AND ".join(map(_condition, node.where))
+    def selection(self, node: nodes.ShowWhere) -> str:
         order = _list(map(_ordering, node.order_by))
         return _words(
-            "SHOW CHANGEFEEDS",
-            where and f"WHERE {where}",
+            self.print(node.statement),
+            None if node.where is None else f"WHERE {_test(node.where)}",
             order and f"ORDER BY {order}",
             None if node.limit is None else f"LIMIT {node.limit}",
         )
@@ -342,6 +366,14 @@ class _Printer:
         if shown != value.text:
             value = replace(value, text=shown, kind="string")
         return f"{name(option.name)} = {_literal(value)}"
+
+
+def _timeout(timeout: Literal | None) -> str | None:
+    return None if timeout is None else f"TIMEOUT {_literal(timeout)}"
+
+
+def _altered(node: nodes.AlterChangefeed | nodes.RenameChangefeed) -> str:
+    return _words("ALTER CHANGEFEED", "IF EXISTS" if node.if_exists else None, _feed(node.feed))
 
 
 def _which(verb: str, feeds: tuple[FeedRef, ...], if_exists: bool = False) -> str:

@@ -53,6 +53,8 @@ WORDS = {
     "COMPARISON": "a comparison",
     "CONNECTION_NAME": "a connection",
     "NEW_CONNECTION": "a name for the connection",
+    "CONNECTION_STRING": "a connection",
+    "NEW_CONNECTION_STRING": "a name for the connection",
     "FEED_NAME": "a changefeed",
     "NEW_FEED": "a name for the changefeed",
     "TABLE_PART": "a table name",
@@ -113,6 +115,7 @@ _FIRST = frozenset(
     {
         "ALTER",
         "CANCEL",
+        "CHECK",
         "CREATE",
         "DROP",
         "EXPERIMENTAL",
@@ -291,7 +294,9 @@ def _foreign_option(failure: ParseFailure) -> str | None:
 def _foreign_target(failure: ParseFailure) -> str | None:
     """``FOR public.*``, ``FOR ALL TABLES``, ``FOR orders WHERE ..``, ``SET INCLUDE TABLES ..``"""
     words = [token.upper() for token in failure.before[-1:]] + [failure.text.upper()]
-    if words in (["INCLUDE", "TABLES"], ["EXCLUDE", "TABLES"]) and _seen(failure, "_SET"):
+    if words in (["INCLUDE", "TABLES"], ["EXCLUDE", "TABLES"]) and (
+        _seen(failure, "_SET") or _seen(failure, "_UNSET")
+    ):
         return "write ALTER CHANGEFEED name ADD table, ... or DROP table, ..."
     if not _seen(failure, "_FOR") or _seen(failure, "_INTO") or _seen(failure, "_WITH"):
         return None
@@ -301,7 +306,9 @@ def _foreign_target(failure: ParseFailure) -> str | None:
         return "all tables are FOR DATABASE name, those of a schema FOR SCHEMA name"
     if failure.text.upper() == "WHERE":
         return "a condition needs a CDC query: INTO 'uri' AS SELECT * FROM table WHERE ..."
-    if words[1] in ("FAMILY", "EXCEPT"):
+    if words[1] == "FAMILY":
+        return "there are no column families here: name the columns, FOR orders (id, total)"
+    if words[1] == "EXCEPT":
         return "name the columns that you want: FOR orders (id, total)"
     return None
 

@@ -6,6 +6,7 @@ accepts there names the kinds of things that fit, because each kind has a termin
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ __all__ = ["KINDS", "Suggestions", "complete", "did_you_mean"]
 KINDS = {
     "CONNECTION_NAME": "connection",
     "NEW_CONNECTION": "new_name",
+    "CONNECTION_STRING": "connection",
+    "NEW_CONNECTION_STRING": "new_name",
     "FEED_NAME": "feed",
     "NEW_FEED": "new_name",
     "JOB_ID": "job_id",
@@ -64,6 +67,8 @@ _STRINGS = frozenset(
     {
         "SINK_URI",
         "CONNECTION_URI",
+        "CONNECTION_STRING",
+        "NEW_CONNECTION_STRING",
         "DATASET_LOCATION",
         "FUNCTION_REFERENCE",
         "FUNCTION_PATH",
@@ -109,6 +114,7 @@ class Suggestions:
         feed: the feed named, for its options and tables.
         feeds: every feed named so far.
         given: options that already stand in the list.
+        listing: the keywords of a SHOW up to its clauses, in capitals: ``CHANGEFEED EVENTS``.
         column: the column of a listing that a value is being compared with.
         verb: the first word of the statement, in capitals.
         action: the last ADD, DROP, SET or UNSET of an ALTER CHANGEFEED.
@@ -127,6 +133,7 @@ class Suggestions:
     feed: str | None = None
     feeds: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
+    listing: str = ""
     column: str | None = None
     verb: str = ""
     action: str = ""
@@ -220,6 +227,7 @@ def _described(
         feed=_last(tokens, _FEEDS),
         feeds=tuple(identifier(token) for token in tokens if token.type in _FEEDS),
         given=frozenset(map(identifier, names)),
+        listing=_listing(tokens),
         column=_last(tokens, {"RESULT_COLUMN"}) if "value" in kinds else None,
         verb=str(tokens[0]).upper() if tokens else "",
         action=_action(tokens),
@@ -231,6 +239,14 @@ def _action(tokens: list[Token]) -> str:
         return ""
     found = [token.type for token in tokens if token.type in _ACTIONS]
     return _ACTIONS[found[-1]] if found else ""
+
+
+def _listing(tokens: list[Token]) -> str:
+    if not tokens or tokens[0].type != "_SHOW":
+        return ""
+    clauses = {"_FROM", "_WHERE", "_ORDER", "_LIMIT"}
+    head = itertools.takewhile(lambda token: token.type not in clauses, tokens[1:])
+    return " ".join(keyword(token.type) or "" for token in head if token.type not in KINDS)
 
 
 def _last(tokens: list[Token], types: frozenset[str] | set[str]) -> str | None:

@@ -147,7 +147,7 @@ class Backend:
         if self._node is not None:
             if not isinstance(statement, nodes.Inquiry):
                 self._node.result()
-        elif isinstance(statement, nodes.Sync | nodes.Verify) and self._alone(application):
+        elif _waits(statement) and self._alone(application):
             application.start_node()
 
     @staticmethod
@@ -177,3 +177,9 @@ class Backend:
             opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
+
+
+def _waits(statement: nodes.Statement) -> bool:
+    """Whether only a node can do what the statement waits for."""
+    complete = isinstance(statement, nodes.ShowJob) and statement.when_complete
+    return complete or isinstance(statement, nodes.Sync | nodes.SyncAll | nodes.Verify)

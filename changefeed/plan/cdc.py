@@ -66,6 +66,7 @@ def translate(statement: nodes.CreateCdc, text: str = "") -> nodes.CreateChangef
         name=feed_name(statement.table),
         sink=nodes.Literal(uri, span=span),
         options=(*_shape(statement, own), *own.others),
+        if_not_exists=statement.if_not_exists,
         span=statement.span,
     )
 

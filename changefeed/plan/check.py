@@ -16,7 +16,13 @@ COLUMNS = ("severity", "code", "place", "where", "problem", "hint")
 Row = tuple[str, str, str, str, str, str]
 
 #: Statements that VALIDATE checks.
-Checked = nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc | nodes.AlterChangefeed
+Checked = (
+    nodes.CreateChangefeed
+    | nodes.CreateDataset
+    | nodes.CreateCdc
+    | nodes.AlterChangefeed
+    | nodes.CheckConnection
+)
 
 #: A problem with a longer part of the statement concerns all of it.
 _LONGEST = 40
@@ -80,6 +86,12 @@ def _places(statement: Checked) -> Iterator[StatementPart]:
 
     The sink's URI is shown without secrets and parameters.
     """
+    if isinstance(statement, nodes.CheckConnection):
+        if statement.name_span is not None:
+            yield _named(CONNECTION, statement.name or "", statement.name_span)
+        if statement.uri is not None:
+            yield from _sink(statement.uri)
+        return
     if isinstance(statement, nodes.AlterChangefeed):
         for action in statement.actions:
             if isinstance(action, nodes.AlterSet | nodes.AlterAdd):

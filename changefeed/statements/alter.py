@@ -16,6 +16,9 @@ from grammar import nodes
 @handles(nodes.AlterChangefeed)
 def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED: all actions or none, while the feed runs or is paused."""
+    known, skipped = context.existing((statement.feed,), statement.if_exists)
+    if not known:
+        return Result("done", notices=skipped, tag="ALTER CHANGEFEED")
     job = context.job(statement.feed)
     plan = plan_alter(statement, job, context.surroundings(making=True))
     more = [stage.schema.table for stage in plan.add]
@@ -127,6 +130,9 @@ def _go_on(job: Job, context: Context) -> list[str]:
 @handles(nodes.RenameChangefeed)
 def rename(statement: nodes.RenameChangefeed, context: Context) -> Result:
     """ALTER CHANGEFEED f RENAME TO g."""
+    known, skipped = context.existing((statement.feed,), statement.if_exists)
+    if not known:
+        return Result("done", notices=skipped, tag="ALTER CHANGEFEED")
     job = context.job(statement.feed)
     try:
         renamed = context.catalog.rename_job(job.id, statement.new_name, by=context.session.user)

@@ -14,6 +14,9 @@ from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.values import Cell
 from grammar import nodes
 
+STREAM_COLUMNS = ("stream_id", "params")
+SUBSCRIBER_COLUMNS = ("stream_id", "subscriber_id", "tablet_id", "data")
+
 
 @handles(nodes.ShowCdc)
 def show_cdc(statement: nodes.ShowCdc, context: Context) -> Result:
@@ -21,9 +24,9 @@ def show_cdc(statement: nodes.ShowCdc, context: Context) -> Result:
     jobs = sorted((job for job in context.catalog.jobs() if is_cdc(job.name)), key=lambda j: j.id)
     if statement.aspect == "streams":
         streams: list[tuple[Cell, ...]] = [(str(job.id), _params(job)) for job in jobs]
-        return Result(columns=("stream_id", "params"), rows=streams)
+        return Result(columns=STREAM_COLUMNS, rows=streams)
     subscribers = [row for job in jobs for row in _subscribers(job, context)]
-    return Result(columns=("stream_id", "subscriber_id", "tablet_id", "data"), rows=subscribers)
+    return Result(columns=SUBSCRIBER_COLUMNS, rows=subscribers)
 
 
 def _params(job: Job) -> str:

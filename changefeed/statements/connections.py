@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from changefeed.attachments import remove_log
-from changefeed.catalog import external_name
-from changefeed.core.errors import ChangefeedError, Code, Span, raise_all
+from changefeed.catalog import Connection, external_name
+from changefeed.core.errors import ChangefeedError, Code, Problems, Span, raise_all
 from changefeed.core.state import StateLayout
+from changefeed.core.uri import sink_location
 from changefeed.images.states import StoreState, store_status
 from changefeed.images.wanted import wanted_images
 from changefeed.options import Options, to_span
+from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
+from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.plan.own_options import wants_check
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
@@ -21,7 +25,7 @@ from changefeed.statements import brief
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.release import forget_source
 from changefeed.statements.times import date
-from changefeed.statements.values import Estimate, Names, Size
+from changefeed.statements.values import Cell, Estimate, Names, Size
 from grammar import foreign, nodes
 from grammar.printer import name as name_sql
 from grammar.spelling import did_you_mean
@@ -30,6 +34,9 @@ from sinks.registry import check as check_sink_uri
 from sinks.registry import scheme_of as sink_scheme
 from sinks.registry import schemes as sink_schemes
 
+CONNECTION_COLUMNS = ("name", "uri", "used_by", "created")
+TABLE_COLUMNS = ("table", "key", "replica_identity", "rows", "size", "kind", "watched_by")
+
 
 @handles(nodes.CreateConnection)
 def create_connection(statement: nodes.CreateConnection, context: Context) -> Result:
@@ -37,7 +44,7 @@ def create_connection(statement: nodes.CreateConnection, context: Context) -> Re
     tried = wants_check(statement.options, text=context.text)
     is_source = _check_uri(statement.uri, tried=tried)
     there = statement.name in {c.name for c in context.catalog.connections()}
-    overlooked = _try(statement, is_source, context) if tried and not there else []
+    overlooked = _try_stored(statement, is_source, context) if tried and not there else []
     try:
         made = context.catalog.create_connection(
             statement.name, statement.uri.text, statement.if_not_exists
@@ -61,8 +68,12 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
     """ALTER EXTERNAL CONNECTION: feeds that use it reconnect."""
     tried = wants_check(statement.options, text=context.text)
     is_source = _check_uri(statement.uri, tried=tried)
-    _existing(statement.name, statement.name_span, context)
-    old = context.catalog.connection(statement.name)
+    if statement.if_exists and statement.name not in {
+        c.name for c in context.catalog.connections()
+    }:
+        skipped = f'external connection "{statement.name}" does not exist, skipping'
+        return Result("done", notices=[skipped], tag="ALTER EXTERNAL CONNECTION")
+    old = existing_connection(statement.name, statement.name_span, context)
     users = [job.name for job in context.catalog.source_jobs(statement.name)]
     if users and scheme_of(old.uri) != scheme_of(statement.uri.text):
         raise ChangefeedError(
@@ -73,7 +84,7 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
             span=to_span(statement.uri.span),
         )
     _check_users(statement.name, statement.uri, context)
-    overlooked = _try(statement, is_source, context) if tried else []
+    overlooked = _try_stored(statement, is_source, context) if tried else []
     context.catalog.alter_connection(statement.name, statement.uri.text)
     context.host.wake()
     return Result("done", notices=overlooked, tag="ALTER EXTERNAL CONNECTION")
@@ -83,7 +94,7 @@ def alter_connection(statement: nodes.AlterConnection, context: Context) -> Resu
 def drop_connection(statement: nodes.DropConnection, context: Context) -> Result:
     """DROP EXTERNAL CONNECTION."""
     if not statement.if_exists:
-        _existing(statement.name, statement.name_span, context)
+        existing_connection(statement.name, statement.name_span, context)
     left = _leave_source(statement.name, context)
     dropped = context.catalog.drop_connection(statement.name, statement.if_exists)
     if context.session.source == statement.name:
@@ -106,18 +117,50 @@ def _leave_source(name: str, context: Context) -> list[str]:
     return [f"source {name} still keeps its log for {state.holds}: remove it there"]
 
 
+@handles(nodes.CheckConnection)
+def check_connection(statement: nodes.CheckConnection, context: Context) -> Result:
+    """CHECK EXTERNAL CONNECTION: every problem as a row; nothing is made or changed."""
+    name, uri = statement.name, statement.uri
+    if uri is not None:
+        name = external_name(uri.text)
+    if name is not None:
+        span = statement.name_span if uri is None else uri.span
+        uri = nodes.Literal(existing_connection(name, span, context).uri, span=span)
+    if uri is None:
+        raise AssertionError("a connection is named, or given as a URI")
+    problems: Sequence[ChangefeedError] = ()
+    overlooked: list[str] = []
+    try:
+        is_source = _check_uri(uri, tried=True)
+        problems, overlooked = _try(name or "", uri, is_source, context)
+    except ChangefeedError as error:
+        problems = error.problems if isinstance(error, Problems) else [error]
+    rows: list[tuple[Cell, ...]] = []
+    if not problems:
+        reached = f"{name or sink_location(uri.text)} was reached, and lets changefeed in"
+        rows.append(("ok", "", CONNECTION, name or "", reached, ""))
+    rows += problem_rows(None, problems, overlooked, context.text, statement, name or "")
+    return Result(
+        "rows",
+        CHECK_COLUMNS,
+        rows,
+        failure=problems[0] if problems else None,
+        brief=brief.checks(CHECK_COLUMNS, rows),
+    )
+
+
 @handles(nodes.ShowConnections)
 def show_connections(statement: nodes.ShowConnections, context: Context) -> Result:
     """SHOW EXTERNAL CONNECTIONS: URIs without secrets."""
+    shown = context.catalog.connections()
+    if statement.name is not None:
+        shown = [existing_connection(statement.name, None, context)]
     used: dict[str, list[str]] = {}
     for job in context.catalog.jobs():
         for name in context.catalog.connections_of(job):
             used.setdefault(name, []).append(job.name)
-    rows = [
-        (c.name, c.redacted, Names(used.get(c.name, ())), date(c.created))
-        for c in context.catalog.connections()
-    ]
-    return Result(columns=("name", "uri", "used_by", "created"), rows=list(rows))
+    rows = [(c.name, c.redacted, Names(used.get(c.name, ())), date(c.created)) for c in shown]
+    return Result(columns=CONNECTION_COLUMNS, rows=list(rows))
 
 
 @handles(nodes.Use)
@@ -147,8 +190,7 @@ def show_tables(statement: nodes.ShowTables, context: Context) -> Result:
         )
         for info in infos
     ]
-    columns = ("table", "key", "replica_identity", "rows", "size", "kind", "watched_by")
-    return Result(columns=columns, rows=list(rows), brief=brief.source_tables(infos, watched))
+    return Result(columns=TABLE_COLUMNS, rows=list(rows), brief=brief.source_tables(infos, watched))
 
 
 def _before(info: TableInfo, stores: Path) -> str:
@@ -181,35 +223,43 @@ def _source_name(statement: nodes.ShowTables, context: Context) -> str:
     raise ChangefeedError(Code.NAME_UNKNOWN, what, hint=hint)
 
 
-def _try(
+def _try_stored(
     statement: nodes.CreateConnection | nodes.AlterConnection, is_source: bool, context: Context
 ) -> list[str]:
-    """Reach the server and log in, as VALIDATE does; what was not looked at there.
+    """Try what is about to be stored; what was not looked at there.
 
     Raises:
         ChangefeedError: every problem found.
     """
-    uri = statement.uri.text
-    span = to_span(statement.uri.span)
+    problems, overlooked = _try(statement.name, statement.uri, is_source, context)
+    for problem in problems:
+        skip = "WITH check = 'no' stores the connection without trying the server."
+        problem.hint = f"{problem.hint.removesuffix('.')}. {skip}" if problem.hint else skip
+    raise_all([problem.located(context.text) for problem in problems])
+    return overlooked
+
+
+def _try(
+    name: str, uri: nodes.Literal, is_source: bool, context: Context
+) -> tuple[Sequence[ChangefeedError], list[str]]:
+    """Reach the server and log in, as VALIDATE does: every problem, and what was not looked at."""
+    span = to_span(uri.span)
     overlooked: list[str] = []
+    problems: Sequence[ChangefeedError] = []
     if is_source:
-        problems = []
         try:
-            source = context.open_source(statement.name, uri)
+            source = context.open_source(name, uri.text)
             source.identity()
             # Where the log is read from a standby, this asks the primary.
             source.locate((), ())
         except ChangefeedError as error:
             problems = [error]
     else:
-        sink = find_sink(context.catalog, uri, span)
+        sink = find_sink(context.catalog, uri.text, span)
         problems, overlooked = context.probe(sink, {}, ())
     for problem in problems:
         problem.span = problem.span or span
-        skip = "WITH check = 'no' stores the connection without trying the server."
-        problem.hint = f"{problem.hint.removesuffix('.')}. {skip}" if problem.hint else skip
-    raise_all([problem.located(context.text) for problem in problems])
-    return overlooked
+    return problems, overlooked
 
 
 def _check_uri(uri: nodes.Literal, *, tried: bool) -> bool:
@@ -298,10 +348,16 @@ def _check_users(name: str, uri: nodes.Literal, context: Context) -> None:
             )
 
 
-def _existing(name: str, span: nodes.Span | None, context: Context) -> None:
-    names = [c.name for c in context.catalog.connections()]
-    if name in names:
-        return
+def existing_connection(name: str, span: nodes.Span | None, context: Context) -> Connection:
+    """The connection of a name.
+
+    Raises:
+        ChangefeedError: CF1101 with the nearest name.
+    """
+    known = {c.name: c for c in context.catalog.connections()}
+    if name in known:
+        return known[name]
+    names = list(known)
     near = did_you_mean(name, names)
     raise ChangefeedError(
         Code.NAME_UNKNOWN,

@@ -237,7 +237,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One statement's surroundings. ``text`` is the statement as typed, for errors."""
+    """One statement's surroundings. ``text`` is the statement as typed, for errors; with
+    ``selecting`` a listing that shows only its newest rows gives all of them, to choose from."""
 
     catalog: Catalog
     clock: Clock
@@ -248,6 +249,7 @@ class Context:
     probe: Probe
     text: str = ""
     timings: Timings = field(default_factory=Timings)
+    selecting: bool = False
 
     def surroundings(self, *, probing: bool = False, making: bool = False) -> PlanContext:
         """For the planner; ``probing`` lets it look at the target in every respect, ``making``
@@ -327,6 +329,23 @@ class Context:
         hint = f'did you mean "{near}"?' if near else "SHOW CHANGEFEEDS lists them."
         message = f'changefeed "{key}" does not exist'
         return ChangefeedError(Code.NAME_UNKNOWN, message, hint=hint, span=span)
+
+    def existing(
+        self, refs: Sequence[nodes.FeedRef], if_exists: bool
+    ) -> tuple[tuple[nodes.FeedRef, ...], list[str]]:
+        """The feeds of a statement that are there, and what IF EXISTS says of the others; all of
+        them without IF EXISTS."""
+        if not if_exists:
+            return tuple(refs), []
+        known: list[nodes.FeedRef] = []
+        notices = []
+        for ref in refs:
+            key = ref.name if ref.name is not None else ref.job_id or 0
+            if self.catalog.find_job(key) is not None:
+                known.append(ref)
+            else:
+                notices.append(f'changefeed "{key}" does not exist, skipping')
+        return tuple(known), notices
 
     def jobs(self, refs: Sequence[nodes.FeedRef]) -> list[Job]:
         """The feeds a statement names, each once; all of them when it names none."""

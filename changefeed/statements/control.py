@@ -26,10 +26,12 @@ STATUS_COLUMNS = ("job_id", "name", "status")
 @handles(nodes.PauseChangefeed)
 def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
     """PAUSE: stop delivery, keep the place. ALL means those that are under way."""
-    jobs = context.jobs(statement.feeds)
-    if not statement.feeds:
+    refs, notices = context.existing(statement.feeds, statement.if_exists)
+    if statement.feeds and not refs:
+        return Result("done", notices=notices, tag="PAUSE CHANGEFEED")
+    jobs = context.jobs(refs)
+    if not refs:
         jobs = [job for job in jobs if job.status.active]
-    notices = []
     for job in jobs:
         if job.status in (Status.SUCCEEDED, Status.FAILED, Status.DROPPED):
             raise _wrong_state(job, "paused", statement.feeds)
@@ -52,8 +54,11 @@ def _pause_here(job: Job, context: Context) -> None:
 @handles(nodes.ResumeChangefeed)
 def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
     """RESUME: go on from where it stopped; failed tables of a running feed try again."""
-    jobs = context.jobs(statement.feeds)
-    if not statement.feeds:
+    refs, notices = context.existing(statement.feeds, statement.if_exists)
+    if statement.feeds and not refs:
+        return Result("done", notices=notices, tag="RESUME CHANGEFEED")
+    jobs = context.jobs(refs)
+    if not refs:
         jobs = [job for job in jobs if job.status in (Status.PAUSED, Status.FAILED)]
     for job in jobs:
         if not _can_resume(job, context):
@@ -61,7 +66,6 @@ def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
     for job in jobs:
         _resume_one(job, context)
     context.host.wake()
-    notices: list[str] = []
     if context.host.node_running():
         for job in jobs:
             context.wait(partial(_taken_up, job, context), context.timings.resume)
@@ -127,16 +131,9 @@ def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> 
 @handles(nodes.DropChangefeed)
 def drop(statement: nodes.DropChangefeed, context: Context) -> Result:
     """DROP: end feeds for good; with its last feed, what we hold at a source goes too."""
-    refs = statement.feeds
-    notices = []
-    if statement.if_exists:
-        known = [ref for ref in refs if context.catalog.find_job(_key(ref)) is not None]
-        notices += [
-            f'changefeed "{_key(ref)}" does not exist, skipping' for ref in refs if ref not in known
-        ]
-        refs = tuple(known)
-        if not refs:
-            return Result("done", notices=notices, tag="DROP CHANGEFEED")
+    refs, notices = context.existing(statement.feeds, statement.if_exists)
+    if statement.feeds and not refs:
+        return Result("done", notices=notices, tag="DROP CHANGEFEED")
     jobs = context.jobs(refs)
     for job in jobs:
         if job.status is Status.DROPPED:
@@ -159,6 +156,9 @@ def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
     ref = nodes.FeedRef(name=cdc.feed_name(statement.table), span=statement.table.span)
     if context.catalog.find_job(ref.name or "") is None:
         table = ".".join(statement.table.parts)
+        if statement.if_exists:
+            notice = f"there is no CDC for {table}, skipping"
+            return Result("done", notices=[notice], tag="DROP CHANGEFEED")
         raise ChangefeedError(
             Code.NAME_UNKNOWN,
             f"there is no CDC for {table}",
@@ -166,12 +166,6 @@ def drop_cdc(statement: nodes.DropCdc, context: Context) -> Result:
             span=to_span(statement.table.span),
         )
     return drop(nodes.DropChangefeed((ref,)), context)
-
-
-def _key(ref: nodes.FeedRef) -> str | int:
-    if ref.name is not None:
-        return ref.name
-    return -1 if ref.job_id is None else ref.job_id
 
 
 def _drop_here(job: Job, context: Context) -> None:

@@ -88,6 +88,9 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
 
 def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
+    known, skipped = context.existing((asked.feed,), asked.if_exists)
+    if not known:
+        return _checked([("ok", "", "", "", skipped[0], "")], None)
     try:
         job = context.job(asked.feed)
         plan = plan_alter(asked, job, context.surroundings(probing=True))

@@ -27,6 +27,9 @@ _OURS = frozenset(
 )  # fmt: skip
 
 
+COLUMNS = ("function", "python", "path", "takes", "used_by", "created")
+
+
 @handles(nodes.CreateFunction)
 def create_function(statement: nodes.CreateFunction, context: Context) -> Result:
     """CREATE FUNCTION."""
@@ -106,8 +109,7 @@ def show_functions(statement: nodes.ShowFunctions, context: Context) -> Result:
         )
         for f in context.catalog.functions()
     ]
-    columns = ("function", "python", "path", "takes", "used_by", "created")
-    return Result(columns=columns, rows=list(rows))
+    return Result(columns=COLUMNS, rows=list(rows))
 
 
 def _function(statement: nodes.CreateFunction, context: Context) -> Function:

@@ -1,10 +1,12 @@
-"""SHOW CHANGEFEEDS: one row per feed, with WHERE, ORDER BY and LIMIT on typed values."""
+"""SHOW CHANGEFEEDS, one row per feed; and WHERE, ORDER BY and LIMIT of every SHOW, on typed
+values."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cmp_to_key
 from typing import Any
 
@@ -14,8 +16,8 @@ from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.drain import node_duties
 from changefeed.options import to_span
 from changefeed.statements import brief
-from changefeed.statements.brief import FeedSnapshot
-from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.brief import Brief, FeedSnapshot
+from changefeed.statements.context import HANDLERS, Context, Result, handles
 from changefeed.statements.times import date, instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
@@ -42,18 +44,28 @@ COLUMNS = (
     "finished",
     "modified",
 )
+NODE_COLUMNS = (
+    "node",
+    "host",
+    "pid",
+    "version",
+    "status",
+    "captures",
+    "feeds",
+    "started",
+    "waits_for",
+)
 
 Row = tuple[Cell, ...]
 
 
 @handles(nodes.ShowChangefeeds)
 def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
-    """SHOW CHANGEFEEDS [WHERE ..] [ORDER BY ..] [LIMIT n]."""
+    """SHOW CHANGEFEEDS."""
     now = context.clock.now().wall
-    looks = {job.id: look for job, look in looks_at(context.catalog.jobs(), context)}
-    rows = select([feed_row(look, now) for look in looks.values()], COLUMNS, statement)
-    chosen = [looks[int(row[0])] for row in rows if isinstance(row[0], int)]
-    return Result(columns=COLUMNS, rows=rows, brief=brief.feeds(chosen, now))
+    looks = [look for _, look in looks_at(context.catalog.jobs(), context)]
+    rows = [feed_row(look, now) for look in looks]
+    return Result(columns=COLUMNS, rows=rows, brief=brief.feeds(looks, now))
 
 
 def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, FeedSnapshot]]:
@@ -103,26 +115,40 @@ def error_text(job: Job, tables: Sequence[TableProgress]) -> str | None:
 # ------------------------------------------------------------------- WHERE, ORDER BY, LIMIT
 
 
-def select(
-    rows: Sequence[Row], columns: Sequence[str], statement: nodes.ShowChangefeeds
-) -> list[Row]:
-    """The rows that the statement asks for, in its order.
+@handles(nodes.ShowWhere)
+def select(statement: nodes.ShowWhere, context: Context) -> Result:
+    """A SHOW with WHERE, ORDER BY and LIMIT: the rows that it asks for, in its order.
 
     Raises:
         ChangefeedError: CF1101 no such column, CF1204 a value that the column cannot have.
     """
-    tests = [_test(condition, columns) for condition in statement.where]
-    kept = [row for row in rows if all(test(row) for test in tests)]
+    shown = statement.statement
+    every: Result = HANDLERS[type(shown)](shown, replace(context, selecting=True))
+    kept = _places(every.rows, every.columns, statement)
+    people = every.brief and Brief(every.brief.columns, [every.brief.rows[n] for n in kept])
+    return replace(
+        every,
+        rows=[every.rows[n] for n in kept],
+        brief=people,
+        sections=every.sections if kept else (),
+    )
+
+
+def _places(rows: Sequence[Row], columns: Sequence[str], statement: nodes.ShowWhere) -> list[int]:
+    """Which rows, as indices."""
+    test = _test(statement.where, columns) if statement.where is not None else None
+    kept = [n for n, row in enumerate(rows) if test is None or test(row)]
     for ordering in reversed(statement.order_by):
         place = _place(ordering.column, columns, ordering.span)
-        kept.sort(key=_key(place), reverse=ordering.descending)
+        kept.sort(key=_key(rows, place), reverse=ordering.descending)
         # NULL comes last either way.
-        kept.sort(key=lambda row: row[place] is None)
+        unknown = [n for n in kept if rows[n][place] is None]
+        kept = [n for n in kept if rows[n][place] is not None] + unknown
     return kept if statement.limit is None else kept[: statement.limit]
 
 
-def _key(place: int) -> Callable[[Row], Any]:
-    return cmp_to_key(lambda a, b: _compare(a[place], b[place]))
+def _key(rows: Sequence[Row], place: int) -> Callable[[int], Any]:
+    return cmp_to_key(lambda a, b: _compare(rows[a][place], rows[b][place]))
 
 
 def _compare(one: Cell, other: Cell) -> int:
@@ -156,31 +182,68 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def _test(condition: nodes.Condition, columns: Sequence[str]) -> Callable[[Row], bool]:
-    place = _place(condition.column, columns, condition.span)
-    sign = condition.operator.upper()
-    if sign == "IS NULL":
-        return lambda row: row[place] is None
-    if sign == "IS NOT NULL":
-        return lambda row: row[place] is not None
-    if condition.value is None:
-        raise AssertionError("only IS NULL has no value")
-    text, span = condition.value.text, condition.value.span or condition.span
-    if sign == "LIKE":
-        pattern = _like(text)
-        return lambda row: any(pattern.fullmatch(word) for word in _words(row[place]))
-    compare = _COMPARISONS[sign]
+#: What SQL says of a row: None is unknown, as a comparison with NULL is.
+_Verdict = Callable[[Row], bool | None]
 
-    def test(row: Row) -> bool:
+
+def _test(test: nodes.Test, columns: Sequence[str]) -> _Verdict:
+    if isinstance(test, nodes.Negation):
+        return _negated(_test(test.test, columns))
+    if isinstance(test, nodes.Conjunction | nodes.Disjunction):
+        parts = [_test(each, columns) for each in test.tests]
+        decisive = isinstance(test, nodes.Disjunction)
+
+        def joined(row: Row) -> bool | None:
+            verdicts = [part(row) for part in parts]
+            return (
+                decisive if decisive in verdicts else (None if None in verdicts else not decisive)
+            )
+
+        return joined
+    return _negated(_condition(test, columns)) if test.negated else _condition(test, columns)
+
+
+def _negated(verdict: _Verdict) -> _Verdict:
+    def negated(row: Row) -> bool | None:
+        said = verdict(row)
+        return None if said is None else not said
+
+    return negated
+
+
+def _condition(condition: nodes.Condition, columns: Sequence[str]) -> _Verdict:
+    place = _place(condition.column, columns, condition.span)
+    if condition.operator == "NULL":
+        return lambda row: row[place] is None
+    if condition.operator == "LIKE":
+        pattern = _like(condition.values[0].text)
+        return lambda row: (
+            None
+            if row[place] is None
+            else any(pattern.fullmatch(word) for word in _words(row[place]))
+        )
+    compare = _COMPARISONS["=" if condition.operator == "IN" else condition.operator]
+
+    def test(row: Row) -> bool | None:
         cell = row[place]
         if cell is None:
-            return False
-        if isinstance(cell, Names):
-            # A list equals a text that is one of it.
-            return any(compare(_compare(word, text), 0) for word in cell or ("",))
-        return compare(_compare(cell, _typed(text, cell, condition.column, span)), 0)
+            return None
+        return any(_holds(compare, cell, value, condition) for value in condition.values)
 
     return test
+
+
+def _holds(
+    compare: Callable[[int, int], bool],
+    cell: Cell,
+    value: nodes.Literal,
+    condition: nodes.Condition,
+) -> bool:
+    if isinstance(cell, Names):
+        # A list equals a text that is one of it.
+        return any(compare(_compare(word, value.text), 0) for word in cell or ("",))
+    span = value.span or condition.span
+    return compare(_compare(cell, _typed(value.text, cell, condition.column, span)), 0)
 
 
 def _typed(text: str, cell: Cell, column: str, span: nodes.Span | None) -> Cell:
@@ -240,15 +303,4 @@ def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
         )
         for each in node_duties(context.catalog)
     ]
-    columns = (
-        "node",
-        "host",
-        "pid",
-        "version",
-        "status",
-        "captures",
-        "feeds",
-        "started",
-        "waits_for",
-    )
-    return Result(columns=columns, rows=list(rows))
+    return Result(columns=NODE_COLUMNS, rows=list(rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from changefeed.catalog import DesiredStatus, Job
+from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableName
 from changefeed.sources.base import Watch
 from changefeed.statements.context import Context
@@ -27,6 +28,16 @@ def no_node(context: Context) -> list[str]:
     if context.host.node_running():
         return []
     return ["no node runs for this state: the feed waits for one (changefeed start)"]
+
+
+def no_node_runs(job: Job, span: Span | None) -> ChangefeedError:
+    """CF1301 of a statement that waits for a feed which nobody runs."""
+    return ChangefeedError(
+        Code.WRONG_JOB_STATE,
+        f'no node runs changefeed "{job.name}"',
+        hint="changefeed start runs one.",
+        span=span,
+    )
 
 
 def not_taken_yet(job: Job, context: Context) -> list[str]:

@@ -1,36 +1,77 @@
-"""SHOW CHANGEFEED f [TABLES|ERRORS|EVENTS], SHOW CREATE CHANGEFEED, SHOW JOBS."""
+"""SHOW CHANGEFEED f [TABLES|ERRORS|EVENTS], SHOW CREATE, SHOW JOBS."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
-from changefeed.catalog import Job, JobEvent, Status, TableProgress, TableState
+from changefeed.catalog import (
+    Connection,
+    Function,
+    Job,
+    JobEvent,
+    Status,
+    TableProgress,
+    TableState,
+)
+from changefeed.catalog.history import KEPT_EVENTS
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
-from changefeed.options import VERIFY, Options
+from changefeed.core.uri import REDACTED
+from changefeed.options import VERIFY, Options, to_span
 from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
 from changefeed.statements import brief, listing
 from changefeed.statements.brief import FeedSnapshot
+from changefeed.statements.connections import existing_connection
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
 from changefeed.statements.listing import error_text, feed_row, looks_at
+from changefeed.statements.notices import no_node_runs
 from changefeed.statements.times import clock_text, date, instant, moment, readable
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
+from grammar.printer import to_sql
 
-#: How many events SHOW CHANGEFEED f ERRORS looks back, and EVENTS without LIMIT.
+#: How many events SHOW CHANGEFEED f ERRORS and EVENTS look back, unless they select.
 SHOWN_EVENTS = 100
+CREATE_COLUMNS = ("name", "create_statement")
+TABLE_COLUMNS = (
+    "table",
+    "topic",
+    "state",
+    "scan",
+    "proved",
+    "lag",
+    "done_upto",
+    "emitted_rows",
+    "emitted_bytes",
+    "error",
+    "hint",
+)
+ERROR_COLUMNS = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
+EVENT_COLUMNS = ("time", "kind", "table", "event", "code", "times", "last")
+JOB_COLUMNS = (
+    "job_id",
+    "name",
+    "job_type",
+    "description",
+    "status",
+    "running_status",
+    "created",
+    "started",
+    "finished",
+    "modified",
+    "error",
+)
 
 
 @handles(nodes.ShowChangefeed)
 def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result:
-    """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS [LIMIT n]]."""
+    """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS]."""
     job = context.job(statement.feed)
-    if statement.aspect == "events":
-        return _events(job, context, SHOWN_EVENTS if statement.limit is None else statement.limit)
     return _ASPECTS[statement.aspect](job, context)
 
 
@@ -161,25 +202,13 @@ def _tables(job: Job, context: Context) -> Result:
                 _hint(table, job),
             )
         )
-    columns = (
-        "table",
-        "topic",
-        "state",
-        "scan",
-        "proved",
-        "lag",
-        "done_upto",
-        "emitted_rows",
-        "emitted_bytes",
-        "error",
-        "hint",
-    )
-    return Result(columns=columns, rows=rows, brief=brief.feed_tables(columns, rows))
+    return Result(columns=TABLE_COLUMNS, rows=rows, brief=brief.feed_tables(TABLE_COLUMNS, rows))
 
 
 def _errors(job: Job, context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
-    events = context.catalog.events(job.id, limit=SHOWN_EVENTS, kinds=("error", "retry"))
+    limit = KEPT_EVENTS if context.selecting else SHOWN_EVENTS
+    events = context.catalog.events(job.id, limit=limit, kinds=("error", "retry"))
     now = context.clock.now().wall
     tables = {str(table.table): table for table in context.catalog.tables(job.id)}
     for event in events:
@@ -198,11 +227,13 @@ def _errors(job: Job, context: Context) -> Result:
             hint = _hint(table, job)
             text = readable(table.error, now)
             rows.append((None, "error", table.error_code, name, text, hint, 1, None))
-    columns = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
-    return Result(columns=columns, rows=rows, brief=brief.counted(columns, rows, "problem"))
+    return Result(
+        columns=ERROR_COLUMNS, rows=rows, brief=brief.counted(ERROR_COLUMNS, rows, "problem")
+    )
 
 
-def _events(job: Job, context: Context, limit: int) -> Result:
+def _events(job: Job, context: Context) -> Result:
+    limit = KEPT_EVENTS if context.selecting else SHOWN_EVENTS
     now = context.clock.now().wall
     rows: list[tuple[Cell, ...]] = [
         (
@@ -216,8 +247,9 @@ def _events(job: Job, context: Context, limit: int) -> Result:
         )
         for event in context.catalog.events(job.id, limit=limit)
     ]
-    columns = ("time", "kind", "table", "event", "code", "times", "last")
-    return Result(columns=columns, rows=rows, brief=brief.counted(columns, rows, "event"))
+    return Result(
+        columns=EVENT_COLUMNS, rows=rows, brief=brief.counted(EVENT_COLUMNS, rows, "event")
+    )
 
 
 def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
@@ -246,6 +278,7 @@ _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
     None: _detail,
     "tables": _tables,
     "errors": _errors,
+    "events": _events,
 }
 
 
@@ -254,13 +287,32 @@ def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Resu
     """SHOW CREATE CHANGEFEED: runs again as it is, once redacted secrets are put back."""
     job = context.job(statement.feed)
     sql = create_sql(job)
-    notices = []
-    if "redacted" in sql:
-        notices.append(
-            "secrets are redacted; put them back before you run this, or keep them in an "
-            "EXTERNAL CONNECTION"
-        )
-    return Result(columns=("name", "create_statement"), rows=[(job.name, sql)], notices=notices)
+    return Result(columns=CREATE_COLUMNS, rows=[(job.name, sql)], notices=_redacted([sql]))
+
+
+@handles(nodes.ShowCreateConnection)
+def show_create_connection(statement: nodes.ShowCreateConnection, context: Context) -> Result:
+    """SHOW CREATE EXTERNAL CONNECTION."""
+    connection = existing_connection(statement.name, statement.name_span, context)
+    sql = connection_sql(connection)
+    return Result(
+        columns=CREATE_COLUMNS,
+        rows=[(connection.name, sql)],
+        notices=_redacted([sql]),
+    )
+
+
+def connection_sql(connection: Connection) -> str:
+    """The statement that makes a connection, without its secrets."""
+    return to_sql(nodes.CreateConnection(connection.name, nodes.Literal(connection.redacted)))
+
+
+def function_sql(function: Function) -> str:
+    """The statement that makes a function of queries."""
+    path = nodes.Literal(function.path) if function.path else None
+    arguments = tuple((nodes.Name(name), kind) for name, kind in function.arguments)
+    reference = nodes.Literal(function.reference)
+    return to_sql(nodes.CreateFunction(function.name, arguments, function.returns, reference, path))
 
 
 def create_sql(job: Job) -> str:
@@ -271,10 +323,67 @@ def create_sql(job: Job) -> str:
     return feed_sql(job.name, job.targets, job.source, job.sink_uri, options)
 
 
+@handles(nodes.ShowCreateAll)
+def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
+    """SHOW CREATE ALL: connections, functions and feeds, in the order in which they can be made."""
+    catalog, wanted = context.catalog, statement.aspect
+    rows: list[tuple[Cell, ...]] = []
+    notices: list[str] = []
+    if wanted != "changefeeds":
+        rows += [("connection", c.name, connection_sql(c)) for c in catalog.connections()]
+    if wanted is None:
+        rows += [("function", f.name, function_sql(f)) for f in catalog.functions()]
+    if wanted != "connections":
+        every = [job for job in catalog.jobs() if not job.sinkless]
+        over = [job.name for job in every if job.status is Status.SUCCEEDED]
+        rows += [("changefeed", j.name, create_sql(j)) for j in every if j.name not in over]
+        if over:
+            notices.append(f"feeds that have succeeded are left out: {', '.join(over)}")
+    return Result(
+        columns=("kind", *CREATE_COLUMNS),
+        rows=rows,
+        notices=[*notices, *_redacted(str(row[2]) for row in rows)],
+    )
+
+
+def _redacted(statements: Iterable[str]) -> list[str]:
+    if not any(REDACTED in sql for sql in statements):
+        return []
+    return [
+        "secrets are redacted; put them back before you run this, or keep them in an "
+        "EXTERNAL CONNECTION"
+    ]
+
+
 @handles(nodes.ShowJobs)
 def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
     """SHOW JOBS: every job, dropped ones too."""
-    jobs = [*context.catalog.jobs(), *context.catalog.dropped_jobs()]
+    return _jobs([*context.catalog.jobs(), *context.catalog.dropped_jobs()], context)
+
+
+@handles(nodes.ShowJob)
+def show_job(statement: nodes.ShowJob, context: Context) -> Result:
+    """SHOW JOB [WHEN COMPLETE] n.
+
+    Raises:
+        ChangefeedError: CF1301 no node runs the job that is to complete.
+    """
+    job = context.job(statement.job)
+
+    def complete() -> bool:
+        now = context.catalog.find_job(job.id)
+        if now is None or now.status is Status.FAILED or now.status.finished:
+            return True
+        if not context.host.node_running():
+            raise no_node_runs(job, to_span(statement.job.span))
+        return False
+
+    if statement.when_complete:
+        context.wait(complete, inf)
+    return _jobs([context.catalog.find_job(job.id) or job], context)
+
+
+def _jobs(jobs: Sequence[Job], context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
     now = context.clock.now().wall
     looks = [look for _, look in looks_at(sorted(jobs, key=lambda job: job.id), context)]
@@ -295,17 +404,4 @@ def show_jobs(statement: nodes.ShowJobs, context: Context) -> Result:
                 error_text(job, tables),
             )
         )
-    columns = (
-        "job_id",
-        "name",
-        "job_type",
-        "description",
-        "status",
-        "running_status",
-        "created",
-        "started",
-        "finished",
-        "modified",
-        "error",
-    )
-    return Result(columns=columns, rows=rows, brief=brief.jobs(looks, now))
+    return Result(columns=JOB_COLUMNS, rows=rows, brief=brief.jobs(looks, now))

@@ -1,4 +1,4 @@
-"""SYNC CHANGEFEED: wait until everything committed before now is durable in the sink."""
+"""SYNC: wait until everything committed before now is durable in the sink."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
 from changefeed.statements.context import Context, DeliveryWait, Result, handles
+from changefeed.statements.notices import no_node_runs
 from changefeed.statements.values import Seconds
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
 
 #: How often the extracts of a dataset are looked at, seconds.
 LOOK_SECONDS = 0.25
+SYNC_COLUMNS = ("job_id", "name", "synced_to", "waited")
 #: A feed in one of these will never get there by itself.
 _STUCK = (Status.PAUSED, Status.FAILED, Status.SUCCEEDED, Status.DROPPED)
 
@@ -35,7 +37,38 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     """
     seconds = _timeout(statement)
     job = context.job(statement.feed)
-    waiting = _SyncWait(statement, context, job, context.clock.monotonic(), seconds)
+    return _sync_one(statement, job, context, context.clock.monotonic(), seconds)
+
+
+@handles(nodes.SyncAll)
+def sync_all(statement: nodes.SyncAll, context: Context) -> Result:
+    """SYNC ALL CHANGEFEEDS [TIMEOUT '5m']: those that are under way, one after the other.
+
+    Raises:
+        ChangefeedError: as :func:`sync`, of the first feed that is late or has failed.
+    """
+    seconds, begun = _timeout(statement), context.clock.monotonic()
+    every = [job for job in context.catalog.jobs() if job.status is not Status.SUCCEEDED]
+    paused = [job.name for job in every if job.status is Status.PAUSED]
+    whole = Result(columns=SYNC_COLUMNS, tag="SYNC ALL CHANGEFEEDS")
+    # The failed ones first: they need no waiting.
+    for job in sorted(every, key=lambda job: job.status is not Status.FAILED):
+        if job.name not in paused:
+            one = nodes.Sync(nodes.FeedRef(job.name, span=statement.span))
+            done = _sync_one(one, job, context, begun, seconds)
+            whole.rows.extend(done.rows)
+            whole.notices.extend(done.notices)
+    if paused:
+        whole.notices.append(f"paused changefeeds are left out: {', '.join(paused)}")
+    elif not every:
+        whole.notices.append("there is no changefeed")
+    return whole
+
+
+def _sync_one(
+    statement: nodes.Sync, job: Job, context: Context, begun: float, seconds: float
+) -> Result:
+    waiting = _SyncWait(statement, context, job, begun, seconds)
     waiting.check(job)
     _refuse_failed_tables(job, context, statement)
     _await_extracts(job, context, waiting)
@@ -62,7 +95,7 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     _refuse_failed_tables(job, context, statement)
     spent = Seconds(round(context.clock.monotonic() - waiting.begun, 3))
     return Result(
-        columns=("job_id", "name", "synced_to", "waited"),
+        columns=SYNC_COLUMNS,
         rows=[(job.id, job.name, str(delivery.upto), spent)],
         notices=_shapes_to_come(job, shapes, context),
         tag="SYNC CHANGEFEED",
@@ -179,12 +212,7 @@ class _SyncWait:
                 span=span,
             )
         if not self.context.host.node_running():
-            raise ChangefeedError(
-                Code.WRONG_JOB_STATE,
-                f'no node runs changefeed "{job.name}"',
-                hint="changefeed start runs one.",
-                span=span,
-            )
+            raise no_node_runs(job, span)
 
     def _late(self) -> ChangefeedError:
         job = self.context.catalog.job(self.job_id)
@@ -216,7 +244,7 @@ def _pulled(job: Job, context: Context) -> bool:
     return capabilities(scheme_of(context.catalog.resolve_uri(job.sink_uri))).pulled
 
 
-def _timeout(statement: nodes.Sync) -> float:
+def _timeout(statement: nodes.Sync | nodes.SyncAll) -> float:
     if statement.timeout is None:
         return inf
     span = to_span(statement.timeout.span)

@@ -356,7 +356,7 @@ def _paths(lead: str, typed: str) -> Iterator[Candidate]:
 def _result_columns(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     from changefeed.api import LISTING_COLUMNS
 
-    yield from (Candidate(name) for name in LISTING_COLUMNS)
+    yield from (Candidate(name) for name in LISTING_COLUMNS.get(fits.listing, ()))
 
 
 def _values(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:

@@ -522,6 +522,44 @@ def test_sync_of_a_reader_says_that_it_waits_for_its_program(world: World) -> No
     assert "until the program that reads these changes has committed them" in error.hint
 
 
+def test_sync_all_names_paused_feeds_and_ends_with_a_failed_one(world: World) -> None:
+    running(world)
+    world.run("CREATE CHANGEFEED g FOR customers INTO 'null://'")
+    world.run("CREATE CHANGEFEED h FOR customers INTO 'null://'")
+    world.run("PAUSE CHANGEFEED h")
+    world.logs["shop"] = Timestamp(NOW)
+    for name in ("f", "g"):
+        world.node.deliver(name, NOW)
+    result = world.run("SYNC ALL CHANGEFEEDS TIMEOUT '5s'")
+    assert [row[1] for row in result.rows] == ["f", "g"]
+    assert result.notices == ["paused changefeeds are left out: h"]
+    world.catalog.transition(2, Status.FAILED, reason="", error=ChangefeedError("CF5001", "gone"))
+    error = refused(world, "SYNC ALL CHANGEFEEDS", "CF1301")
+    assert error.message == 'changefeed "g" is failed: gone'
+
+
+def test_show_job_when_complete_waits_for_the_end(world: World) -> None:
+    running(world)
+    answers: list[object] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(
+            world.interpreter.execute("SHOW JOB WHEN COMPLETE 1", Session()).rows[0][4]
+        )
+    )
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    world.catalog.transition(1, Status.SUCCEEDED, reason="all rows are delivered")
+    waiting.join(20)
+    assert answers == ["succeeded"]
+
+
+def test_show_job_when_complete_needs_a_node(alone: World) -> None:
+    running(alone)
+    error = refused(alone, "SHOW JOB WHEN COMPLETE 1", "CF1301")
+    assert error.message == 'no node runs changefeed "f"'
+
+
 @pytest.mark.parametrize("status", [Status.PAUSED, Status.FAILED])
 def test_sync_ends_when_the_feed_stops(world: World, status: Status) -> None:
     running(world)

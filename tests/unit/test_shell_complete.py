@@ -218,8 +218,8 @@ def test_alter_knows_its_feed() -> None:
 
 
 def test_feeds_that_the_statement_can_mean() -> None:
-    assert [c.text for c in found("PAUSE CHANGEFEED ")] == ["orders_feed"]
-    assert [c.text for c in found("RESUME CHANGEFEED ")] == ['"Other"']
+    assert [c.text for c in found("PAUSE CHANGEFEED ")] == ["IF", "orders_feed"]
+    assert [c.text for c in found("RESUME CHANGEFEED ")] == ["IF", '"Other"']
     assert [c.text for c in found("DROP CHANGEFEED orders_feed, ")] == ['"Other"']
     assert meta("PAUSE JOB ", "1") == "orders_feed, running"
 
@@ -253,6 +253,8 @@ def test_feeds_are_quoted_where_they_must_be() -> None:
 def test_columns_of_the_listing() -> None:
     head = "SHOW CHANGEFEEDS WHERE"
     assert after(f"{head} sta") == [f"{head} status", f"{head} started"]
+    assert [c.text for c in found("SHOW CHANGEFEED orders_feed EVENTS WHERE co")] == ["code"]
+    assert "watched_by" in [c.text for c in found("SHOW TABLES FROM shop ORDER BY ")]
 
 
 def test_local_commands(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_local_commands(tmp_path: Path) -> None:
     assert after("\\h show jo") == ["\\h SHOW JOBS"]
     assert after("\\set form") == ["\\set format"]
     assert after("\\set format js") == ["\\set format json", "\\set format jsonl"]
-    assert after("\\watch 5 SHOW JO") == ["\\watch 5 SHOW JOBS"]
+    assert after("\\watch 5 SHOW NOD") == ["\\watch 5 SHOW NODES"]
     assert after("\\d order_") == ["\\d order_items"]
     (tmp_path / "feeds.sql").touch()
     (tmp_path / "other.txt").touch()

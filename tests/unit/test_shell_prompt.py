@@ -400,7 +400,7 @@ def test_the_toolbar_describes_what_is_selected() -> None:
     assert shown.count("\n") == 3 and shown.startswith(" Emits resolved timestamps.")
     assert all(len(row) <= 60 for row in shown.split("\n"))
     plain = "".join(part[1] for part in toolbar(figures(), "SHOW CHANGEFEEDS ", 80))
-    assert plain.startswith(" SHOW CHANGEFEEDS [WHERE column op value")
+    assert plain.startswith(" SHOW CHANGEFEEDS [WHERE condition]")
 
 
 @pytest.mark.parametrize("room", [40, 60, 81, 200])
