@@ -6,27 +6,35 @@ An object is written once under a name that nothing else has ever had, and never
 
 from __future__ import annotations
 
-import datetime as dt
 import shutil
-import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.durable import UNFINISHED, sync_path
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.settings import ParameterKind, Settings, invalid, setting
+from changefeed.core.settings import invalid
+from changefeed.core.stores import (
+    StoreClient,
+    StoreLogin,
+    connect,
+    login_seconds,
+    store_problem,
+)
 from changefeed.core.telemetry import log
 
-#: Seconds a request may take to connect, and to be answered.
-_CONNECT_SECONDS: Final = 5.0
-_ANSWER_SECONDS: Final = 60.0
+#: Of the client of S3.
+_LIMITS: Final = {
+    "request_timeout": 60.0,
+    "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=3),
+}
 
 #: What the clients raise.
 _FAILED: Final = (OSError, pa.ArrowException)
@@ -36,99 +44,18 @@ _HINT: Final = (
     "all nodes see."
 )
 
-_S3, _GS, _AZURE = ("s3",), ("gs",), ("azure",)
-
-
-def _server(text: str) -> tuple[str, str]:
-    """Scheme and ``host[:port]`` of a server; https if it names no scheme."""
-    scheme, mark, host = text.rpartition("://")
-    return (scheme if mark else "https", host.rstrip("/"))
-
-
-def _endpoint(name: str, schemes: tuple[str, ...]) -> Any:
-    summary = "Another store with the same protocol."
-    return setting(None, summary, ParameterKind.URL, name=name, schemes=schemes, convert=_server)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LogStoreSettings(Settings):
-    """The address of a store. Parameters have the names that they have for file sinks; without a
-    key the machine's login is used."""
+class LogStoreSettings(StoreLogin):
+    """The address of a store. Without a key the machine's login is used."""
 
     called: ClassVar[str] = "log store"
 
-    access_key: str = setting("", "The access key.", name="AWS_ACCESS_KEY_ID", schemes=_S3)
-    secret_key: str = setting(
-        "", "Its secret.", name="AWS_SECRET_ACCESS_KEY", secret=True, schemes=_S3
-    )
-    session_token: str = setting(
-        "",
-        "The token of a temporary access key.",
-        name="AWS_SESSION_TOKEN",
-        secret=True,
-        schemes=_S3,
-    )
-    region: str = setting("", "The bucket's region.", name="AWS_REGION", schemes=_S3)
-    s3_endpoint: tuple[str, str] | None = _endpoint("AWS_ENDPOINT", _S3)
-    bearer_token: str = setting(
-        "", "An OAuth token.", name="BEARER_TOKEN", secret=True, schemes=_GS
-    )
-    gcs_endpoint: tuple[str, str] | None = _endpoint("GCS_ENDPOINT", _GS)
-    account_name: str = setting(
-        "", "The storage account; always needed.", name="AZURE_ACCOUNT_NAME", schemes=_AZURE
-    )
-    account_key: str = setting(
-        "", "The account's key.", name="AZURE_ACCOUNT_KEY", secret=True, schemes=_AZURE
-    )
-    azure_endpoint: tuple[str, str] | None = _endpoint("AZURE_ENDPOINT", _AZURE)
-
     def check(self) -> Iterator[ChangefeedError]:
-        if self.uri.scheme not in (*_S3, *_GS, *_AZURE) or not self.uri.host:
+        if self.uri.scheme not in ("s3", "gs", "azure") or not self.uri.host:
             yield invalid("logs cannot be kept there", _HINT, Code.INVALID_URI)
-        elif self.uri.scheme in _AZURE and not self.account_name:
-            yield invalid("param AZURE_ACCOUNT_NAME must be provided")
-
-    def connect(self) -> fs.FileSystem:
-        """A client of the store; it connects with its first call."""
-        if self.uri.scheme in _S3:
-            return fs.S3FileSystem(
-                access_key=self.access_key or None,
-                secret_key=self.secret_key or None,
-                session_token=self.session_token or None,
-                region=self.region or None,
-                connect_timeout=_CONNECT_SECONDS,
-                request_timeout=_ANSWER_SECONDS,
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
-                **_at(self.s3_endpoint),
-            )
-        if self.uri.scheme in _GS:
-            login: dict[str, Any] = {}
-            if self.bearer_token:
-                # It says itself when it ends.
-                login["access_token"] = self.bearer_token
-                login["credential_token_expiration"] = dt.datetime.max
-            return fs.GcsFileSystem(
-                **login,
-                retry_time_limit=dt.timedelta(seconds=_CONNECT_SECONDS),
-                **_at(self.gcs_endpoint),
-            )
-        arguments = {}
-        if self.azure_endpoint is not None:
-            # Where accounts have no host of their own, their name begins the path; the client adds
-            # it.
-            scheme, host = self.azure_endpoint
-            for service in ("blob", "dfs"):
-                arguments[f"{service}_storage_scheme"] = scheme
-                arguments[f"{service}_storage_authority"] = host.removesuffix(
-                    f"/{self.account_name}"
-                )
-        return fs.AzureFileSystem(
-            self.account_name, account_key=self.account_key or None, **arguments
-        )
-
-
-def _at(endpoint: tuple[str, str] | None) -> dict[str, str]:
-    return {} if endpoint is None else {"endpoint_override": endpoint[1], "scheme": endpoint[0]}
+        elif self.role and self.s3.access_key:
+            yield invalid("ASSUME_ROLE does not go with a key in the address")
 
 
 class ObjectStore:
@@ -141,24 +68,21 @@ class ObjectStore:
             ChangefeedError: CF1201, CF1202, CF1207: it is no such address.
         """
         self.address = address
-        self._connect: Callable[[], fs.FileSystem] = fs.LocalFileSystem
+        self._client = StoreClient(fs.LocalFileSystem)
         self._local = address.startswith("/")
         if self._local:
             self._root = self.shown = address.rstrip("/")
         else:
             settings = LogStoreSettings.read(address)
-            self._connect = settings.connect
+            scheme, arguments = settings.uri.scheme, settings.arguments
+            client = partial(connect, scheme, arguments, **_LIMITS)
+            self._client = StoreClient(client, lifetime=login_seconds(arguments))
             self._root = f"{settings.uri.host}/{settings.uri.path.strip('/')}".rstrip("/")
             self.shown = f"{settings.uri.scheme}://{self._root}"
-        self._lock = threading.Lock()
-        self._connected: fs.FileSystem | None = None
 
     @property
     def _system(self) -> fs.FileSystem:
-        with self._lock:
-            if self._connected is None:
-                self._connected = self._connect()
-            return self._connected
+        return self._client.system
 
     def put(self, name: str, data: bytes | Path) -> None:
         """Store bytes, or a file; durable on return.
@@ -276,12 +200,18 @@ class ObjectStore:
         try:
             yield
         except _FAILED as error:
-            # The text of a client may name keys; its first words are the status.
-            why = error.strerror if isinstance(error, OSError) and error.strerror else _kind(error)
+            # The text of a client may name keys.
+            reason = error.strerror if isinstance(error, OSError) else None
+            why = store_problem(error)[1] or reason or type(error).__name__
             raise ChangefeedError(
                 Code.LOG_STORE_UNREACHABLE,
                 f"the change log cannot be {done} in {self.shown}: {why}",
                 detail=f"object {name}" if name else "",
+            ) from None
+        except ChangefeedError as error:
+            raise ChangefeedError(
+                Code.LOG_STORE_UNREACHABLE,
+                f"the change log cannot be {done} in {self.shown}: {error.message}",
             ) from None
 
 
@@ -295,20 +225,3 @@ def _write_whole(path: Path, data: bytes | Path) -> None:
     sync_path(fresh)
     fresh.replace(path)
     sync_path(path.parent)
-
-
-def _kind(error: BaseException) -> str:
-    """What a store's client reports, in words that name no key."""
-    text = str(error)
-    for sign, words in (
-        ("ACCESS_DENIED", "access denied"),
-        ("NO_SUCH_BUCKET", "no such bucket"),
-        ("NETWORK_CONNECTION", "no connection"),
-        ("SLOW_DOWN", "the store asks to slow down"),
-        ("SERVICE_UNAVAILABLE", "the store is not available"),
-        ("timeout", "no answer in time"),
-        ("INTERNAL_FAILURE", "the store failed"),
-    ):
-        if sign in text:
-            return words
-    return type(error).__name__

@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -31,6 +31,7 @@ from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.proofs import FileProof
 from changefeed.core.row_parts import put_part
 from changefeed.core.schema import TableSchema
+from changefeed.core.stores import S3Keys, connect
 from changefeed.readers.staged_rows import RowLocations
 from changefeed.readers.table_log import Range
 from changefeed.spark.staging_place import staging_place
@@ -40,7 +41,7 @@ SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class S3Keys:
+class S3Signer:
     """Who signs, and for where.
 
     Attributes:
@@ -208,44 +209,32 @@ def _store(url: str, clock: Clock) -> _Store:
             "rows of a reader are staged in S3 or in a directory, not in HDFS",
             hint="Python has no client of HDFS without Hadoop's native library.",
         )
-    if not place.root.startswith("s3a:"):
+    if place.s3 is None:
         return _Store(fs.LocalFileSystem(), place.root, place.root, str)
     root = place.root.removeprefix("s3a://")
-    keys = _keys(place.parameters)
-    system = _client(place.parameters)
+    signer = _signer(place.s3)
+    system = connect("s3", place.s3.arguments)
 
     def location(name: str) -> str:
-        if keys is None:
+        if signer is None:
             return f"s3://{name}"
         bucket, _, key = name.partition("/")
-        return keys.url(bucket, key, clock.now().datetime())
+        return signer.url(bucket, key, clock.now().datetime())
 
     return _Store(system, root, place.root, location)
 
 
-def _keys(given: Mapping[str, str]) -> S3Keys | None:
-    def one(name: str) -> str:
-        return given.get(name) or os.environ.get(name, "")
+def _signer(keys: S3Keys) -> S3Signer | None:
+    def one(given: str, name: str) -> str:
+        return given or os.environ.get(name, "")
 
-    if not one("AWS_ACCESS_KEY_ID"):
+    key = one(keys.access_key, "AWS_ACCESS_KEY_ID")
+    if not key:
         return None
-    return S3Keys(
-        one("AWS_ACCESS_KEY_ID"),
-        one("AWS_SECRET_ACCESS_KEY"),
-        one("AWS_SESSION_TOKEN"),
-        one("AWS_REGION") or "us-east-1",
-        given.get("AWS_ENDPOINT", ""),
-    )
-
-
-def _client(given: Mapping[str, str]) -> fs.FileSystem:
-    endpoint = given.get("AWS_ENDPOINT", "")
-    scheme, _, host = endpoint.rpartition("://")
-    return fs.S3FileSystem(
-        access_key=given.get("AWS_ACCESS_KEY_ID"),
-        secret_key=given.get("AWS_SECRET_ACCESS_KEY"),
-        session_token=given.get("AWS_SESSION_TOKEN"),
-        region=given.get("AWS_REGION"),
-        scheme=scheme or "https",
-        endpoint_override=host or None,
+    return S3Signer(
+        key,
+        one(keys.secret_key, "AWS_SECRET_ACCESS_KEY"),
+        one(keys.session_token, "AWS_SESSION_TOKEN"),
+        one(keys.region, "AWS_REGION") or "us-east-1",
+        "://".join(keys.endpoint or ()),
     )

@@ -8,19 +8,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.secret_names import is_secret
-from changefeed.core.settings import Parameter, Settings, several
+from changefeed.core.settings import Settings, group
+from changefeed.core.stores import S3Keys
 from changefeed.core.uri import invalid_uri
 
 _S3 = ("s3", "s3a")
-#: Parameters of the URL, as those of a file sink, and Hadoop's names of them for one bucket.
-_PARAMETERS = {
-    "AWS_ACCESS_KEY_ID": "access.key",
-    "AWS_SECRET_ACCESS_KEY": "secret.key",
-    "AWS_SESSION_TOKEN": "session.token",
-    "AWS_REGION": "endpoint.region",
-    "AWS_ENDPOINT": "endpoint",
-}
 #: By default Hadoop's client of HDFS tries for minutes before it reports that it has no answer.
 _HDFS = {
     "spark.hadoop.ipc.client.connect.timeout": "10000",
@@ -39,13 +31,13 @@ class StagingPlace:
         root: as Hadoop's filesystems take it.
         properties: of Spark, to reach it; may hold secrets.
         packs: jar packs of Spark it needs.
-        parameters: of the URL, ``AWS_…``; may hold secrets.
+        s3: how a bucket is reached; None for a directory or HDFS.
     """
 
     root: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     packs: tuple[str, ...] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
+    s3: S3Keys | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +46,7 @@ class StagingAddress(Settings):
 
     called: ClassVar[str] = "staging place"
 
-    #: As those of a file sink.
-    bucket: dict[str, str] = several(
-        *(
-            Parameter(name, "As of a file sink.", secret=is_secret(name), schemes=_S3)
-            for name in _PARAMETERS
-        )
-    )
+    s3: S3Keys = group(S3Keys, *_S3)
 
     def check(self) -> Iterator[ChangefeedError]:
         uri = self.uri
@@ -90,18 +76,24 @@ def staging_place(url: str) -> StagingPlace:
     server, path = found.uri.hosts[0], found.uri.path.rstrip("/")
     if found.uri.scheme == "hdfs":
         return StagingPlace(f"hdfs://{server}{path}", dict(_HDFS))
-    properties = _of_bucket(server.name, found.bucket)
-    return StagingPlace(f"s3a://{server}{path}", properties, ("hadoop-aws",), found.bucket)
+    properties = _of_bucket(server.name, found.s3)
+    return StagingPlace(f"s3a://{server}{path}", properties, ("hadoop-aws",), found.s3)
 
 
-def _of_bucket(bucket: str, given: Mapping[str, str]) -> dict[str, str]:
+def _of_bucket(bucket: str, keys: S3Keys) -> dict[str, str]:
     head = f"spark.hadoop.fs.s3a.bucket.{bucket}."
     # The feed retries.
     found = {head + "attempts.maximum": "3", head + "retry.limit": "3"}
-    found |= {head + _PARAMETERS[name]: value for name, value in given.items() if value}
-    if "AWS_ENDPOINT" in given:
+    named = {
+        "access.key": keys.access_key,
+        "secret.key": keys.secret_key,
+        "session.token": keys.session_token,
+        "endpoint.region": keys.region,
+        "endpoint": "://".join(keys.endpoint or ()),
+    }
+    found |= {head + name: value for name, value in named.items() if value}
+    if keys.endpoint is not None:
         # Servers other than Amazon's have one name for all buckets.
         found[head + "path.style.access"] = "true"
-        secure = not given["AWS_ENDPOINT"].startswith("http://")
-        found[head + "connection.ssl.enabled"] = str(secure).lower()
+        found[head + "connection.ssl.enabled"] = str(keys.endpoint[0] == "https").lower()
     return found

@@ -188,7 +188,7 @@ def _staging(given: Mapping[str, str]) -> str:
     text, hidden = _of_variable(given, "staging")
     if text:
         place = staging_place(text)
-        if not hidden and _SECRETS & place.parameters.keys():
+        if not hidden and place.s3 is not None and _SECRETS & place.s3.given:
             raise _shown("staging")
     return text
 

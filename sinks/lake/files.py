@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.stores import StoreProblem, connect, store_problem
 
 _S3 = ("s3", "s3a", "s3n")
 #: Names of the same setting: Hadoop's, and Iceberg's own.
@@ -33,8 +34,7 @@ _OTHERS = (
     "s3.remote-signing",
     "client.factory",
 )
-#: Seconds for a connection and for an answer.
-_CONNECT, _ANSWER = 5.0, 15.0
+_ANSWER_SECONDS = 15.0
 
 
 class Files:
@@ -118,15 +118,17 @@ class Files:
         }
         endpoint = urlsplit(given["endpoint"] or "")
         plain = endpoint.scheme == "http" or (given["tls"] == "false" and not endpoint.scheme)
-        return fs.S3FileSystem(
-            access_key=given["key"],
-            secret_key=given["secret"],
-            session_token=given["token"],
-            region=given["region"],
-            scheme="http" if plain else "https",
-            endpoint_override=endpoint.netloc or endpoint.path or None,
-            connect_timeout=_CONNECT,
-            request_timeout=_ANSWER,
+        return connect(
+            "s3",
+            {
+                "access_key": given["key"],
+                "secret_key": given["secret"],
+                "session_token": given["token"],
+                "region": given["region"],
+                "scheme": "http" if plain else "https",
+                "endpoint_override": endpoint.netloc or endpoint.path or None,
+            },
+            request_timeout=_ANSWER_SECONDS,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
         )
 
@@ -137,11 +139,8 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:
-        # Of pyarrow, which gives the store's code and the HTTP status in its text alone.
-        text = str(failure)
-        if isinstance(failure, PermissionError) or any(
-            sign in text for sign in ("ACCESS_DENIED", "HTTP status 403", "HTTP status 401")
-        ):
+        problem, _ = store_problem(failure)
+        if isinstance(failure, PermissionError) or problem is StoreProblem.LOGIN:
             raise ChangefeedError(
                 Code.SINK_REFUSED_LOGIN,
                 f"{path} may not be read",

@@ -58,6 +58,25 @@ def test_a_store(store: stores.ObjectStore, tmp_path: Path) -> None:
     check(found, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("ftp://host/logs", "logs cannot be kept there"),
+        ("s3:///logs", "logs cannot be kept there"),
+        ("s3://b?AUTH=implicit", r"unknown log store query parameters: \[AUTH\]"),
+        ("s3://b?AWS_ENDPOINT=ftp://x", "param AWS_ENDPOINT of the log store must be an http"),
+        ("s3://b?ASSUME_ROLE=r&AWS_ACCESS_KEY_ID=K", "ASSUME_ROLE does not go with a key"),
+        ("gs://b?CREDENTIALS=s3cr3t", "must be the JSON key of a service account"),
+        ("azure://c/logs", "AZURE_ACCOUNT_NAME must be provided"),
+        ("azure://c?AZURE_ACCOUNT_NAME=a&AZURE_ACCOUNT_KEY=s3cr3t!", "must be base 64"),
+    ],
+)
+def test_what_is_no_address_of_a_store(address: str, words: str) -> None:
+    with pytest.raises(ChangefeedError, match=words) as refused:
+        ObjectStore(address)
+    assert "s3cr3t" not in f"{refused.value} {refused.value.hint} {refused.value.detail}"
+
+
 @STORES
 def test_a_store_that_cannot_be_used(store: stores.ObjectStore) -> None:
     """No bucket, and nobody there: the error names the place, and no secret."""

@@ -105,11 +105,7 @@ def test_no_server() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_by_rename(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        objects._SYSTEMS,
-        "hdfs",
-        lambda arguments: fs.LocalFileSystem(),
-    )
+    monkeypatch.setattr(objects, "_hdfs", lambda arguments: fs.LocalFileSystem())
     folder = tmp_path / "out"
 
     def down() -> AbstractContextManager[None]:

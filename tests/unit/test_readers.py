@@ -24,7 +24,7 @@ from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
-from changefeed.readers.range_copies import RangeCopies, S3Keys
+from changefeed.readers.range_copies import RangeCopies, S3Signer
 from changefeed.readers.reader import moment, table_name, version
 from changefeed.readers.subscription import subscribe
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
@@ -413,7 +413,7 @@ def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str) ->
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    keys = S3Keys("AKIA", "s3cr3t+/s3cr3t", token, "eu-west-1", endpoint)
+    keys = S3Signer("AKIA", "s3cr3t+/s3cr3t", token, "eu-west-1", endpoint)
     signed = keys.url("bucket", "of/range 1", at(1).datetime(), seconds=600)
     plain = signed.partition("?")[0]
     theirs = AWSRequest("GET", plain)

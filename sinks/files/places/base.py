@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.stores import StoreProblem, store_problem
 from sinks.files.names import parse_name
 from sinks.files.staged import UnpublishedFile
 
@@ -118,37 +119,6 @@ class FilePlace(Protocol):
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
-#: How the stores call an error, in the texts of ``pyarrow.fs``: S3, Azure, Google. Its exceptions
-#: have no other sign of it. These are names of the stores' protocols, the same in every language.
-_STORE_ERROR = re.compile(
-    r"AWS Error (\w+)|Azure Error: \[(\w+)\]|google::cloud::Status\(([A-Z_]+)"
-)
-_STORE_HTTP = re.compile(
-    r"HTTP status (\d{3})|Azure Error: \[\w*\] (\d{3})\b|http_status_code=(\d{3})"
-)
-#: Google's own word for an error, finer than the status: its 403 is also "too many requests".
-_STORE_REASON = re.compile(r"error_info=\{reason=(\w+)")
-_NO_ANSWER = re.compile(
-    r"curlCode: \d+, ([\w' ]+)|CURL error \[\d+\]=([\w' ]+?)(?: error_info|[^\w' ]|$)|"
-    r"(Fail to get a new connection)"
-)
-_LOGIN_WORDS = re.compile(
-    r"ACCESS_DENIED|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN|"
-    r"UNRECOGNIZED_CLIENT|PERMISSION_DENIED|UNAUTHENTICATED|AUTHENTICATION|AUTHORIZATION|"
-    r"INVALID_SIGNATURE|MISSING_AUTHENTICATION|OPT_IN_REQUIRED|INSUFFICIENTACCOUNTPERMISSIONS|"
-    r"ACCOUNTISDISABLED|\b40[13]\b",
-    re.IGNORECASE,
-)
-_MISSING_WORDS = re.compile(
-    r"NO_SUCH_BUCKET|ContainerNotFound|FilesystemNotFound|ResourceNotFound|NOT_FOUND",
-    re.IGNORECASE,
-)
-_BUSY_WORDS = re.compile(
-    r"SLOW_DOWN|THROTTLING|RESOURCE_EXHAUSTED|ServerBusy|(?:user)?RateLimitExceeded|\b429\b",
-    re.IGNORECASE,
-)
-_CLOCK_WORDS = re.compile(r"REQUEST_?TIME_?TOO_?SKEWED", re.IGNORECASE)
-
 #: Azure's client failed at the login server, as C++ or its compiler writes the name. ``pyarrow``
 #: raises that as a plain ArrowException.
 _ENTRA = re.compile(r"Credentials(?:::|\d+)AuthenticationException")
@@ -184,7 +154,7 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
         )
     if _ENTRA.search(str(error)):
         return _explain_entra(shown, str(error))
-    said = _said(error)
+    problem, said = store_problem(error)
     if error.errno in _REFUSED and not said:  # stores' errors have such numbers, too
         return ChangefeedError(
             Code.SINK_REFUSED_LOGIN,
@@ -195,21 +165,21 @@ def explain(shown: str, error: OSError) -> ChangefeedError:
         return ChangefeedError(
             Code.SINK_UNREACHABLE, f"{shown} cannot be written: {os.strerror(error.errno)}"
         )
-    if _BUSY_WORDS.search(said):
+    if problem is StoreProblem.BUSY:
         return ChangefeedError(Code.SINK_BUSY, f"{shown} is busy: {said}")
-    if _CLOCK_WORDS.search(said):  # before the status, which is that of a wrong key
+    if problem is StoreProblem.CLOCK:
         return ChangefeedError(
             Code.SINK_UNREACHABLE,
             f"{shown} cannot be written: {said}",
             hint="set this machine's clock; the feed continues by itself.",
         )
-    if _LOGIN_WORDS.search(said):
+    if problem is StoreProblem.LOGIN:
         return ChangefeedError(
             Code.SINK_REFUSED_LOGIN,
             f"{shown} refused the login: {said}",
             hint="check the keys in the URI and their rights, then RESUME.",
         )
-    if _MISSING_WORDS.search(said):
+    if problem is StoreProblem.MISSING:
         return ChangefeedError(
             Code.SINK_REFUSED_LOGIN,
             f"{shown} cannot be written: {said}",
@@ -237,14 +207,6 @@ def _explain_entra(shown: str, text: str) -> ChangefeedError:
         f"{shown} refused the login: {said or 'AuthenticationException'}",
         hint="check the tenant, client and secret in the URI, then RESUME.",
     )
-
-
-def _said(error: OSError) -> str:
-    """What the store calls the error, without the rest of the text, which may hold anything."""
-    patterns = (_STORE_ERROR, _STORE_HTTP, _STORE_REASON, _NO_ANSWER)
-    parts = (pattern.search(str(error)) for pattern in patterns)
-    said = (next((group for group in part.groups() if group), "") for part in parts if part)
-    return ", ".join(part for part in said if part)
 
 
 PARALLEL = 8

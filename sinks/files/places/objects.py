@@ -10,12 +10,9 @@ again each folder gets one (an empty object whose name ends in ``/``, as its con
 
 from __future__ import annotations
 
-import datetime as dt
-import functools
 import math
 import re
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,14 +22,11 @@ from pyarrow import fs
 
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.stores import StoreClient, connect, login_seconds
 from sinks.files.places.base import ListedFile, Move, PublishedFile, publish_whole
 from sinks.files.places.spec import PlaceSpec
 
 PROBE = ".probe"
-CONNECT_SECONDS = 5.0
-TOKEN_SECONDS = 1800.0
-"""Half of what Google gives a token."""
-
 ORPHAN_SECONDS = 3600.0
 """Age at which a file below ``.tmp`` no longer belongs to an upload: none takes that long."""
 
@@ -74,23 +68,17 @@ class ObjectPlace:
         ``marks``: folders need an object of their own to be found. ``connect`` is called again
         after ``lifetime`` seconds, for logins that end.
         """
-        self._connect = connect
+        self._client = StoreClient(connect, lifetime=lifetime, clock=clock)
         self._root = root
         self._address = address
         self._clock = clock
         self._way = way
         self._marks = marks
         self._marked: set[str] = set()
-        self._lifetime = lifetime
-        self._lock = threading.Lock()
-        self._connected: tuple[fs.FileSystem, float] | None = None
 
     @property
     def _system(self) -> fs.FileSystem:
-        with self._lock:
-            if self._connected is None or self._clock.monotonic() > self._connected[1]:
-                self._connected = (self._connect(), self._clock.monotonic() + self._lifetime)
-            return self._connected[0]
+        return self._client.system
 
     def prepare(self, job: int, session: str) -> None:
         """Put and remove a hidden file: a key that may write may not be allowed to look."""
@@ -255,67 +243,24 @@ def open_objects(
 
     ``lists``: what is put there has to be found by :meth:`ObjectPlace.folders`.
     """
-    google = functools.partial(_gs, google_seconds)
-    system = google if spec.scheme == "gs" else _SYSTEMS[spec.scheme]
+
+    def system() -> fs.FileSystem:
+        if spec.scheme == "hdfs":
+            return _hdfs(spec.arguments)
+        return connect(spec.scheme, spec.arguments, google_seconds=google_seconds)
+
     return ObjectPlace(
-        lambda: system(dict(spec.arguments)),
+        system,
         spec.root,
         spec.shown,
         clock,
         way=_WAYS.get(spec.scheme, PUT),
         marks=lists and spec.scheme == "gs",
-        lifetime=TOKEN_SECONDS if "service_account" in spec.arguments else math.inf,
+        lifetime=login_seconds(spec.arguments),
     )
 
 
-def _s3(arguments: dict[str, Any]) -> fs.FileSystem:
-    return fs.S3FileSystem(connect_timeout=CONNECT_SECONDS, **arguments)
-
-
-def _gs(seconds: float, arguments: dict[str, Any]) -> fs.FileSystem:
-    key = arguments.pop("service_account", None)
-    if key is not None:
-        arguments |= _google_token(key)
-    elif "access_token" in arguments:
-        # Its end is not known; the client asks for one.
-        arguments["credential_token_expiration"] = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
-    return fs.GcsFileSystem(retry_time_limit=dt.timedelta(seconds=seconds), **arguments)
-
-
-def _google_token(key: Mapping[str, Any]) -> dict[str, Any]:
-    """A token for a service account's key; ``pyarrow`` takes no key itself.
-
-    Raises:
-        ChangefeedError: CF5002, the key is refused.
-    """
-    import google.auth.exceptions
-    import google.auth.transport.requests
-    from google.oauth2 import service_account
-
-    scope = "https://www.googleapis.com/auth/devstorage.read_write"
-    try:
-        maker: Any = service_account.Credentials  # its types end here
-        credentials = maker.from_service_account_info(key, scopes=[scope])
-        credentials.refresh(google.auth.transport.requests.Request())
-    except google.auth.exceptions.TransportError as error:
-        raise ChangefeedError(
-            Code.SINK_UNREACHABLE, "cannot reach Google's token server"
-        ) from error
-    except (google.auth.exceptions.GoogleAuthError, ValueError) as error:
-        raise ChangefeedError(
-            Code.SINK_REFUSED_LOGIN, "Google refused the key of CREDENTIALS"
-        ) from error
-    return {
-        "access_token": credentials.token,
-        "credential_token_expiration": credentials.expiry.replace(tzinfo=dt.UTC),
-    }
-
-
-def _azure(arguments: dict[str, Any]) -> fs.FileSystem:
-    return fs.AzureFileSystem(**arguments)
-
-
-def _hdfs(arguments: dict[str, Any]) -> fs.FileSystem:
+def _hdfs(arguments: Mapping[str, Any]) -> fs.FileSystem:
     try:
         return fs.HadoopFileSystem(**arguments)
     except OSError as error:
@@ -327,10 +272,3 @@ def _hdfs(arguments: dict[str, Any]) -> fs.FileSystem:
                 hint="set HADOOP_HOME, and CLASSPATH to the output of hadoop classpath --glob.",
             ) from error
         raise
-
-
-_SYSTEMS: Mapping[str, Callable[[dict[str, Any]], fs.FileSystem]] = {
-    "s3": _s3,
-    "azure": _azure,
-    "hdfs": _hdfs,
-}
