@@ -70,9 +70,10 @@ def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Resu
 
 def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, FeedSnapshot]]:
     """Each job with its tables and its state."""
-    node = context.host.node_running()
-    for job in jobs:
-        tables = context.catalog.tables(job.id)
+    node, every = context.host.node_running(), list(jobs)
+    found = context.catalog.tables_of_jobs([job.id for job in every])
+    for job in every:
+        tables = found.get(job.id, [])
         yield job, FeedSnapshot(job, tables, context.health(job, tables, node))
 
 
