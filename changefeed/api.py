@@ -63,7 +63,16 @@ from changefeed.statements.context import (
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
 from changefeed.statements.times import readable
-from changefeed.statements.values import Names, Rate, Seconds, ShownText, Size
+from changefeed.statements.values import (
+    Cell,
+    Estimate,
+    Names,
+    Rate,
+    Seconds,
+    ShownText,
+    Size,
+    plain_cell,
+)
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
@@ -76,8 +85,10 @@ from sinks.registry import parameters as sink_parameters
 
 __all__ = [
     "Brief",
+    "Cell",
     "CONNECTION_OPTIONS",
     "DATASET_OPTIONS",
+    "Estimate",
     "Section",
     "ClientRow",
     "Interpreter",
@@ -101,6 +112,7 @@ __all__ = [
     "new_connection_name",
     "ShownText",
     "parsed_statement",
+    "plain_cell",
     "readable",
     "sink_capabilities",
     "sink_parameters",

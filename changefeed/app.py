@@ -7,7 +7,7 @@ source's driver) happen when they are first needed, so that a listing answers at
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from changefeed.core.schema import TableSchema
     from changefeed.dataset.model import DatasetColumn
     from changefeed.dataset.tables import Registration
-    from changefeed.monitor import MonitorServer
+    from changefeed.http.server import HttpServer
     from changefeed.node.node import Node
     from changefeed.query.evaluate import QuerySessions
     from changefeed.query.model import CompiledQuery
@@ -133,15 +133,20 @@ class Application:
                 Code.NODE_ENDED, "the node's thread has ended: no more feeds are started"
             )
 
-    def monitor(self, host: str, port: int) -> MonitorServer:
-        """The status page, metrics and health of this process, to be entered.
+    def http(self, host: str, port: int) -> HttpServer:
+        """The API, status page, metrics and probes of this process, to be entered.
 
         Raises:
             ChangefeedError: CF6006 the address is taken or not allowed.
         """
-        from changefeed.monitor import Monitor, MonitorServer
+        from changefeed.http.application import Api, names_this_machine
+        from changefeed.http.server import HttpServer
+        from changefeed.monitor import Monitor
 
-        return MonitorServer(host, port, Monitor(self.interpreter, self.check_node))
+        stopping = threading.Event()
+        monitor = Monitor(self.interpreter, self.check_node)
+        api = Api(monitor, local=names_this_machine(host), stopping=stopping)
+        return HttpServer(host, port, api.application, stopping=stopping)
 
     def _made(self) -> Node:
         from changefeed.node.node import Node
@@ -199,11 +204,12 @@ class Application:
 
     # -- what statements need (changefeed.api.FeedHost) -----------------------------------
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed whose rows the iterator yields; closing the iterator ends the feed."""
+    def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
+        """Run a feed whose rows the iterator yields; closing the iterator ends the feed, and so
+        does ``gone``."""
         if not self.node_running():
             self.start_node()
-        return self._made().start_sinkless(plan)
+        return self._made().start_sinkless(plan, gone)
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         """Check a CDC query against its table; if no node runs, Spark starts in this process."""

@@ -1,19 +1,13 @@
-"""What a node shows over HTTP: a page for people, ``/metrics`` for Prometheus, ``/healthz``.
+"""What a node shows of itself: a page for people, figures for Prometheus, its health.
 
 Everything is read from the state when it is asked for, as SHOW does: nothing is counted twice,
-and nothing that SHOW would redact is there. There is no login: the address is this machine's
-unless a person says otherwise.
+and nothing that SHOW would redact is there. :mod:`changefeed.http` serves it.
 """
 
 from __future__ import annotations
 
 import html
-import ipaddress
-import re
-import threading
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,17 +16,12 @@ from prometheus_client.registry import Collector
 
 from changefeed.api import Interpreter, Session
 from changefeed.catalog import TableState
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.telemetry import log
 from changefeed.options import GC_TTL, VERIFY, Options
 from changefeed.statements.health import TROUBLE
 from changefeed.statements.times import date
 from changefeed.statements.values import ShownText
 
 _LABELS = ("job_id", "feed", "source")
-
-_HTML = "text/html; charset=utf-8"
-_TEXT = "text/plain; charset=utf-8"
 
 
 class StateCollector(Collector):
@@ -108,34 +97,39 @@ class StateCollector(Collector):
 
 
 class Monitor:
-    """Answers the requests; knows no socket."""
+    """What a node shows without a statement; knows no protocol."""
 
-    def __init__(self, interpreter: Interpreter, check: Callable[[], None]) -> None:
-        """``check`` raises when the node of this process is not at work."""
-        self._interpreter = interpreter
-        self._check = check
+    def __init__(self, interpreter: Interpreter, node_check: Callable[[], None]) -> None:
+        """``node_check`` raises when the node of this process is not at work."""
+        self.interpreter = interpreter
+        self._node_check = node_check
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(StateCollector(interpreter))
 
-    def answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        """Status, content type and body for a path."""
-        if path == "/metrics":
-            return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
-        if path in ("/healthz", "/health"):
-            return self._health()
-        if path == "/":
-            return HTTPStatus.OK, _HTML, self._page().encode()
-        return HTTPStatus.NOT_FOUND, _TEXT, b"there are /, /metrics and /healthz\n"
+    def metrics(self) -> tuple[str, bytes]:
+        """Content type and text for Prometheus.
 
-    def _health(self) -> tuple[HTTPStatus, str, bytes]:
-        try:
-            self._check()
-        except ChangefeedError as error:
-            return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{error.message}\n".encode()
-        return HTTPStatus.OK, _TEXT, b"ok\n"
+        Raises:
+            ChangefeedError: the state cannot be read.
+        """
+        return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
-    def _page(self) -> str:
-        shown = self._interpreter.execute("SHOW CHANGEFEEDS", Session(client="http"))
+    def check(self) -> None:
+        """Do nothing while the node is at work and its state can be read.
+
+        Raises:
+            ChangefeedError: why it is not.
+        """
+        self._node_check()
+        self.interpreter.catalog.version()
+
+    def page(self) -> str:
+        """The feeds as HTML.
+
+        Raises:
+            ChangefeedError: the state cannot be read.
+        """
+        shown = self.interpreter.execute("SHOW CHANGEFEEDS", Session(client="http"))
         people = shown.brief or shown
         head = "".join(f"<th>{html.escape(column)}</th>" for column in people.columns)
         place = shown.columns.index("status")
@@ -146,8 +140,8 @@ class Monitor:
             for exact, row in zip(shown.rows, people.rows, strict=True)
         ]
         body = "\n".join(lines) or f'<tr><td colspan="{len(people.columns)}">no feeds</td></tr>'
-        state = html.escape(self._interpreter.catalog.shown)
-        at = date(self._interpreter.clock.now().wall).words
+        state = html.escape(self.interpreter.catalog.shown)
+        at = date(self.interpreter.clock.now().wall).words
         return _PAGE.format(state=state, at=at, head=head, body=body)
 
 
@@ -186,98 +180,3 @@ setInterval(async () => {{
 </script></body></html>
 """
 )
-
-
-#: The page runs its own script alone, is in no other page's frame, and is read as what it is.
-_PROTECTION = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline';"
-    " script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
-
-
-def _names_this_machine(host: str) -> bool:
-    """A ``Host`` header (or an address) is this machine's loopback.
-
-    On a loopback address only such requests are answered: a name of somebody else's domain that
-    leads here would let a web page read the feeds (DNS rebinding).
-    """
-    name = host if host.count(":") > 1 and not host.startswith("[") else re.sub(r":\d*$", "", host)
-    name = name.strip("[]").lower()
-    if name in ("localhost", "localhost."):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-class MonitorServer:
-    """Serves a :class:`Monitor` on a thread of its own until closed. Use as a context manager."""
-
-    def __init__(
-        self, host: str, port: int, monitor: Monitor, *, read_timeout: float = 10.0
-    ) -> None:
-        """Port 0 takes a free one: see :attr:`address`. A connection that sends nothing is closed
-        after ``read_timeout`` seconds.
-
-        Raises:
-            ChangefeedError: CF6006 the address is taken or not allowed.
-        """
-
-        local = _names_this_machine(host)
-
-        class MonitorHandler(BaseHTTPRequestHandler):
-            server_version = "changefeed"
-            sys_version = ""
-            # Seconds that a connection may be silent: it keeps a thread.
-            timeout = read_timeout
-
-            def do_GET(self) -> None:
-                if local and not _names_this_machine(self.headers.get("Host", "")):
-                    self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
-                    return
-                try:
-                    status, kind, body = monitor.answer(self.path.partition("?")[0])
-                except ChangefeedError as error:
-                    status, kind = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT
-                    body = f"{error.message}\n".encode()
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Cache-Control", "no-store")
-                for name, value in _PROTECTION.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def log_message(self, format: str, *args: object) -> None:
-                log.debug("http: " + format, *args)
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), MonitorHandler)
-        except OSError as error:
-            raise ChangefeedError(
-                Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {error.strerror}"
-            ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
-
-    @property
-    def address(self) -> str:
-        """``http://host:port``."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
-
-    def __enter__(self) -> MonitorServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()

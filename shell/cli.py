@@ -304,7 +304,8 @@ def _address(
     "--http",
     metavar="HOST:PORT",
     callback=_address,
-    help="Serve the status page, /metrics and /healthz there, without a login.",
+    help="Serve the status page, /metrics and /healthz there, and on a loopback address the HTTP "
+    "API, without a login.",
 )
 @click.pass_context
 def start(

@@ -118,15 +118,7 @@ def error_lines(error: ChangefeedError) -> Iterator[str]:
 
 def error_json(error: ChangefeedError, where: str = "") -> str:
     """The same facts as one line of JSON; ``start`` and ``end`` are offsets in the statement."""
-    fields: dict[str, object] = {"error": error.message, "code": error.code.number}
-    if error.detail:
-        fields["detail"] = error.detail
-    if error.hint:
-        fields["hint"] = error.hint
-    if error.text is not None and error.span is not None:
-        fields["line"] = error.text.count("\n", 0, error.span.start) + 1
-        fields["start"] = error.span.start
-        fields["end"] = error.span.end
+    fields = error.fields()
     if where:
         fields["where"] = where
     return json.dumps(fields, ensure_ascii=False)

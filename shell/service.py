@@ -59,7 +59,7 @@ def serve(
                 hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
             )
         if http is not None:
-            server = stack.enter_context(application.monitor(*http))
+            server = stack.enter_context(application.http(*http))
             logger.info("status at %s/, /metrics and /healthz", server.address)
         serve_until_told(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")

@@ -31,6 +31,7 @@ _HEADINGS = {
     "11": "Names",
     "12": "Options and URIs",
     "13": "Jobs and statements",
+    "14": "Requests over HTTP",
     "20": "Source",
     "21": "Replication stream",
     "22": "Initial scan",

@@ -95,6 +95,9 @@ class Code(StrEnum):
     TIMED_OUT = "CF1304", _USER, Scope.STATEMENT, "timed out"
     TARGET_DIFFERS = "CF1305", _USER, Scope.STATEMENT, "source and target differ"
 
+    # 14xx: requests over HTTP
+    REQUEST_REFUSED = "CF1401", _USER, Scope.STATEMENT, "HTTP request is refused"
+
     # 20xx: the source
     SOURCE_UNREACHABLE = (
         "CF2001",
@@ -439,6 +442,21 @@ class ChangefeedError(Exception):
     def scope(self) -> Scope:
         """What the error affects while feeds run."""
         return self.code.scope
+
+    def fields(self) -> dict[str, object]:
+        """The error as ``--format json`` and the HTTP API have it: ``error``, ``code``, and where
+        there are such, ``detail``, ``hint``, and ``line``, ``start`` and ``end`` in the statement.
+        """
+        found: dict[str, object] = {"error": self.message, "code": self.code.number}
+        if self.detail:
+            found["detail"] = self.detail
+        if self.hint:
+            found["hint"] = self.hint
+        if self.text is not None and self.span is not None:
+            found["line"] = self.text.count("\n", 0, self.span.start) + 1
+            found["start"] = self.span.start
+            found["end"] = self.span.end
+        return found
 
     def located(self, text: str, span: Span | None = None) -> ChangefeedError:
         """The same error, tied to the statement ``text`` (and ``span`` unless it has one)."""

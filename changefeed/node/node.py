@@ -381,9 +381,10 @@ class Node:
 
     # -- sinkless feeds -------------------------------------------------------------------
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed for the one client in this process; closing the iterator ends it."""
-        return self._sinkless.rows(plan)
+    def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
+        """Run a feed for the one client in this process; closing the iterator ends it, and so does
+        ``gone``."""
+        return self._sinkless.rows(plan, gone)
 
 
 def _reads(job: Job) -> bool:

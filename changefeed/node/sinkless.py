@@ -54,8 +54,8 @@ class SinklessFeeds:
         self._keeps_leases = keeps_leases
         self._stopping = stopping
 
-    def rows(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed; closing the iterator ends it.
+    def rows(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
+        """Run a feed; closing the iterator ends it, or that the client is ``gone``.
 
         Its job exists in the state while it runs, so that the node that captures the source
         (maybe another process) includes its tables; afterwards the job is removed.
@@ -79,7 +79,7 @@ class SinklessFeeds:
             # Before the loop sees it: a runner that is not alive gives its lease back.
             runner.start()
             self._register(job, runner)
-            yield from self._delivered(sink, runner)
+            yield from self._delivered(sink, runner, gone)
         finally:
             sink.leave()
             if runner is not None:
@@ -125,11 +125,15 @@ class SinklessFeeds:
                 )
             self._clock.wait(self._stopping, self._timings.node_loop / 2)
 
-    def _delivered(self, sink: ClientSink, runner: FeedRunner) -> Iterator[ClientRow]:
+    def _delivered(
+        self, sink: ClientSink, runner: FeedRunner, gone: Callable[[], bool]
+    ) -> Iterator[ClientRow]:
         if not self._keeps_leases():
             # A client may look at one row for long.
             threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
         while not sink.ended:
+            if gone():
+                return
             row = sink.take(0.2)
             if row is not None:
                 yield row

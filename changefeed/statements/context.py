@@ -28,7 +28,7 @@ from changefeed.sources.base import Source
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.health import Health, health
 from changefeed.statements.inquiry import NodeInquiry
-from changefeed.statements.values import Cell
+from changefeed.statements.values import Cell, plain_cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 class FeedHost(Protocol):
     """What a statement needs of the node in this process (or the lack of one)."""
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
-        """Run a feed whose rows come out of the iterator; closing it ends the feed."""
+    def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
+        """Run a feed whose rows come out of the iterator; closing it ends the feed, and so does
+        ``gone``, soon after it says that the client has left."""
         ...
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
@@ -121,7 +122,7 @@ class NoHost(FeedHost):
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
+    def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             "a feed without INTO needs a node in this process",
@@ -233,6 +234,13 @@ class Result:
     tag: str = ""
     brief: Brief | None = None
     sections: tuple[Section, ...] = ()
+
+    def objects(self) -> list[dict[str, str | int | float | list[str] | None]]:
+        """The rows for programs: plain values by the names of their columns."""
+        return [
+            {name: plain_cell(cell) for name, cell in zip(self.columns, row, strict=True)}
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
     warnings = source_warnings(name, watched, context, server=fresh)
     heard.add(name)
     if plan.sinkless:
-        rows = context.host.start_sinkless(plan)
+        rows = context.host.start_sinkless(plan, context.session.gone)
         return Result(
             "stream",
             ("table", "key", "value"),

@@ -63,3 +63,12 @@ class ShownText(str):
 
 #: What a cell of a result can be.
 Cell = str | int | float | Names | None
+
+
+def plain_cell(cell: Cell) -> str | int | float | list[str] | None:
+    """A cell as JSON has it: whole numbers without ``.0``, names as a list."""
+    if isinstance(cell, tuple):
+        return list(cell)
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() else float(cell)
+    return cell

@@ -7,25 +7,9 @@ import json
 from collections.abc import Callable
 from typing import TextIO
 
-from changefeed.api import Result
+from changefeed.api import Cell, Result, plain_cell
 from changefeed.core.printable import visible
 from shell.render.formats import OutputFormat
-
-
-def _plain(cell: object) -> object:
-    """A cell as JSON has it: whole numbers without ``.0``, tuples as lists."""
-    if isinstance(cell, tuple):
-        return list(cell)
-    if isinstance(cell, float):
-        return int(cell) if cell.is_integer() else float(cell)
-    return cell
-
-
-def _objects(result: Result) -> list[dict[str, object]]:
-    return [
-        {name: _plain(cell) for name, cell in zip(result.columns, row, strict=True)}
-        for row in result.rows
-    ]
 
 
 def write_csv(result: Result, out: TextIO, width: int | None) -> None:
@@ -36,18 +20,18 @@ def write_csv(result: Result, out: TextIO, width: int | None) -> None:
         writer.writerow(["" if cell is None else _csv_cell(cell) for cell in row])
 
 
-def _csv_cell(cell: object) -> object:
-    return str(cell) if isinstance(cell, tuple) else _plain(cell)
+def _csv_cell(cell: Cell) -> object:
+    return str(cell) if isinstance(cell, tuple) else plain_cell(cell)
 
 
 def write_json(result: Result, out: TextIO, width: int | None) -> None:
     """One array with an object a row."""
-    out.write(json.dumps(_objects(result), ensure_ascii=False, indent=2) + "\n")
+    out.write(json.dumps(result.objects(), ensure_ascii=False, indent=2) + "\n")
 
 
 def write_jsonl(result: Result, out: TextIO, width: int | None) -> None:
     """One object a line for each row."""
-    for row in _objects(result):
+    for row in result.objects():
         out.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

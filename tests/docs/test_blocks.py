@@ -50,7 +50,9 @@ from sinks.webhook.client import signature
 from tests.docs.blocks import ROOT, Block, all_blocks, blocks, is_of_a_server
 from tests.docs.planned import PagesWorld, plan
 from tests.golden import message_page
+from tests.golden.world import World
 from tests.helpers.message_model import table
+from tests.helpers.served import Bench
 from tests.unit.test_protobuf import numbered
 
 #: Takes the blocks of one page and language, and an empty folder.
@@ -71,7 +73,7 @@ SERVERS = {
 #: Commands that are not changefeed's, psql or make, and what holds them.
 FOREIGN_COMMANDS = {
     "bq": "Google's client",
-    "curl": "tests/e2e/test_typed_examples.py types it",
+    "curl": "tests/e2e/test_typed_examples.py types it, and http_answers below",
     "duckdb": "tests/e2e/test_typed_examples.py types it",
     "echo": "feeds changefeed, whose words are read here",
     "find": "tests/e2e/test_typed_examples.py types it",
@@ -337,12 +339,61 @@ def shell_error(found: list[Block], folder: Path) -> None:
 
 
 #: How the blocks of a page in a language of their own are held.
+def http_answers(found: list[Block], folder: Path) -> None:
+    """Each curl of the page is asked; a block of JSON below it is a part of the answer."""
+    world = World(folder)
+    world.shop()
+    world.run("CREATE CHANGEFEED first FOR orders INTO 'null://'")
+    bench = Bench(world)
+    shown = {block.line: json.loads(block.text) for block in found}
+    compared = 0
+    with bench.server:
+        for block in blocks("docs/http.md"):
+            if block.language != "sh" or not block.text.startswith("curl"):
+                continue
+            status, answer = _curled(bench, shlex.split(block.commands()[0])[1:])
+            below = block.line + block.text.count("\n") + 3
+            if below in shown:
+                assert _part_of(shown[below], answer), (str(block), status, answer)
+                compared += 1
+    world.close()
+    assert compared == len(found)
+
+
+def _curled(bench: Bench, words: list[str]) -> tuple[int, Any]:
+    headers: dict[str, str] = {}
+    method = body = path = None
+    while words:
+        word = words.pop(0)
+        if word == "-H":
+            name, _, value = words.pop(0).partition(": ")
+            headers[name] = value
+        elif word == "-d":
+            body = words.pop(0).encode()
+        elif word == "-X":
+            method = words.pop(0)
+        elif not word.startswith("-"):
+            path = word.removeprefix("http://127.0.0.1:8080")
+    assert path is not None
+    status, _, text = bench.ask(path, body, method, **headers)
+    return status, next(json.loads(line) for line in text.splitlines())
+
+
+def _part_of(shown: Any, answer: Any) -> bool:
+    if isinstance(shown, dict):
+        return all(name in answer and _part_of(shown[name], answer[name]) for name in shown)
+    if isinstance(shown, list):
+        return len(shown) == len(answer) and all(map(_part_of, shown, answer))
+    return bool(shown == answer)
+
+
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("README.md", "json"): readme_message,
     ("docs/datasets.md", "console"): dataset_console,
     ("docs/datasets.md", "python"): dataset_reading,
     ("docs/datasets.md", "yaml"): dataset_config,
     ("docs/formats.md", "proto"): protobuf,
+    ("docs/http.md", "json"): http_answers,
     ("docs/operating.md", "ini"): service_unit,
     ("docs/operating.md", "yaml"): alerts,
     ("docs/shell.md", "json"): shell_error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +176,19 @@ def test_ctrl_c_ends_a_sinkless_stream_and_leaves_nothing(shop: Shell, postgres:
     assert slots(postgres) == []
 
 
+def stream_rows(page: str, statement: str, count: int) -> list[list[str]]:
+    """The first rows of a sinkless feed over HTTP; then the client leaves."""
+    request = urllib.request.Request(
+        f"{page}v1/statements",
+        json.dumps({"statement": statement}).encode(),
+        {"Content-Type": "application/json", "Accept": "application/x-ndjson"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        lines = (json.loads(line) for line in answer)
+        rows = (line["row"] for line in lines if "row" in line)
+        return sorted(itertools.islice(rows, count))
+
+
 def test_the_service_runs_feeds_until_it_is_told_to_stop(
     shop: Shell, postgres: Database, tmp_path: Path
 ) -> None:
@@ -197,6 +212,9 @@ def test_the_service_runs_feeds_until_it_is_told_to_stop(
         for path, words in (("", "lake"), ("metrics", 'feed="lake"'), ("healthz", "ok")):
             with urllib.request.urlopen(page + path, timeout=30) as answer:
                 assert words in answer.read().decode()
+        streamed = stream_rows(page, "CREATE CHANGEFEED FOR orders", 2)
+        assert [row[:2] for row in streamed] == [["orders", "[1]"], ["orders", "[2]"]]
+        until(lambda: jobs_left(shop) == ["lake"], "the feed of a client that left is removed")
         node.send_signal(signal.SIGTERM)
         out, errors = node.communicate(timeout=PATIENCE)
         assert node.returncode == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -303,7 +303,7 @@ class FakeNode:
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         raise AssertionError("no statement of these tests reads a lake table")
 
-    def start_sinkless(self, plan: FeedPlan) -> Iterator[ClientRow]:
+    def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
         for table in plan.tables:
             yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode(), "c")
         yield ClientRow(None, None, b'{"resolved": "1.0000000000"}', "")

@@ -23,6 +23,7 @@ MACHINE_TIME = {
     "changefeed/embedded/server.py": "another program starts and ends in the machine's time",
     "changefeed/encoding/encode.py": "stamps messages; callers may hand in another moment",
     "changefeed/feeds/backlog.py": "how often a thread looks whether its feed is wanted elsewhere",
+    "changefeed/http/server.py": "limits of sockets",
     "changefeed/feed_rows.py": "shows a person how late a row is",
     "changefeed/dataset/run.py": "measures a run, to show it",
     "changefeed/sources/postgres/stream.py": "reports within the patience of the server",

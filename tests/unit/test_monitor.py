@@ -6,65 +6,17 @@ import socket
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from changefeed.catalog.model import TableProof
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
-from changefeed.monitor import Monitor, MonitorServer
-from tests.golden.world import NOW, SECRETS, World
-
-
-class Bench:
-    """A served world; ``ill`` makes its node sick."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.ill = ""
-        self.server = MonitorServer("127.0.0.1", 0, Monitor(world.interpreter, self._check))
-
-    def _check(self) -> None:
-        if self.ill:
-            raise ChangefeedError("CF6005", self.ill)
-
-    def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(self.server.address + path, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    def figures(self) -> dict[tuple[str, str], float]:
-        """Values by name and feed (or source)."""
-        return {
-            (sample.name, sample.labels.get("feed", sample.labels.get("source", ""))): sample.value
-            for family in text_string_to_metric_families(self.get("/metrics")[1])
-            for sample in family.samples
-        }
-
-    def statuses(self) -> dict[str, str]:
-        """The status of each feed, which stands in a label."""
-        return {
-            sample.labels["feed"]: sample.labels["status"]
-            for family in text_string_to_metric_families(self.get("/metrics")[1])
-            for sample in family.samples
-            if sample.name == "changefeed_status"
-        }
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    world = World(tmp_path)
-    world.shop()
-    bench = Bench(world)
-    with bench.server:
-        yield bench
-    world.close()
+from changefeed.http.application import Api
+from changefeed.http.server import HttpServer
+from tests.golden.world import NOW, SECRETS
+from tests.helpers.served import Bench
 
 
 def test_what_a_feed_proved_is_a_figure_and_a_word(bench: Bench) -> None:
@@ -178,7 +130,7 @@ def test_health(bench: Bench) -> None:
 def test_an_address_that_is_taken(bench: Bench) -> None:
     port = int(bench.server.address.rpartition(":")[2])
     with pytest.raises(ChangefeedError) as caught:
-        MonitorServer("127.0.0.1", port, Monitor(bench.world.interpreter, bench._check))
+        HttpServer("127.0.0.1", port, Api(bench.monitor, local=True).application)
     assert caught.value.code.number == "CF6006"
 
 
@@ -202,8 +154,7 @@ def test_names_of_this_machine_are_answered_with_protection(bench: Bench, host: 
 
 
 def test_a_silent_connection_is_closed(bench: Bench) -> None:
-    monitor = Monitor(bench.world.interpreter, lambda: None)
-    with MonitorServer("127.0.0.1", 0, monitor, read_timeout=0.2) as server:
+    with bench.serve(read_timeout=0.2) as server:
         address = urllib.parse.urlsplit(server.address)
         place = (str(address.hostname), address.port or 0)
         with socket.create_connection(place, timeout=60) as idle:

@@ -1,0 +1,14 @@
+"""The HTTP API of a node, with its page, metrics and probes.
+
+::
+
+    server.py      a thread of uvicorn on one address
+    application.py Starlette's routes and who may ask
+    statements.py  POST /v1/statements: any statement
+    resources.py   one row for each path that shows or steers feeds
+    openapi.py     /v1/openapi.json, made of those rows
+    forms.py       results and errors as JSON, and back; for clients too
+
+Everything is a statement that :class:`changefeed.api.Interpreter` executes: nothing can be done or
+seen here that the shell could not, and what the shell redacts is redacted.
+"""

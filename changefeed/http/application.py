@@ -1,0 +1,345 @@
+"""The routes of a node, and which requests are answered at all.
+
+On a loopback address there is no login, so nothing that a browser brings from another site is
+answered there: a ``Host`` that is not this machine's, or a change that another page asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+from anyio import CapacityLimiter, from_thread, to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.telemetry import log
+from changefeed.http.forms import LINES, PROBLEM, problem, status_of
+from changefeed.http.openapi import document
+from changefeed.http.resources import RESOURCES, Resource
+from changefeed.http.statements import StatementRequest, StatementRun, collected, session_of
+from changefeed.monitor import Monitor
+
+#: The largest body of a request, bytes.
+LARGEST = 1 << 20
+
+#: Statements that run at once; more wait. Listings and probes have threads of their own.
+STATEMENTS = 32
+
+_TEXT = "text/plain; charset=utf-8"
+
+#: The page runs its own script alone, is in no other page's frame, and is read as what it is.
+_PROTECTION = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline';"
+    " script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+
+
+class Api:
+    """Answers the requests; knows no socket."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        *,
+        local: bool,
+        stopping: threading.Event | None = None,
+        patience: float = 10.0,
+        largest: int = LARGEST,
+    ) -> None:
+        """
+        Args:
+            monitor: of the node; its interpreter runs the statements.
+            local: the address is this machine's loopback: the API is served, and only to this
+                machine's own names. Elsewhere there are the page, the metrics and the probes.
+            stopping: ends statements under way.
+            patience: seconds until the body of a request must be there.
+            largest: bytes of a body.
+        """
+        self._monitor = monitor
+        self._interpreter = monitor.interpreter
+        self._stopping = stopping or threading.Event()
+        self._patience = patience
+        self._largest = largest
+        self._limiter = CapacityLimiter(STATEMENTS)
+        self._document = json.dumps(document()).encode()
+        routes = [
+            Route("/", self._page),
+            Route("/metrics", self._metrics),
+            Route("/livez", self._alive),
+            *(Route(path, self._ready) for path in ("/readyz", "/healthz", "/health")),
+        ]
+        if local:
+            routes += [
+                Route("/v1/openapi.json", self._openapi),
+                Route("/v1/statements", self._statements, methods=["POST"]),
+                *(
+                    Route(row.path, partial(self._resource, row), methods=[row.method])
+                    for row in RESOURCES
+                ),
+            ]
+        self.application: ASGIApp = _Guard(
+            Starlette(
+                routes=routes,
+                exception_handlers={
+                    HTTPException: _not_served,
+                    ChangefeedError: _failed,
+                    Exception: _crashed,
+                },
+            ),
+            local,
+        )
+
+    # -- for people, Prometheus and supervisors -------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        return Response(await to_thread.run_sync(self._monitor.page), media_type="text/html")
+
+    async def _metrics(self, request: Request) -> Response:
+        kind, text = await to_thread.run_sync(self._monitor.metrics)
+        return Response(text, headers={"Content-Type": kind})
+
+    async def _alive(self, request: Request) -> Response:
+        return Response("ok\n", media_type=_TEXT)
+
+    async def _ready(self, request: Request) -> Response:
+        try:
+            await to_thread.run_sync(self._monitor.check)
+        except ChangefeedError as error:
+            return Response(f"{error.message}\n", 503, media_type=_TEXT)
+        return Response("ok\n", media_type=_TEXT)
+
+    # -- /v1 ------------------------------------------------------------------------------
+
+    async def _openapi(self, request: Request) -> Response:
+        return _listed(request, self._document)
+
+    async def _resource(self, resource: Resource, request: Request) -> Response:
+        query = {name: _number(value) for name, value in request.query_params.items()}
+        given = {
+            **resource.read(query, resource.query),
+            **resource.read(await self._object(request), resource.body),
+            **request.path_params,
+        }
+        statement, left = resource.asks(given), threading.Event()
+        session = session_of(_who(request), left, self._stopping)
+        work = partial(self._interpreter.execute, statement, session)
+        result = await self._while_there(request, left, work)
+        rows = result.objects()
+        answer = rows[0] if resource.one else {"items": rows, "notices": result.notices}
+        if resource.one and result.notices:
+            answer = {**answer, "notices": result.notices}
+        return _listed(request, _json(answer))
+
+    async def _statements(self, request: Request) -> Response | _Lines:
+        asked = StatementRequest.read(await self._body(request))
+        left = threading.Event()
+        session = session_of(_who(request), left, self._stopping)
+        streams = LINES in request.headers.get("accept", "")
+        run = StatementRun(self._interpreter, asked, session, streams)
+        if streams:
+            return _Lines(run, left, self._limiter)
+        answer, error = await self._while_there(request, left, partial(collected, run))
+        if error is None:
+            return Response(_json(answer), media_type="application/json")
+        return Response(_json(answer), status_of(error), media_type=PROBLEM)
+
+    async def _while_there(
+        self, request: Request, left: threading.Event, work: Callable[[], Any]
+    ) -> Any:
+        """What ``work`` returns, in a thread; ``left`` is set when the client goes."""
+        watch = asyncio.create_task(_note_leaving(request.receive, left))
+        try:
+            return await to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            watch.cancel()
+
+    async def _object(self, request: Request) -> Mapping[str, Any]:
+        size = request.headers.get("content-length", "0")
+        if size == "0" and "transfer-encoding" not in request.headers:
+            return {}
+        body = await self._body(request)
+        if not isinstance(body, dict):
+            raise _bad(HTTPStatus.BAD_REQUEST, "the body is a JSON object")
+        return body
+
+    async def _body(self, request: Request) -> Any:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # A page of another site can send a form or a text without asking, and no JSON.
+            raise _bad(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body is application/json")
+        data = bytearray()
+        try:
+            with anyio.fail_after(self._patience):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > self._largest:
+                        raise _bad(
+                            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                            f"the body has more than {self._largest} bytes",
+                        )
+        except TimeoutError:
+            raise _bad(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise _bad(HTTPStatus.BAD_REQUEST, "the body is not JSON in UTF-8") from None
+
+
+class _Lines:
+    """The answer of statements line by line, one JSON object each, as long as its client reads."""
+
+    def __init__(self, run: StatementRun, left: threading.Event, limiter: CapacityLimiter) -> None:
+        self._run, self._left, self._limiter = run, left, limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", LINES.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        watch = asyncio.create_task(_note_leaving(receive, self._left))
+
+        async def line(value: Mapping[str, Any]) -> None:
+            body = _json(value) + b"\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        def work() -> None:
+            try:
+                for value in self._run.lines():
+                    from_thread.run(line, value)
+            except ChangefeedError as error:
+                from_thread.run(line, {"error": problem(error)})
+
+        try:
+            await to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            watch.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _Guard:
+    """Refuses what a browser brings from elsewhere, and protects every answer."""
+
+    def __init__(self, application: ASGIApp, local: bool) -> None:
+        self._application = application
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_PROTECTION)
+            await send(message)
+
+        refused = self._refused(scope["method"], Headers(scope=scope)) if self._local else None
+        answer = self._application if refused is None else _problem(refused)
+        await answer(scope, receive, protected)
+
+    @staticmethod
+    def _refused(method: str, headers: Headers) -> HTTPException | None:
+        host = headers.get("host", "")
+        if not names_this_machine(host):
+            return _bad(HTTPStatus.MISDIRECTED_REQUEST, "the Host is not a name of this machine")
+        if method in ("GET", "HEAD"):
+            return None
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        if foreign or site not in ("none", "same-origin"):
+            return _bad(HTTPStatus.FORBIDDEN, "a page of another site asks for it")
+        return None
+
+
+def names_this_machine(host: str) -> bool:
+    """A ``Host`` header (or an address) is this machine's loopback.
+
+    On a loopback address only such requests are answered: a name of somebody else's domain that
+    leads here would let a web page read the feeds (DNS rebinding).
+    """
+    name = host if host.count(":") > 1 and not host.startswith("[") else re.sub(r":\d*$", "", host)
+    name = name.strip("[]").lower()
+    if name in ("localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def _note_leaving(receive: Receive, left: threading.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    left.set()
+
+
+def _who(request: Request) -> str:
+    """Whom the history of a feed names."""
+    return f"http client {request.client.host}" if request.client else "http client"
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _listed(request: Request, body: bytes) -> Response:
+    """An answer with an ETag, or that the client has it already."""
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    known = request.method != "POST" and tag in request.headers.get("if-none-match", "")
+    headers = {"ETag": tag}
+    if known:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
+
+
+# -------------------------------------------------------------------------------- errors
+
+
+def _bad(status: HTTPStatus, what: str) -> HTTPException:
+    return HTTPException(status, what)
+
+
+def _problem(error: HTTPException) -> Response:
+    """A request that no statement was made of: its own status, and a code for programs."""
+    body = problem(
+        ChangefeedError(Code.REQUEST_REFUSED, error.detail), HTTPStatus(error.status_code)
+    )
+    return Response(_json(body), error.status_code, error.headers, media_type=PROBLEM)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return _problem(error)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ChangefeedError):
+        raise error
+    return Response(_json(problem(error)), status_of(error), media_type=PROBLEM)
+
+
+async def _crashed(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=HTTPStatus.BAD_REQUEST)
+    log.error("http: %s %s", request.method, request.url.path, exc_info=error)
+    return await _failed(request, ChangefeedError(Code.INTERNAL_ERROR, "internal error"))

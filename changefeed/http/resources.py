@@ -1,0 +1,167 @@
+"""The paths of ``/v1`` that show or steer feeds: one row each, read by the routes and by the
+OpenAPI document. Each is a statement under another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from changefeed.core.errors import ChangefeedError, Code
+from grammar import nodes
+
+#: The most rows that ``limit`` of a list may ask for.
+MOST_ROWS = 10_000
+
+#: Makes the statement from what the request says: parts of the path, the query, the body.
+Maker = Callable[[Mapping[str, Any]], nodes.Statement]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One row.
+
+    Attributes:
+        method, path: of the request; a part of the path in braces is a name.
+        summary: one line for the OpenAPI document.
+        statement: of what was asked.
+        one: the answer is one object, not a list.
+        body: JSON schemas of fields that may be given.
+    """
+
+    method: str
+    path: str
+    summary: str
+    statement: Maker
+    one: bool = False
+    body: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def query(self) -> Mapping[str, Mapping[str, Any]]:
+        """JSON schemas of the query: a list may have a ``limit``."""
+        return {} if self.one or self.method != "GET" else _LIMIT
+
+    def asks(self, given: Mapping[str, Any]) -> nodes.Statement:
+        """The statement of what was asked."""
+        statement = self.statement(given)
+        if isinstance(statement, nodes.Inquiry) and given.get("limit"):
+            return nodes.ShowWhere(statement, limit=given["limit"])
+        return statement
+
+    def read(self, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that were given, checked.
+
+        Raises:
+            ChangefeedError: CF1204, a field that is not known or has a value it cannot have.
+        """
+        unknown = sorted(given.keys() - allowed.keys())
+        if unknown:
+            known = f"there are: {', '.join(allowed)}." if allowed else "there are none here."
+            raise ChangefeedError(
+                Code.INVALID_OPTION_VALUE, f'there is no field "{unknown[0]}"', hint=known
+            )
+        for name, value in given.items():
+            schema = allowed[name]
+            if schema["type"] == "integer":
+                good = isinstance(value, int) and 1 <= value <= schema["maximum"]
+                wanted = f"a number from 1 to {schema['maximum']}"
+            else:
+                good = isinstance(value, list) and all(isinstance(each, str) for each in value)
+                wanted = "a list of names"
+            if not good or isinstance(value, bool):
+                raise ChangefeedError(
+                    Code.INVALID_OPTION_VALUE, f'field "{name}" is {wanted}, not {value!r}'
+                )
+        return dict(given)
+
+
+def _feed(given: Mapping[str, Any]) -> nodes.FeedRef:
+    return nodes.FeedRef(name=given["name"])
+
+
+def _aspect(name: str) -> Maker:
+    return lambda given: nodes.ShowChangefeed(_feed(given), name)
+
+
+def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
+    tables = tuple(
+        nodes.QualifiedName(tuple(name.split("."))) for name in given.get("tables") or ()
+    )
+    return nodes.AlterChangefeed(_feed(given), (nodes.AlterRescan(tables),))
+
+
+_LIMIT = {"limit": {"type": "integer", "minimum": 1, "maximum": MOST_ROWS}}
+_TABLES = {"tables": {"type": "array", "items": {"type": "string"}}}
+
+#: Every row.
+RESOURCES: tuple[Resource, ...] = (
+    Resource("GET", "/v1/feeds", "The feeds.", lambda _: nodes.ShowChangefeeds()),
+    Resource(
+        "GET",
+        "/v1/feeds/{name}",
+        "All about one feed.",
+        lambda given: nodes.ShowChangefeed(_feed(given)),
+        one=True,
+    ),
+    Resource(
+        "GET",
+        "/v1/feeds/{name}/tables",
+        "State and progress of each table of a feed.",
+        _aspect("tables"),
+    ),
+    Resource(
+        "GET",
+        "/v1/feeds/{name}/errors",
+        "What failed, and what to do about it.",
+        _aspect("errors"),
+    ),
+    Resource(
+        "GET",
+        "/v1/feeds/{name}/events",
+        "The history of a feed, the newest event first.",
+        _aspect("events"),
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/pause",
+        "Stop a feed, which keeps its position.",
+        lambda given: nodes.PauseChangefeed((_feed(given),)),
+        one=True,
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/resume",
+        "Continue a feed that is paused or has failed.",
+        lambda given: nodes.ResumeChangefeed((_feed(given),)),
+        one=True,
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/retry",
+        "Try the failed tables of a running feed, or a failed feed, again.",
+        lambda given: nodes.ResumeChangefeed((_feed(given),)),
+        one=True,
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/rescan",
+        "Read tables of a feed again, all of them if none is named.",
+        _rescan,
+        body=_TABLES,
+    ),
+    Resource("GET", "/v1/jobs", "Every job, finished ones too.", lambda _: nodes.ShowJobs()),
+    Resource("GET", "/v1/nodes", "The nodes of the state.", lambda _: nodes.ShowNodes()),
+    Resource(
+        "GET",
+        "/v1/sources",
+        "The external connections, of sources and sinks.",
+        lambda _: nodes.ShowConnections(),
+    ),
+    Resource(
+        "GET",
+        "/v1/sources/{name}/tables",
+        "The tables that a feed of the source can watch.",
+        lambda given: nodes.ShowTables(given["name"]),
+    ),
+)

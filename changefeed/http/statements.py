@@ -1,0 +1,159 @@
+"""``POST /v1/statements``: statements in, results out; closing the request cancels.
+
+The answer is one JSON document, or comes line by line (``Accept: application/x-ndjson``): each
+result when its statement has ended, and the rows of a sinkless feed as they are committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from changefeed.api import Interpreter, Session, parsed_statement
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.http.forms import problem, restore_session, result_form, session_form
+from grammar import nodes
+from grammar.split import split
+
+#: JSON Schema of the body.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["statement"],
+    "additionalProperties": False,
+    "properties": {
+        "statement": {
+            "type": "string",
+            "description": "One statement, or several with semicolons between them.",
+        },
+        "session": {
+            "type": "object",
+            "additionalProperties": False,
+            "description": "The session of the answer before: USE lasts by it.",
+            "properties": {
+                "source": {"type": ["string", "null"]},
+                "heard": {"type": "array", "items": {"type": "string"}},
+            },
+        },
+        "display": {
+            "type": "boolean",
+            "description": "Cells also say how a person reads them, as the shell shows them.",
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRequest:
+    """The body of a request, read."""
+
+    statement: str
+    session: dict[str, Any]
+    display: bool
+
+    @classmethod
+    def read(cls, body: Any) -> StatementRequest:
+        """Check a body against :data:`SCHEMA`.
+
+        Raises:
+            ChangefeedError: CF1204.
+        """
+        if not isinstance(body, dict):
+            raise _wrong("the body is a JSON object")
+        unknown = sorted(body.keys() - SCHEMA["properties"].keys())
+        if unknown:
+            raise _wrong(f'there is no field "{unknown[0]}"')
+        statement, session = body.get("statement"), body.get("session", {})
+        if not isinstance(statement, str):
+            raise _wrong('field "statement" is a text')
+        if not isinstance(body.get("display", False), bool):
+            raise _wrong('field "display" is true or false')
+        heard = session.get("heard", []) if isinstance(session, dict) else None
+        if (
+            not isinstance(heard, list)
+            or session.keys() - SCHEMA["properties"]["session"]["properties"].keys()
+            or not isinstance(session.get("source"), str | None)
+            or not all(isinstance(name, str) for name in heard)
+        ):
+            raise _wrong('field "session" is what an answer had under this name')
+        return cls(statement, session, body.get("display", False))
+
+
+def _wrong(what: str) -> ChangefeedError:
+    return ChangefeedError(
+        Code.INVALID_OPTION_VALUE, what, hint='as {"statement": "SHOW CHANGEFEEDS"}.'
+    )
+
+
+@dataclass(slots=True)
+class StatementRun:
+    """The statements of one request at work.
+
+    Attributes:
+        interpreter: executes them.
+        asked: the request.
+        session: of the request; what it is at the end goes back to the client.
+        streams: the client takes rows of a feed without a sink.
+    """
+
+    interpreter: Interpreter
+    asked: StatementRequest
+    session: Session
+    streams: bool
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What the client gets, in order: ``result``, ``row`` of a sinkless feed, ``session`` at
+        the end.
+
+        Raises:
+            ChangefeedError: a statement failed; those before it have run.
+        """
+        restore_session(self.asked.session, self.session)
+        pieces = [piece.text for piece in split(self.asked.statement) if piece.text.strip()]
+        if not pieces:
+            raise ChangefeedError(Code.SYNTAX_ERROR, "there is no statement")
+        for text in pieces:
+            yield from self._one(text)
+        yield {"session": session_form(self.session)}
+
+    def _one(self, text: str) -> Iterator[dict[str, Any]]:
+        parsed = parsed_statement(text)
+        endless = isinstance(parsed, nodes.CreateChangefeed) and parsed.sink is None
+        if endless and not self.streams:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "the rows of a feed without INTO have no end",
+                hint="ask for them line by line, with the header Accept: application/x-ndjson.",
+            )
+        result = self.interpreter.execute(text, self.session)
+        stream = result.stream
+        try:
+            yield {"result": result_form(result, display=self.asked.display)}
+            for row in stream or ():
+                yield {"row": row}
+        finally:
+            # Closing takes the feed down: its job is gone when this returns.
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+
+
+def collected(run: StatementRun) -> tuple[dict[str, Any], ChangefeedError | None]:
+    """The one document of a run, and the error that ended it, if one did."""
+    results: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {"results": results}
+    try:
+        for line in run.lines():
+            if "result" in line:
+                results.append(line["result"])
+            else:
+                answer |= line
+    except ChangefeedError as error:
+        return problem(error) | answer, error
+    return answer, None
+
+
+def session_of(who: str, left: threading.Event, stopping: threading.Event) -> Session:
+    """A session that ends when its client has left or the server stops."""
+    return Session(client="http", user=who, gone=lambda: left.is_set() or stopping.is_set())

@@ -1,0 +1,275 @@
+"""The HTTP API on a loopback address: statements, resources, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from openapi_spec_validator import validate
+
+from changefeed.api import Result, Seconds
+from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.http.forms import error_of, result_of, status_of
+from changefeed.http.resources import RESOURCES
+from shell.diagnostics import error_json
+from tests.golden.world import NOW, SECRETS
+from tests.helpers.served import Bench
+from tests.helpers.waiting import until
+
+MADE = "CREATE CHANGEFEED f FOR orders, items INTO 'kafka://u:hunter2@k:9092'"
+
+
+def refused(bench: Bench, statement: str) -> tuple[int, dict[str, Any]]:
+    """The answer over HTTP, which has the fields that the shell prints."""
+    status, body = bench.run(statement)
+    with pytest.raises(ChangefeedError) as caught:
+        bench.world.run(statement)
+    error = caught.value
+    each = error.problems if isinstance(error, Problems) else [error]
+    assert status == status_of(error) == body["status"]
+    shown = body.get("problems", [body])
+    for one, fields in zip(each, shown, strict=True):
+        printed = json.loads(error_json(one))
+        assert {name: fields.get(name) for name in printed} == printed
+    assert str(error_of(body)) == str(error)
+    return status, body
+
+
+def test_a_statement_answers_rows_with_types_and_notices(bench: Bench) -> None:
+    status, answer = bench.run(f"{MADE};\nSHOW CHANGEFEEDS;")
+    assert status == 200
+    made, shown = answer["results"]
+    assert made["tag"] == "CREATE CHANGEFEED" and made["feed"] == {"id": 1, "name": "f"}
+    assert made["notices"][0] == "changefeed will emit to topic orders"
+    types = {column["name"]: column["type"] for column in shown["columns"]}
+    assert types["job_id"] == "integer" and types["full_table_names"] == "list"
+    assert types["name"] == "text" and types["error"] is None
+    row = dict(zip(types, shown["rows"][0], strict=True))
+    assert row["full_table_names"] == ["shop.public.items", "shop.public.orders"]
+
+
+def test_a_client_can_show_results_as_the_shell_does(bench: Bench) -> None:
+    bench.run(MADE)
+    bench.world.node.deliver("f", NOW - 90 * 10**9, rows=50)
+    for statement in ("SHOW CHANGEFEEDS", "SHOW CHANGEFEED f", "SHOW CHANGEFEED f EVENTS"):
+        here = bench.world.run(statement)
+        there = result_of(bench.run(statement, display=True)[1]["results"][0])
+        assert repr(there) == repr(here)
+        for mine, other in zip(_cells(there), _cells(here), strict=True):
+            assert type(mine) is type(other) or isinstance(other, type(mine))
+            assert str(mine) == str(other)
+            assert getattr(mine, "words", None) == getattr(other, "words", None)
+    lag = result_of(bench.run("SHOW CHANGEFEEDS", display=True)[1]["results"][0]).rows[0][5]
+    assert isinstance(lag, Seconds) and str(lag) == "1m 30s"
+
+
+def _cells(result: Result) -> list[object]:
+    rows = [*result.rows, *(result.brief.rows if result.brief else ())]
+    facts = [fact for section in result.sections for _, fact in section.facts]
+    return [cell for row in rows for cell in row] + facts
+
+
+def test_a_session_lasts_as_long_as_its_client_sends_it_back(bench: Bench) -> None:
+    bench.world.run("CREATE EXTERNAL CONNECTION other AS 'postgresql://o/o' WITH check = 'no'")
+    status, answer = bench.run("USE other")
+    assert (status, answer["session"]["source"]) == (200, "other")
+    answer = bench.run("SHOW TABLES", session=answer["session"])[1]
+    assert answer["session"]["source"] == "other"
+    assert bench.run("SHOW CHANGEFEEDS")[1]["session"]["source"] is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "status"),
+    [
+        ("SHOW CHANGFEEDS", 400),
+        ("CREATE CHANGEFEED FOR orders INTO 'kafak://k' WITH formt = 'json', updted", 400),
+        ("SHOW CHANGEFEED nobody", 404),
+        ("CREATE EXTERNAL CONNECTION shop AS 'postgresql://p/p' WITH check = 'no'", 409),
+        ("RESUME CHANGEFEED f", 409),
+    ],
+)
+def test_an_error_has_the_fields_and_the_status_of_its_class(
+    bench: Bench, statement: str, status: int
+) -> None:
+    bench.world.run(MADE)
+    found, body = refused(bench, statement)
+    assert found == status
+    if "SHOW CHANGF" in statement:
+        assert (body["line"], body["start"], body["end"]) == (1, 5, 15) and body["hint"]
+
+
+def test_the_statements_before_a_failed_one_have_run(bench: Bench) -> None:
+    status, body = bench.run(f"{MADE}; SHOW CHANGEFEED nobody; DROP CHANGEFEED f")
+    assert status == 404
+    assert [result["tag"] for result in body["results"]] == ["CREATE CHANGEFEED"]
+    assert bench.world.interpreter.feeds() == ["f"]
+
+
+def test_line_by_line(bench: Bench) -> None:
+    accept = {"Accept": "application/x-ndjson"}
+    ask = {"statement": "SHOW NODES; SHOW CHANGEFEED nobody"}
+    status, headers, text = bench.ask("/v1/statements", ask, **accept)
+    assert (status, headers["Content-Type"]) == (200, "application/x-ndjson")
+    first, last = map(json.loads, text.splitlines())
+    assert first["result"]["columns"] and last["error"]["code"] == "CF1101"
+
+
+def test_every_resource_answers_as_its_statement(bench: Bench) -> None:
+    bench.world.run(MADE)
+    for resource in RESOURCES:
+        name = "shop" if "/sources/" in resource.path else "f"
+        path = resource.path.replace("{name}", name)
+        if path.endswith(("/resume", "/retry")):
+            bench.world.run("PAUSE CHANGEFEED f")
+        status, headers, text = bench.ask(path, method=resource.method)
+        assert (status, headers["Content-Type"]) == (200, "application/json"), (path, text)
+        answer = json.loads(text)
+        assert ("items" in answer) is not resource.one
+        if resource.method == "GET":
+            assert bench.ask(path, If_None_Match=headers["ETag"])[::2] == (304, b"")
+            status, head, nothing = bench.ask(path, method="HEAD")
+            assert (status, head["ETag"], nothing) == (200, headers["ETag"], b"")
+    (feed,) = bench.json("/v1/feeds")[1]["items"]
+    assert feed == bench.world.run("SHOW CHANGEFEEDS").objects()[0]
+    assert len(bench.json("/v1/feeds/f/events?limit=2")[1]["items"]) == 2
+    bench.world.run(MADE.replace(" f ", " g "))
+    assert [item["name"] for item in bench.json("/v1/feeds?limit=1")[1]["items"]] == ["f"]
+
+
+def test_a_feed_is_steered(bench: Bench) -> None:
+    bench.world.run(MADE)
+    bench.world.node.deliver("f", NOW)
+    assert bench.json("/v1/feeds/f/pause", {})[1]["status"] == "paused"
+    assert bench.json("/v1/feeds/f/pause", {})[1]["notices"] == ['changefeed "f" is paused already']
+    assert bench.json("/v1/feeds/f/resume", {})[0] == 200
+    assert bench.json("/v1/feeds/f/rescan", {"tables": ["public.items"]})[0] == 200
+    wanted = {t.table.name: t.scan_wanted for t in bench.world.catalog.tables(1)}
+    assert wanted["items"]
+    status, body = bench.json("/v1/feeds/f/rescan", {"tables": ["nothing"]})
+    assert (status, body["code"]) == (404, "CF1101")
+
+
+REFUSED: list[tuple[str, object, dict[str, str], int]] = [
+    ("/v1/nothing", None, {}, 404),
+    ("/v1/statements", None, {}, 405),
+    ("/v1/statements", b"{", {}, 400),
+    ("/v1/statements", b"\xff\xfe", {}, 400),
+    ("/v1/statements", b"[" * 9_000, {}, 400),
+    ("/v1/statements", b'{"statement": "' + b"x" * 10_000 + b'"}', {}, 413),
+    ("/v1/statements", [], {}, 400),
+    ("/v1/statements", {"statement": 1}, {}, 400),
+    ("/v1/statements", {"statement": " ; "}, {}, 400),
+    ("/v1/statements", {"statement": "SHOW NODES", "sesion": {}}, {}, 400),
+    ("/v1/statements", {"statement": "SHOW NODES", "session": {"heard": 1}}, {}, 400),
+    ("/v1/statements", {"statement": "SHOW NODES", "display": "yes"}, {}, 400),
+    ("/v1/statements", {"statement": "CREATE CHANGEFEED FOR orders"}, {}, 422),
+    ("/v1/statements", b'{"statement": "SHOW NODES"}', {"Content_Type": "text/plain"}, 415),
+    ("/v1/feeds/f/rescan", {"tables": "items"}, {}, 400),
+    ("/v1/feeds/f/pause", {"tables": []}, {}, 400),
+    ("/v1/feeds/f/events?limit=0", None, {}, 400),
+    ("/v1/feeds/f/events?limit=all", None, {}, 400),
+    ("/v1/feeds?limt=1", None, {}, 400),
+    ("/v1/statements", {"statement": "SHOW NODES"}, {"Origin": "https://evil.example"}, 403),
+    ("/v1/feeds/f/pause", {}, {"Sec_Fetch_Site": "cross-site"}, 403),
+    ("/v1/feeds", None, {"Host": "evil.example"}, 421),
+    ("/v1/openapi.json", None, {"Host": "evil.example"}, 421),
+]
+
+
+def test_what_is_refused_says_why(bench: Bench) -> None:
+    bench.world.run(MADE)
+    for path, body, headers, status in REFUSED:
+        found, answer, text = bench.ask(path, body, **headers)
+        case = path, body, text
+        assert (found, answer["Content-Type"]) == (status, "application/problem+json"), case
+        said = json.loads(text)
+        assert said["status"] == status and said["error"] and said["code"].startswith("CF"), case
+        assert not [secret for secret in SECRETS if secret.encode() in text]
+    assert bench.get("/livez") == (200, "ok\n")
+
+
+def test_a_page_of_the_server_itself_may_ask(bench: Bench) -> None:
+    own = {"Origin": bench.server.address, "Sec_Fetch_Site": "same-origin"}
+    assert bench.json("/v1/statements", {"statement": "SHOW NODES"}, **own)[0] == 200
+
+
+def test_elsewhere_than_on_loopback_nothing_is_stated(bench: Bench) -> None:
+    with bench.serve(local=False) as server:
+        bench.server, before = server, bench.server
+        assert bench.run("SHOW NODES")[0] == 404 and bench.json("/v1/feeds")[0] == 404
+        assert bench.get("/healthz")[0] == bench.get("/metrics")[0] == 200
+    bench.server = before
+
+
+def test_no_answer_has_a_secret(bench: Bench) -> None:
+    bench.world.run(MADE)
+    bench.run("CREATE EXTERNAL CONNECTION k AS 'kafka://u:hunter2@k:9092' WITH check = 'no'")
+    answers = [bench.run("CREATE CHANGEFEED x FOR orders INTO 'kafka://u:hunter2@k:9' WITH y")]
+    answers += [bench.run("SHOW CREATE CHANGEFEED f"), bench.run("CREATE 'hunter2'")]
+    answers += [bench.json(path) for path in ("/v1/feeds", "/v1/feeds/f", "/v1/sources")]
+    answers += [bench.json(f"/v1/feeds/f/{part}") for part in ("events", "errors", "tables")]
+    assert not [secret for secret in SECRETS if secret in json.dumps(answers)]
+
+
+def test_closing_the_request_cancels_a_statement(bench: Bench) -> None:
+    bench.world.run(MADE)
+    ended = threading.Event()
+    waiting = bench.world.interpreter.execute
+
+    def execute(statement: Any, session: Any) -> Result:
+        try:
+            return waiting(statement, session)
+        finally:
+            ended.set()
+
+    bench.world.interpreter.execute = execute  # type: ignore[method-assign]
+    bench.world.catalog.save_source_state("shop", position="0/1")
+    place = urlsplit(bench.server.address)
+    asked = HTTPConnection(str(place.hostname), place.port, timeout=30)
+    body = json.dumps({"statement": "SYNC CHANGEFEED f TIMEOUT '1h'"})
+    asked.request("POST", "/v1/statements", body, {"Content-Type": "application/json"})
+    time.sleep(0)
+    assert not ended.wait(0.3), "it waits for the feed"
+    asked.close()
+    until(ended.is_set, seconds=10)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(bench: Bench) -> None:
+    with bench.serve(patience=0.2) as server:
+        place = urlsplit(server.address)
+        with socket.create_connection((str(place.hostname), place.port or 0), timeout=30) as slow:
+            slow.sendall(
+                b"POST /v1/statements HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02", b"GET / HTTP/9\r\n\r\n", b"\0" * 70_000])
+def test_bytes_that_are_no_request(bench: Bench, garbage: bytes) -> None:
+    place = urlsplit(bench.server.address)
+    with socket.create_connection((str(place.hostname), place.port or 0), timeout=30) as hostile:
+        hostile.sendall(garbage + b"\r\n\r\n")
+        assert hostile.recv(12) in (b"", b"HTTP/1.1 400")
+    assert bench.get("/livez") == (200, "ok\n")
+
+
+def test_the_openapi_document_is_valid_and_whole(bench: Bench) -> None:
+    status, document = bench.json("/v1/openapi.json")
+    assert status == 200
+    validate(document)
+    rows = {(row.path, row.method.lower()) for row in RESOURCES}
+    assert rows <= {(path, method) for path, each in document["paths"].items() for method in each}
+
+
+def test_probes(bench: Bench) -> None:
+    assert bench.get("/livez") == bench.get("/readyz") == (200, "ok\n")
+    bench.ill = "the node's thread has ended"
+    assert bench.get("/livez")[0] == 200
+    assert bench.get("/readyz") == (503, "the node's thread has ended\n")
