@@ -188,11 +188,20 @@ def test_a_table_made_anew_is_another_table_until_it_is_added(bench: Bench) -> N
     assert bench.notes("a") == ["a1", "new", "newer", "newest"]
 
 
-def test_names_that_were_swapped_mix_no_rows(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "swap",
+    [
+        "alter table a rename to x; alter table b rename to a; alter table x rename to b",
+        "create schema s; alter table a set schema s; alter table s.a rename to b;"
+        "alter table b rename to a; create schema t; alter table a set schema t;"
+        "alter table s.b set schema public; alter table t.a set schema public",
+    ],
+    ids=["rename", "schema"],
+)
+def test_names_that_were_swapped_mix_no_rows(bench: Bench, swap: str) -> None:
     bench.create("a, b")
     bench.database.execute(
-        "begin; alter table a rename to x; alter table b rename to a; alter table x rename to b;"
-        "commit; insert into a values (3, 'of b'); insert into b values (3, 'of a')"
+        f"begin; {swap}; commit;insert into a values (3, 'of b'); insert into b values (3, 'of a')"
     )
     bench.fails("a", "another table has")
     bench.fails("b", "another table has")

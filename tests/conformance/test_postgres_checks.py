@@ -109,6 +109,25 @@ def test_the_identity_of_yugabytedb_is_refused_and_the_hint_mends_it(postgres: D
     source.close()
 
 
+_FOREIGN = """
+    create foreign data wrapper far; create server elsewhere foreign data wrapper far;
+    create table parts (id int, v int) partition by range (id);
+    alter table parts replica identity full;
+    create table parts_a partition of parts for values from (0) to (10);
+    alter table parts_a replica identity full;
+    create foreign table parts_b partition of parts for values from (10) to (20) server elsewhere
+"""
+
+
+def test_a_partition_of_another_server_is_refused_and_the_hint_mends_it(postgres: Database) -> None:
+    postgres.execute(_FOREIGN)
+    [problem] = problems(postgres.uri, "parts")
+    assert problem.code.number == "CF1302"
+    assert "its partition public.parts_b is a foreign table" in problem.message
+    postgres.execute(problem.hint.partition(";")[0])
+    assert messages(postgres.uri, "parts") == []
+
+
 _TIMESCALE = """
     create schema _timescaledb_catalog;
     create table _timescaledb_catalog.hypertable (schema_name name, table_name name);

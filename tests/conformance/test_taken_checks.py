@@ -133,7 +133,6 @@ HISTORIES = of_mysql.HISTORIES | {
     name: of_mysql.History(of_mysql.NUMBERS, done, True)
     for name, done in {
         "engine": ("ALTER TABLE {t} ENGINE = MyISAM",),
-        "tablespace": ("ALTER TABLE {t} DISCARD TABLESPACE",),
         "statement": ("SET SESSION binlog_format = 'STATEMENT'", "UPDATE {t} SET a = 3"),
     }.items()
 }
@@ -143,7 +142,6 @@ MYSQL = {
     "exchange": (("changefeed.sources.mysql.ddl.exchanged", nothing),),
     "convert": ((_CLAUSES + "_harmless", consume),),
     "engine": ((_CLAUSES + "_harmless", consume),),
-    "tablespace": ((_CLAUSES + "_harmless", consume),),
     "precision": ((_CLAUSES + "_reads_the_same", yes),),
     "shorter": ((_CLAUSES + "_holds", yes), (_CLAUSES + "_reads_the_same", yes)),
     "swap": ((_CLAUSES + "_names", lambda clause: set()),),

@@ -3,13 +3,15 @@ the statements came while no node ran. What needs no scan costs none."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.feeds import Feeds, running
+from tests.e2e.feeds import Feeds, consumed, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
@@ -477,3 +479,64 @@ def test_a_new_reader_knows_the_columns_that_were_dropped(
             texts = " ".join(event.text for event in events)
             assert "ADD b, the name of a column that was dropped" in texts
             assert "CREATE TABLE: another table has the name" in texts
+
+
+def test_an_imported_tablespace_brings_its_rows(
+    binlog_server: BinlogServer, tmp_path: Path
+) -> None:
+    """While there is none, the table cannot be read: that is no trouble of other tables."""
+    with binlog_server.database() as database:
+        file = tmp_path / "copy.duckdb"
+
+        def run(*statements: str) -> list[tuple[object, ...]]:
+            return binlog_server.run(*statements, database=database)
+
+        def copied(table: str) -> list[tuple[object, ...]]:
+            with opened(file) as connection:
+                return connection.execute(f"SELECT id, v FROM {table} ORDER BY id").fetchall()
+
+        [(directory,)] = run("SELECT @@datadir")
+        stored = Path(str(directory)) / database
+        for table in ("t", "made", "other"):
+            run(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+        run(
+            "INSERT INTO t VALUES (1, 1), (2, 2)",
+            "INSERT INTO made VALUES (2, 20), (3, 30)",
+            "FLUSH TABLES made FOR EXPORT",
+            "UNLOCK TABLES",
+        )
+        with running(tmp_path / "state") as feeds:
+            feeds.connect(shop=binlog_server.uri(database))
+            feeds.execute(f"CREATE CHANGEFEED f FOR t, other INTO 'duckdb://{file}'")
+            feeds.execute(f"CREATE CHANGEFEED m FOR t INTO 'file://{tmp_path}/messages'")
+            feeds.sync("f")
+            feeds.sync("m")
+            run("ALTER TABLE t DISCARD TABLESPACE", "INSERT INTO other VALUES (1, 1)")
+            feeds.sync("f")
+            assert copied("t") == [(1, 1), (2, 2)] and not _problems(feeds)
+
+            feeds.execute(f"ALTER CHANGEFEED f RESCAN shop.{database}.t")
+            until(lambda: _problems(feeds), "the table cannot be scanned")
+            [(name, said)] = _problems(feeds)
+            assert name == "t" and "t cannot be scanned: the server cannot read it" in said
+            run("INSERT INTO other VALUES (2, 2)")
+            until(lambda: copied("other") == [(1, 1), (2, 2)], "the other table goes on")
+
+            shutil.copy(stored / "made.ibd", stored / "t.ibd")
+            owner = stored.stat()
+            os.chown(stored / "t.ibd", owner.st_uid, owner.st_gid)
+            run("ALTER TABLE t IMPORT TABLESPACE", "INSERT INTO t VALUES (4, 40)")
+            feeds.execute(f"ALTER CHANGEFEED f RESCAN shop.{database}.t")
+            wanted = [(2, 20), (3, 30), (4, 40)]
+            until(lambda: copied("t") == wanted and not _problems(feeds), "the copy is equal")
+            assert feeds.execute("VERIFY CHANGEFEED f").failure is None
+
+            def sent() -> set[object]:
+                rows = (m.after for m in consumed(tmp_path / "messages") if m.is_row)
+                return {(row["id"], row["v"]) for row in rows if isinstance(row, dict)}
+
+            until(lambda: sent() >= set(wanted), "all rows are sent")
+            [notice] = feeds.catalog.events(feeds.catalog.job("m").id, kinds=("notice",))
+            assert "no messages of their deletion" in notice.text
+            [event, *_] = feeds.catalog.events(feeds.catalog.job("m").id, kinds=("schema",))
+            assert "IMPORT TABLESPACE: rows came or went without row events" in event.text

@@ -182,3 +182,29 @@ def test_messages_and_a_feed_that_stops(postgres: Database, tmp_path: Path) -> N
             ),
             "the feed says why its table stopped",
         )
+
+
+def test_a_partition_of_another_server_stops_the_table(postgres: Database, tmp_path: Path) -> None:
+    """Its rows cannot be followed: the message says so, and the table goes on without it."""
+    postgres.execute(
+        "CREATE FOREIGN DATA WRAPPER far; CREATE SERVER elsewhere FOREIGN DATA WRAPPER far;"
+        "CREATE TABLE t (id int, v int) PARTITION BY RANGE (id);"
+        "CREATE TABLE t_a PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        "ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE t_a REPLICA IDENTITY FULL;"
+        "INSERT INTO t VALUES (1, 1)"
+    )
+    path = tmp_path / "copy.duckdb"
+    with running(tmp_path / "state") as feeds:
+        feeds.connect(shop=postgres.uri)
+        feeds.execute(f"CREATE CHANGEFEED w FOR t INTO 'duckdb://{path}'")
+        feeds.sync("w")
+        postgres.execute(
+            "CREATE FOREIGN TABLE t_b PARTITION OF t FOR VALUES FROM (10) TO (20) SERVER elsewhere"
+        )
+        until(lambda: told(feeds, "t", "error") != [], "the table stops")
+        [said] = told(feeds, "t", "error")
+        assert "partition public.t_b is a foreign table" in said
+        postgres.execute("ALTER TABLE t DETACH PARTITION t_b; INSERT INTO t VALUES (2, 2)")
+        feeds.execute("ALTER CHANGEFEED w RESCAN t")
+        feeds.sync("w")
+        assert copied(path, "t") == rows_of(postgres, "t")

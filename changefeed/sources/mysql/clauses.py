@@ -86,8 +86,11 @@ class Effect:
 
 # ------------------------------------------------------------------------------- reading
 
-_MOVING = frozenset({"DROP", "TRUNCATE", "EXCHANGE", "DISCARD", "IMPORT"})
-_STILL = frozenset({"ADD", "COALESCE", "REORGANIZE", "REBUILD", "ANALYZE", "CHECK", "OPTIMIZE"})
+_MOVING = frozenset({"DROP", "TRUNCATE", "EXCHANGE", "IMPORT"})
+#: After DISCARD nobody can read the table; the IMPORT that ends this brings rows.
+_STILL = frozenset(
+    {"ADD", "COALESCE", "REORGANIZE", "REBUILD", "ANALYZE", "CHECK", "OPTIMIZE", "DISCARD"}
+)
 _INDEXES = (
     "INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "FOREIGN", "CHECK",
 )  # fmt: skip
@@ -109,7 +112,8 @@ def read_clauses(given: Sequence[Token]) -> tuple[Clause, ...]:
     verb, noun = cursor.word(), cursor.word(1)
     if verb == "CONVERT" and noun in ("PARTITION", "TABLE"):
         return (Clause(_text(given), moves=True),)
-    if noun == "PARTITION" and verb in _MOVING | _STILL:
+    tablespace = noun == "TABLESPACE" and verb in ("DISCARD", "IMPORT")
+    if tablespace or (noun == "PARTITION" and verb in _MOVING | _STILL):
         return (Clause(_text(given), moves=verb in _MOVING),)
     return tuple(clause for part in split(_before_partitions(given)) for clause in _clause(part))
 

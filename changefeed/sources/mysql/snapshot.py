@@ -417,6 +417,15 @@ def _reading_failed(
         )
     if error.code is Code.SOURCE_UNREACHABLE:
         return snapshot_gone(error.detail or error.message)
+    if error.code is Code.SOURCE_NOT_SET_UP and error_number(error):
+        # Such as a table whose tablespace or file is missing. Others can be read.
+        return ChangefeedError(
+            Code.TABLE_NOT_SCANNABLE,
+            f"table {table.table} cannot be scanned: the server cannot read it",
+            detail=error.detail,
+            hint="SELECT from it shows the same error; when it works again (after IMPORT "
+            "TABLESPACE or REPAIR TABLE, for example), ALTER CHANGEFEED .. RESCAN the table.",
+        )
     return error
 
 

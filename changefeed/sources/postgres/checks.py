@@ -404,7 +404,8 @@ def _owns_publication(connection: PsycopgConnection, publication: str | None) ->
 @dataclass(frozen=True, slots=True)
 class TableFacts:
     """What the checks of one table go by. ``leaves`` are its partitions with their identity,
-    ``elsewhere`` says where an extension keeps its rows."""
+    ``elsewhere`` says where an extension keeps its rows, ``foreign`` which partitions another
+    server has."""
 
     relation: Relation
     owned: bool
@@ -417,6 +418,7 @@ class TableFacts:
     elsewhere: str
     leaves: tuple[tuple[str, ReplicaIdentity, bool], ...]
     unreadable_leaves: tuple[str, ...]
+    foreign: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -462,7 +464,8 @@ _FACTS = f"""
         ARRAY(
             SELECT json_build_array(ln.nspname, l.relname, l.relreplident::text,
                                     {_HAS_KEY.format(c="l")},
-                                    pg_catalog.has_any_column_privilege(l.oid, 'SELECT'))
+                                    pg_catalog.has_any_column_privilege(l.oid, 'SELECT'),
+                                    l.relkind = 'f')
             FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t
             JOIN pg_catalog.pg_class l ON l.oid = t.relid
             JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
@@ -571,10 +574,15 @@ def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict
             elsewhere=elsewhere.get(oid, ""),
             leaves=tuple(
                 (f"{quoted(schema)}.{quoted(name)}", identity_of(leaf), key)
-                for schema, name, leaf, key, _ in leaves
+                for schema, name, leaf, key, *_ in leaves
             ),
             unreadable_leaves=tuple(
-                f"{quoted(schema)}.{quoted(name)}" for schema, name, *_, read in leaves if not read
+                f"{quoted(schema)}.{quoted(name)}"
+                for schema, name, *_, read, _ in leaves
+                if not read
+            ),
+            foreign=tuple(
+                f"{quoted(schema)}.{quoted(name)}" for schema, name, *_, far in leaves if far
             ),
         )
     return facts
@@ -632,7 +640,7 @@ def _check_rights(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
 
 def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
     """Old rows must be told apart, and carry what the feed needs of them."""
-    publishable = not table.elsewhere
+    publishable = not (table.elsewhere or table.foreign)
     for problem in _check_publishable(table, watch):
         publishable = publishable and problem.code is not Code.SOURCE_NOT_SET_UP
         yield problem
@@ -649,6 +657,16 @@ def _check_publishable(table: TableFacts, watch: Watch) -> Iterator[ChangefeedEr
             f"table {table.name} cannot be watched: {table.elsewhere}, and a publication of the "
             "table has none of them",
             "watch an ordinary table that the application, or a trigger, writes to as well.",
+        )
+        return
+    if table.foreign:
+        yield _problem(
+            Code.TARGET_NOT_WATCHABLE,
+            watch,
+            f"table {table.name} cannot be watched: its partition {table.foreign[0]} is a foreign "
+            "table, and PostgreSQL sends no changes of its rows",
+            f"ALTER TABLE {table.name} DETACH PARTITION {table.foreign[0]}; or watch the table on "
+            "the server that holds it.",
         )
         return
     if table.generated_key:
