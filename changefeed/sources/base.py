@@ -35,6 +35,7 @@ from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, RowKey, TableName, TableSchema
 from changefeed.core.settings import Parameter
+from changefeed.core.unread import PartRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -270,6 +271,35 @@ class Snapshot(Protocol):
         is given only for tables of :meth:`Source.reads_keys`.
         """
         ...
+
+    def range_of(self, part: ScanPart) -> PartRange | None:
+        """Where the rows of a part are, for :meth:`rest` of a later image; None: a scan of its
+        table cannot go on under a later image."""
+        return None
+
+    def rest(
+        self,
+        table: TableSchema,
+        places: Collection[str],
+        left: Sequence[PartRange],
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        keys: KeyRange | None = None,
+        partition: Partition | None = None,
+    ) -> Sequence[ScanPart] | None:
+        """The parts that a scan still has to read of a table, in the order of their places.
+
+        Each row of this image is in one of these parts, or the stream told of it since the earlier
+        image (as an inserted or updated row), or it was in a part of the earlier image that is not
+        ``left`` and is unchanged. None if that cannot be said: of a table whose rows moved without
+        a change, for example.
+
+        Args:
+            places: all places of the earlier image's parts (:meth:`range_of`).
+            left: the ranges of them that were not read.
+            target_bytes, keys, partition: as of :meth:`parts`.
+        """
+        return None
 
     def close(self) -> None:
         """Release the image at the source. Idempotent."""

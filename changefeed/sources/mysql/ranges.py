@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, KeyRange, TableSchema
@@ -15,45 +16,59 @@ from changefeed.sources.mysql.types import UNSIGNED_LONG
 #: A table is never cut into more parts than this.
 MOST_PARTS = 1_000
 
+_ALL = KeyRange()
+
 #: A row takes at least so many bytes, with what InnoDB adds to each.
 _LEAST_ROW = 32
 
 
 def split(
     session: MySQLSession, table: TableSchema, rows: int, size: int, target_bytes: int
-) -> list[str]:
-    """Conditions on the first key column, of which each row fulfils exactly one.
+) -> list[tuple[str, ...]]:
+    """Bounds of the key that cut a table into parts, in order.
 
     Only whole numbers are cut: evenly between the smallest and the largest, so that gaps make
-    parts of different sizes. Every other table is one part, without a condition.
+    parts of different sizes. Every other table is one part.
     """
     # The server knows the rows of now, but the size of its last ANALYZE.
     size = max(size, rows * _LEAST_ROW)
     wanted = min(MOST_PARTS, -(-size // max(target_bytes, 1)))
     first = table.columns[table.key[0]]
     if table.keyless or wanted < 2 or not _is_whole(first):
-        return [""]
+        return []
     name = quoted(first.name)
     place = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
     low, high = session.rows(f"SELECT min({name}), max({name}) FROM {place}")[0]
     if low is None:
-        return [""]
+        return []
     low, high = int(low), int(high)
     # Twice as many as asked for: gaps in the keys leave some nearly empty.
     count = min(2 * wanted, MOST_PARTS, high - low + 1)
     bounds = sorted({low + (high - low + 1) * i // count for i in range(1, count)})
-    edges = [None, *bounds, None]
-    return [
-        " AND ".join(
-            part
-            for part in (
-                "" if begin is None else f"{name} >= {begin}",
-                "" if end is None else f"{name} < {end}",
-            )
-            if part
-        )
-        for begin, end in itertools.pairwise(edges)
+    return [(str(bound),) for bound in bounds]
+
+
+def between(bounds: Sequence[tuple[str, ...]], limits: KeyRange = _ALL) -> list[KeyRange]:
+    """The ranges between bounds of :func:`split`, as far as they are within the limits, whose
+    bounds are of this kind, too."""
+    low, high = ((int(at[0]) if at else None) for at in (limits.low, limits.high))
+    inside = [
+        bound
+        for bound in bounds
+        if (low is None or int(bound[0]) > low) and (high is None or int(bound[0]) < high)
     ]
+    edges = [limits.low, *inside, limits.high]
+    return [KeyRange(*pair) for pair in itertools.pairwise(edges)]
+
+
+def cut(table: TableSchema, keys: KeyRange) -> str:
+    """The condition of a range of :func:`between`, of which the index of the key makes use."""
+    name = quoted(table.columns[table.key[0]].name)
+    return " AND ".join(
+        f"{name} {operator} {bound[0]}"
+        for operator, bound in ((">=", keys.low), ("<", keys.high))
+        if bound
+    )
 
 
 def _is_whole(column: Column) -> bool:

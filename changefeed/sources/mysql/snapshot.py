@@ -27,8 +27,8 @@ import queue
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -38,11 +38,13 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.types import FLOATS
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, Snapshot
+from changefeed.core.unread import PartRange
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot
 from changefeed.sources.mysql import coordinates, describe
 from changefeed.sources.mysql.address import Address
 from changefeed.sources.mysql.coordinates import BinlogCoordinates
-from changefeed.sources.mysql.ranges import in_range, one_of, split
+from changefeed.sources.mysql.describe import ServerTable
+from changefeed.sources.mysql.ranges import between, cut, in_range, one_of, split
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
 from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
 from changefeed.sources.mysql.values import log_column, unusable_key
@@ -123,27 +125,68 @@ class MySQLSnapshot(Snapshot):
             ChangefeedError: CF2201 the snapshot is gone, or the table is not what ``table`` says
                 any longer.
         """
-        name = table.table
+        chosen = chosen_columns(table, columns)
         with self.session(table) as session:
-            found = describe.read_tables(session, [(name.schema, name.name)])
-            now = found.get((name.schema, name.name))
-            if now is None or not _read_alike(now.schema(name.source), table):
-                raise table_changed(table.table, "its columns changed")
+            now = self._present(session, table)
             if isinstance(keys, KeySet):
-                ranges, where = [""], one_of(table, keys)
-            else:
-                ranges = split(session, table, now.rows, now.bytes, target_bytes)
-                where = in_range(table, keys)
+                return self._parts(table, chosen, one_of(table, keys), [KeyRange()], now, 1)
+            bounds = split(session, table, now.rows, now.bytes, target_bytes)
+        ranges = between(bounds)
+        return self._parts(table, chosen, in_range(table, keys), ranges, now, len(ranges))
+
+    def range_of(self, part: ScanPart) -> PartRange | None:
+        """Keys, which every image has at the same place."""
+        if not isinstance(part, MySQLPart) or part.table.keyless:
+            return None
+        return PartRange("", part.keys.low, part.keys.high)
+
+    def rest(
+        self,
+        table: TableSchema,
+        places: Collection[str],
+        left: Sequence[PartRange],
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        keys: KeyRange | None = None,
+        partition: Partition | None = None,
+    ) -> Sequence[MySQLPart] | None:
+        """See :meth:`changefeed.sources.base.Snapshot.rest`."""
+        with self.session(table) as session:
+            now = self._present(session, table)
+            bounds = split(session, table, now.rows, now.bytes, target_bytes)
+        ranges = [each for one in left for each in between(bounds, KeyRange(one.low, one.high))]
+        chosen, where = chosen_columns(table, None), in_range(table, keys)
+        return self._parts(table, chosen, where, ranges, now, len(bounds) + 1)
+
+    def _present(self, session: MySQLSession, table: TableSchema) -> ServerTable:
+        name = table.table
+        found = describe.read_tables(session, [(name.schema, name.name)])
+        now = found.get((name.schema, name.name))
+        if now is None or not _read_alike(now.schema(name.source), table):
+            raise table_changed(table.table, "its columns changed")
+        return now
+
+    def _parts(
+        self,
+        table: TableSchema,
+        columns: tuple[int, ...],
+        where: str,
+        ranges: Sequence[KeyRange],
+        now: ServerTable,
+        of: int,
+    ) -> list[MySQLPart]:
+        """``of``: how many such ranges are the whole table."""
         return [
             MySQLPart(
                 snapshot=self._number,
                 table=table,
-                columns=chosen_columns(table, columns),
-                where=" AND ".join(filter(None, (where, cut))),
-                rows_estimate=max(1, now.rows // len(ranges)),
-                bytes_estimate=max(1, now.bytes // len(ranges)),
+                columns=columns,
+                where=" AND ".join(filter(None, (where, cut(table, keys)))),
+                rows_estimate=max(1, now.rows // of),
+                bytes_estimate=max(1, now.bytes // of),
+                keys=keys,
             )
-            for cut in ranges
+            for keys in ranges
         ]
 
     @contextlib.contextmanager
@@ -218,6 +261,7 @@ class MySQLPart:
         snapshot: the snapshot's number in this process.
         columns: positions that are read; the others come out NULL.
         where: a condition, or empty.
+        keys: the range of the key that it is.
     """
 
     snapshot: str
@@ -226,6 +270,7 @@ class MySQLPart:
     where: str
     rows_estimate: int
     bytes_estimate: int
+    keys: KeyRange = field(default_factory=KeyRange)
 
     def read(self) -> Iterator[pa.RecordBatch]:
         snapshot = _OPEN.get(self.snapshot)

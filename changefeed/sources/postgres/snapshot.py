@@ -19,9 +19,9 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -33,7 +33,15 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.types import Kind
-from changefeed.sources.base import DEFAULT_PART_BYTES, WHOLE_LOOKS, KeySet, Snapshot, leading
+from changefeed.core.unread import PartRange
+from changefeed.sources.base import (
+    DEFAULT_PART_BYTES,
+    WHOLE_LOOKS,
+    KeySet,
+    ScanPart,
+    Snapshot,
+    leading,
+)
 from changefeed.sources.postgres.connect import (
     PsycopgConnection,
     connect,
@@ -145,8 +153,54 @@ class PostgresSnapshot(Snapshot):
                 says any more (describe it again), CF2202 it cannot be read, CF1101 and CF1303
                 the partition is not what it was.
         """
-        chosen = chosen_columns(table, columns)
         chosen_keys = isinstance(keys, KeySet)
+        heaps, where = self._heaps(table, keys, partition)
+        return [
+            self._part(
+                heap, one, table, chosen_columns(table, columns), where, known=not chosen_keys
+            )
+            for heap in heaps
+            for one in ([(0, None, True)] if chosen_keys else _cut(heap, target_bytes))
+        ]
+
+    def range_of(self, part: ScanPart) -> PartRange | None:
+        """Blocks of the heap's present file: a row that another transaction moves there is in the
+        stream."""
+        if not isinstance(part, PostgresPart):
+            return None
+        low, high = ((str(at),) if at else None for at in (part.low, part.high))
+        return PartRange(_place(part.oid, part.file), low, high)
+
+    def rest(
+        self,
+        table: TableSchema,
+        places: Collection[str],
+        left: Sequence[PartRange],
+        target_bytes: int = DEFAULT_PART_BYTES,
+        *,
+        keys: KeyRange | None = None,
+        partition: Partition | None = None,
+    ) -> Sequence[PostgresPart] | None:
+        """See :meth:`changefeed.sources.base.Snapshot.rest`. A heap that is new is read whole; one
+        that was rewritten, truncated or detached since ends the hope."""
+        heaps, where = self._heaps(table, keys, partition)
+        if not set(places) <= {_place(heap.oid, heap.file) for heap in heaps}:
+            return None
+        chosen = chosen_columns(table, None)
+        found: list[PostgresPart] = []
+        for heap in heaps:
+            place = _place(heap.oid, heap.file)
+            ranges = _cut(heap, target_bytes)
+            for one in left if place in places else [PartRange(place)]:
+                if one.place == place:
+                    cut = _within(ranges, one)
+                    found += (self._part(heap, each, table, chosen, where) for each in cut)
+        return found
+
+    def _heaps(
+        self, table: TableSchema, keys: KeyRange | KeySet | None, partition: Partition | None
+    ) -> tuple[list[_Heap], str]:
+        """The heaps with rows of a table, and the condition on these rows."""
         where = _key_condition(table, keys)
         with self._use(table) as holder:
             if self._publication:
@@ -154,36 +208,40 @@ class PostgresSnapshot(Snapshot):
                 where = " AND ".join(filter(None, (where, published and f"({published})")))
             top = table.table_id if partition is None else _same_partition(holder, table, partition)
             heaps = _heaps(holder, table, top)
-            by_range = holder.info.server_version >= 140_000
-        found: list[PostgresPart] = []
-        for heap in heaps:
-            ranges = (
-                _ranges(heap.pages, heap.bytes, target_bytes)
-                if by_range and heap.ranged and not chosen_keys
-                else [(0, None, True)]
-            )
-            for low, high, whole in ranges:
-                pages = (high or heap.pages) - low
-                share = pages / heap.pages if heap.pages and not whole else 1.0
-                found.append(
-                    PostgresPart(
-                        uri=self._uri,
-                        snapshot=self._exported,
-                        table=table,
-                        relation=(heap.schema, heap.name),
-                        oid=heap.oid,
-                        file=heap.file,
-                        shape=heap.shape,
-                        columns=chosen,
-                        where=where,
-                        low=low,
-                        high=high,
-                        whole=whole,
-                        rows_estimate=0 if chosen_keys else round(heap.rows * share),
-                        bytes_estimate=0 if chosen_keys else round(heap.bytes * share),
-                    )
-                )
-        return found
+            if holder.info.server_version < 140_000:
+                heaps = [replace(heap, ranged=False) for heap in heaps]
+        return heaps, where
+
+    def _part(
+        self,
+        heap: _Heap,
+        blocks: _Blocks,
+        table: TableSchema,
+        columns: tuple[int, ...],
+        where: str,
+        *,
+        known: bool = True,
+    ) -> PostgresPart:
+        """``known``: about how many rows there are."""
+        low, high, whole = blocks
+        pages = (heap.pages if high is None else high) - low
+        share = max(0.0, pages / heap.pages) if heap.pages and not whole else 1.0
+        return PostgresPart(
+            uri=self._uri,
+            snapshot=self._exported,
+            table=table,
+            relation=(heap.schema, heap.name),
+            oid=heap.oid,
+            file=heap.file,
+            shape=heap.shape,
+            columns=columns,
+            where=where,
+            low=low,
+            high=high,
+            whole=whole,
+            rows_estimate=round(heap.rows * share) if known else 0,
+            bytes_estimate=round(heap.bytes * share) if known else 0,
+        )
 
     def close(self) -> None:
         """End the snapshot, and the readers of it in this process that are idle."""
@@ -462,7 +520,39 @@ def _check_columns(holder: PsycopgConnection, table: TableSchema) -> Shape:
     return now
 
 
-def _ranges(pages: int, size: int, target_bytes: int) -> list[tuple[int, int | None, bool]]:
+#: The first block, the block behind the last (None: the end of the heap, wherever that is when it
+#: is read), and whether it is all of the heap.
+_Blocks = tuple[int, int | None, bool]
+
+
+def _place(oid: int, file: int) -> str:
+    return f"{oid}/{file}"
+
+
+def _cut(heap: _Heap, target_bytes: int) -> list[_Blocks]:
+    return _ranges(heap.pages, heap.bytes, target_bytes) if heap.ranged else [(0, None, True)]
+
+
+def _within(ranges: Sequence[_Blocks], limits: PartRange) -> list[_Blocks]:
+    """What of ``ranges``, which are a heap, is within the limits.
+
+    >>> _within([(0, 4, False), (4, 8, False), (8, None, False)], PartRange("", ("2",), ("8",)))
+    [(2, 4, False), (4, 8, False)]
+    >>> _within([(0, None, True)], PartRange("", ("2",)))
+    [(2, None, False)]
+    """
+    first = int(limits.low[0]) if limits.low else 0
+    end = int(limits.high[0]) if limits.high else None
+    found: list[_Blocks] = []
+    for low, high, whole in ranges:
+        begin = max(low, first)
+        stop = high if end is None else end if high is None else min(high, end)
+        if stop is None or begin < stop:
+            found.append((begin, stop, whole and begin == 0 and stop is None))
+    return found
+
+
+def _ranges(pages: int, size: int, target_bytes: int) -> list[_Blocks]:
     """Ranges of blocks of about ``target_bytes`` with their share of large values.
 
     >>> _ranges(10, 10 * 8192, 4 * 8192)

@@ -44,6 +44,7 @@ CASES: tuple[Case, ...] = tuple(
         scans.every_type_there_and_back,
         scans.hostile_names_are_only_names,
         scans.scan_and_stream_are_the_table,
+        scans.a_scan_goes_on_under_a_later_snapshot,
         streams.every_kind_of_change,
         streams.a_transaction_has_one_timestamp,
         streams.a_change_of_the_key,

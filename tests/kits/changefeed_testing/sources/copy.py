@@ -50,6 +50,10 @@ class Copy:
         self._table = schema.table
         self._rows: Counter[tuple[Any, ...]] = Counter()
         self._values: dict[tuple[Any, ...], Row] = {}
+        self.put(rows)
+
+    def put(self, rows: Iterable[Row]) -> None:
+        """Take rows of a scan."""
         for row in rows:
             self._put(row)
 

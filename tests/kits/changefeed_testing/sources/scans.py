@@ -9,6 +9,7 @@ from collections.abc import Callable
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_form import problem
 from changefeed.core.schema import KeyRange
+from changefeed.core.unread import joined
 from changefeed.sources.base import KeySet, Watch
 from changefeed_testing.sources.copy import Copy, at_or_below, batches, rows_of, scan
 from changefeed_testing.sources.harness import SourceHarness, Type
@@ -243,6 +244,41 @@ def scan_and_stream_are_the_table(harness: SourceHarness) -> None:
     finally:
         stop.set()
         writer.join()
+
+
+def a_scan_goes_on_under_a_later_snapshot(harness: SourceHarness) -> None:
+    """Some parts of one snapshot, the changes since, and what was left under a later snapshot make
+    the table (if scans of the source go on)."""
+    harness.execute(TABLE)
+    fill(harness, 3_000)
+    with capturing(harness, "t") as (state, reader):
+        schema = reader.source.describe(None, "t")
+        with reader.source.snapshot([schema]) as first:
+            parts = first.parts(schema, 16_384)
+            ranges = [found for part in parts if (found := first.range_of(part)) is not None]
+            if len(ranges) < len(parts):
+                return
+            begun, position = len(parts) // 2, first.position
+            read = [r for part in parts[:begun] for b in part.read() for r in rows_of(b, schema)]
+        places, left = {one.place for one in ranges}, joined(ranges[begun:])
+        assert len(left) < 3 and read, "half of the parts are few ranges"
+        harness.execute(
+            "UPDATE t SET v = 'changed' WHERE id BETWEEN 1000 AND 2000",
+            "DELETE FROM t WHERE id BETWEEN 100 AND 200 OR id BETWEEN 2500 AND 2600",
+            "UPDATE t SET id = id + 1000000 WHERE id BETWEEN 300 AND 310",
+            "UPDATE t SET id = id - 1000000 WHERE id BETWEEN 2900 AND 2910",
+            "INSERT INTO t VALUES (-1, 'new'), (5000000, 'new')",
+        )
+        reader.catch_up()
+        with reader.source.snapshot([schema]) as second:
+            rest = second.rest(schema, places, left, 16_384)
+            assert rest is not None and len(rest) > 1, "the rest is read in parallel"
+            again = [row for part in rest for b in part.read() for row in rows_of(b, schema)]
+            assert 0 < len(again) < 2_500, "only what was left is read"
+            copy = Copy(schema, read)
+            copy.apply(state, at_or_below(state, position))
+            copy.put(again)
+            assert copy.rows() == sorted(scan(second, schema), key=repr)
 
 
 def _write(harness: SourceHarness, stop: threading.Event) -> None:
