@@ -102,6 +102,9 @@ class Capabilities:
         state_database: it is told the URL of the state database, with its password
             (:attr:`SinkContext.state_database`).
         pulled: its consumer reads the changes from the change log; the feed delivers only scans.
+        continues_scans: a scan of a table with a key may go on after an interruption. Its rows are
+            as of several instants then, with changes between them, and :meth:`Sink.end_scan` gets
+            the first of these. Not done while the sink keeps the past or the feed's progress.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -127,6 +130,7 @@ class Capabilities:
     compares_parts: bool = False
     repairs: bool = False
     pulled: bool = False
+    continues_scans: bool = False
     features: frozenset[Feature] = frozenset()
     options: tuple[OptionRow[Any], ...] = ()
     state_database: bool = False
@@ -522,6 +526,12 @@ class Sink(ABC):
         everything. Does not connect."""
         return ""
 
+    def holds_target(self, target: Target) -> bool:
+        """Whether the target of a table is still there, so that an interrupted scan can go on
+        (:attr:`Capabilities.continues_scans`) and need not fill another one. Called on an opened
+        object. Only for sinks that own their targets."""
+        return True
+
     def tell_ddl(self, event: Ddl, target: Target) -> None:
         """Called for a statement that defined a table at the source, after everything before it was
         committed and before anything behind it is written. What it changed comes by itself, as a
@@ -565,11 +575,12 @@ class Sink(ABC):
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """Remove rows that a scan did not find. The whole table as of ``at``, the timestamp of the
-        scan's rows, was written and committed. Rows of an older version, from a scan that broke
-        off, no longer exist at the source. Idempotent. Called on the sink object of the scan,
-        before the table counts as scanned. If the feed delivers no deletes, it is called only
-        for tables that keep every change (``history = 'append'``), and for tables without a key
-        in sinks of typed rows, which may gather a scan beside the target.
+        scan's rows, was written and committed (of a scan that went on after an interruption: as of
+        ``at`` or later, :attr:`Capabilities.continues_scans`). Rows of an older version, from a
+        scan that broke off, no longer exist at the source. Idempotent. Called on the sink object of
+        the scan, before the table counts as scanned. If the feed delivers no deletes, it is called
+        only for tables that keep every change (``history = 'append'``), and for tables without a
+        key in sinks of typed rows, which may gather a scan beside the target.
         """
         raise _undeclared(self, "ends_scans")
 

@@ -244,7 +244,9 @@ class Jobs(CatalogPart):
         with self._database.write() as transaction:
             rows = transaction.execute(select(table).where(failed)).all()
             transaction.execute(
-                update(table).where(lost).values(scan_wanted=True, scan_at=None, repair=None)
+                update(table)
+                .where(lost)
+                .values(scan_wanted=True, scan_at=None, repair=None, unread=None)
             )
             transaction.execute(
                 update(table)

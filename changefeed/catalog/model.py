@@ -29,6 +29,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import RowKey, TableName
+from changefeed.core.unread import UnreadParts
 
 #: Canonical text of a target that means more tables than it names.
 _PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
@@ -228,6 +229,9 @@ class TableProgress:
         original: the name that the table had when it came to the feed, once it was renamed.
         repair: the scan that is owed is about these rows only; None: about all.
         proof: how much of it was compared with the target.
+        unread: what the scan that is owed has not delivered yet, if it can go on after a restart
+            and every change of the table since ``unread.since`` was delivered, up to ``done_upto``;
+            None: it begins again.
     """
 
     table: TableName
@@ -258,6 +262,7 @@ class TableProgress:
     original: TableName | None = None
     repair: RowRepair | None = None
     proof: TableProof = TableProof()
+    unread: UnreadParts | None = None
 
     @property
     def differing(self) -> int:

@@ -37,7 +37,7 @@ _seen = tables.table_name
 _MOVING = (
     "schema_version", "state", "scan_wanted", "scan_at", "done_upto", "start", "scan_rows",
     "scan_total", "emitted_rows", "emitted_bytes", "error", "error_code", "hint", "rescanned",
-    "gap", "repair",
+    "gap", "repair", "unread",
 )
 _ASKED = ("topic", "columns", "values_from", "values_to", "partition", "joined", "table_id")
 # fmt: on
@@ -504,6 +504,7 @@ def rescan_table(
         error_code=None,
         hint="",
         repair=repair,
+        unread=None,
     )
     asked = max(now, table.rescan + 1)
     transaction.execute(

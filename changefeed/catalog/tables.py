@@ -39,6 +39,7 @@ from changefeed.catalog.model import (
 from changefeed.catalog.rows import RateWindow
 from changefeed.core.clock import Timestamp
 from changefeed.core.partition import Partition
+from changefeed.core.unread import UnreadParts
 
 #: Version of the layout below; a state of another one is refused (CF6002).
 FORMAT = 17
@@ -100,6 +101,7 @@ def _as_written(values: Mapping[str, str]) -> str:
 _STAMP = _TextForm(str, Timestamp.parse)
 _LIST = _TextForm(_listed, _list_of)
 _REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
+_UNREAD = _TextForm(UnreadParts.to_json, UnreadParts.from_json, nothing="")
 _PROOF = _TextForm(TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof())
 
 
@@ -308,6 +310,8 @@ job_table = Table(
     Column("repair", _REPAIR, nullable=False, server_default=""),
     # What option verify has compared of it; empty: nothing.
     Column("proof", _PROOF, nullable=False, server_default=""),
+    # What an unfinished scan has not delivered; empty: it is not known, and the scan begins again.
+    Column("unread", _UNREAD, nullable=False, server_default=""),
 )
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.

@@ -67,6 +67,7 @@ class Point(StrEnum):
 
     SCAN_AFTER_SNAPSHOT = "scan.after_snapshot"
     SCAN_PLACED = "scan.placed"
+    SCAN_COMMITTED = "scan.committed"
     SCAN_BEFORE_END = "scan.before_end"
     SCAN_AFTER_END = "scan.after_end"
     SCAN_TABLE_SAVED = "scan.table_saved"

@@ -5,6 +5,7 @@ The runner's thread owns it; nothing here waits or does I/O except :meth:`Feed.s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,10 +26,19 @@ from changefeed.encoding.transactions import boundary_table
 from changefeed.encoding.typed_rows import RowPlan
 from changefeed.options import (
     ENGINE,
+    INITIAL_SCAN_CONCURRENCY,
+    INITIAL_SCAN_MAX_RATE,
     LOOKUP_REFRESH,
+    MAX_DISK,
+    MAX_MEMORY,
+    MIN_CHECKPOINT_FREQUENCY,
     RESOLVED,
+    RETRY_FOR,
     TRANSACTION_METADATA,
     TRANSACTION_TOPIC,
+    VERIFY,
+    VERIFY_MAX_RATE,
+    VERIFY_REPAIR,
     Options,
 )
 from changefeed.plan.build import feed_sql
@@ -39,6 +49,23 @@ from changefeed.scan.host import scan_progress_key
 from changefeed.sources.registry import open_source
 from sinks.base import Capabilities, SinkContext, SparkAccess, Target
 from sinks.registry import capabilities, scheme_of, topic_namer
+
+#: Options that say nothing of rows: a scan goes on after an ALTER of one of them.
+_NOT_OF_FORM = frozenset(
+    row.name
+    for row in (
+        ENGINE,
+        INITIAL_SCAN_CONCURRENCY,
+        INITIAL_SCAN_MAX_RATE,
+        MAX_DISK,
+        MAX_MEMORY,
+        MIN_CHECKPOINT_FREQUENCY,
+        RETRY_FOR,
+        VERIFY,
+        VERIFY_MAX_RATE,
+        VERIFY_REPAIR,
+    )
+)
 
 
 class Feed:
@@ -148,6 +175,16 @@ class Feed:
         """
         plan = self.plan(schema)
         return plan if self.schemas is None else self.schemas.registered(plan)
+
+    def form(self, schema: TableSchema) -> str:
+        """A digest of what determines the form of delivered rows of a table version, and where they
+        go: rows of different forms may not complete one another."""
+        table = self.tables[schema.table]
+        query = self.job.targets if self.query is not None else ()
+        wanted = table.columns, table.values_from, table.values_to, table.partition, table.topic
+        given = sorted((n, v) for n, v in self.job.options.items() if n not in _NOT_OF_FORM)
+        told = self.job.sink_uri, given, query, wanted, schema.version
+        return hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a typed-row sink sees of this version of a table (cached per version)."""

@@ -16,7 +16,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import Backlog
-from changefeed.feeds.chunks import Chunk, items
+from changefeed.feeds.chunks import Chunk, ControlItem, items
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import TableRenames
@@ -170,7 +170,24 @@ class Rounds:
         self._gathered = (frontier.at, size)
         return size >= most
 
+    def _doubt_unread(
+        self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp
+    ) -> None:
+        """Let the scan of a table begin again if the changes that are about to be delivered do not
+        complete what it has delivered (:mod:`changefeed.scan.thread`)."""
+        for name, at in bounds.items():
+            if feed.tables[name].unread is None:
+                continue
+            for item in items(self._source_runtime.log, {name: at}, upto):
+                whole = not isinstance(item, ControlItem) and not (
+                    isinstance(item, Chunk) and any(piece.has_unsent for piece in item.pieces)
+                )
+                if not whole:
+                    feed.update(name, unread=None)
+                    break
+
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
+        self._doubt_unread(feed, bounds, upto)
         if feed.query is not None and feed.query.grouped:
             return self._deliverers.windows.deliver(
                 feed,
@@ -265,7 +282,13 @@ class Rounds:
             # because the scan reads the table as it is after the change.
             since = owed.scan_at if owed.scan_wanted and owed.scan_at else event.at
             feed.update(
-                table, scan_wanted=True, scan_at=since, scan_rows=0, scan_total=0, repair=None
+                table,
+                scan_wanted=True,
+                scan_at=since,
+                scan_rows=0,
+                scan_total=0,
+                repair=None,
+                unread=None,
             )
             if event.moved and by_name:
                 feed.record_event("notice", LEFT_WITHOUT_DELETES, table, event.at)

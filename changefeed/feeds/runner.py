@@ -40,9 +40,17 @@ from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.status import FeedStatus
 from changefeed.feeds.windows import WindowDelivery
-from changefeed.options import HISTORY, INITIAL_SCAN, RETRY_FOR, InitialScan
+from changefeed.options import (
+    HISTORY,
+    INITIAL_SCAN,
+    INITIAL_SCAN_CONCURRENCY,
+    INITIAL_SCAN_MAX_RATE,
+    RETRY_FOR,
+    InitialScan,
+)
+from changefeed.plan.bulk_work import scan_limit
 from changefeed.query.evaluate import QuerySessions
-from changefeed.scan.host import ScanHost
+from changefeed.scan.host import ScanHost, ScanLimits
 from changefeed.scan.thread import SnapshotScan
 from changefeed.spark.session import NodeSpark
 from sinks.base import Sink
@@ -145,6 +153,7 @@ class FeedRunner:
             self._scan,
             lambda: self._checkpoint.resolved,
             self._tell_origin,
+            self.sink_session.holds_target,
         )
         self._rounds = Rounds(
             self.catalog,
@@ -257,13 +266,14 @@ class FeedRunner:
             while not self._stopping.is_set():
                 if not self._guarded():
                     break
+            self._scanning.stop(self._feed)
             self._save_quietly()
         except LeaseLost:
             log.warning("feed %s: the lease was lost", self.name)
         except ChangefeedError as error:
             log.error("feed %s: %s %s", self.name, error.code.number, error.message)
         finally:
-            self._scanning.stop()
+            self._scanning.stop(self._feed)
             self._delivery.close()
             self.sink_session.close(for_good=True)
             self._services.ended()
@@ -342,7 +352,7 @@ class FeedRunner:
 
     def _take_new_row(self) -> None:
         # Stop the scan first: nothing may write to a closed sink.
-        self._scanning.stop()
+        self._scanning.stop(self._feed)
         self._feed.save()
         job = self.catalog.job(self.job_id)
         if job.sink_uri != self._feed.job.sink_uri or job.options != self._feed.job.options:
@@ -389,6 +399,11 @@ class FeedRunner:
             sinks=self.sink_session,
             sizes=self._services.sizes,
             asked_engine=feed.asked_engine(spark.preferred),
+            limits=ScanLimits(
+                feed.options[INITIAL_SCAN_CONCURRENCY],
+                feed.options[INITIAL_SCAN_MAX_RATE],
+                scan_limit(feed.options),
+            ),
             history=feed.options[HISTORY],
             needs_spark=feed.needs_spark,
             has_query=feed.query is not None,
@@ -397,6 +412,7 @@ class FeedRunner:
             recognise=feed.recognise,
             intern_schema=self.catalog.intern_schema,
             plan=feed.plan,
+            form=feed.form,
             messages=feed.messages,
             row_plan=feed.row_plan,
             rows=feed.rows,
@@ -406,7 +422,7 @@ class FeedRunner:
 
     def _after_error(self, error: ChangefeedError) -> bool:
         """Pause before another attempt; returns False if the feed ends with the error."""
-        self._scanning.stop()
+        self._scanning.stop(self._feed)
         self.sink_session.close()
         self._save_quietly()
         if error.action is Action.RETRY and self._stopping.is_set():
@@ -423,7 +439,7 @@ class FeedRunner:
     def _table_failed(self, failed: TableError) -> bool:
         """Returns False if no table is left."""
         self._status.failed_table(self._feed, failed)
-        self._scanning.stop()
+        self._scanning.stop(self._feed)
         self.sink_session.close()
         return bool(self._feed.targets()) or not self._ended(failed.error)
 

@@ -32,15 +32,18 @@ class ScanCoordinator:
         start: Callable[[list[TableProgress]], SnapshotScan],
         resolved: Callable[[], Timestamp | None] = lambda: None,
         joined: Callable[[TableName, Timestamp], None] = lambda table, at: None,
+        holds_target: Callable[[TableName], bool] = lambda table: True,
     ) -> None:
         """
         Args:
             resolved: the last resolved timestamp that consumers got.
             joined: called with a table that a pattern brought and where its first scan begins,
                 before the scan delivers anything.
+            holds_target: whether what a table's scan has delivered so far can still be there.
         """
         self._resolved = resolved
         self._joined = joined
+        self._holds_target = holds_target
         self._catalog = catalog
         self._source_runtime = source_runtime
         self._stopping = stopping
@@ -129,6 +132,10 @@ class ScanCoordinator:
             table = feed.update(table.table, repair=None)
         if table.rescan_owed:
             self._skip_gap(feed, table)
+        if table.unread is not None and not self._holds_target(table.table):
+            # Saved before changes are delivered, which make another target.
+            feed.update(table.table, unread=None)
+            feed.save()
 
     def _go_on(self, feed: Feed, table: TableProgress) -> None:
         """Continue logical messages without a scan: they exist only in the log, and messages
@@ -171,13 +178,13 @@ class ScanCoordinator:
         if failed.error.code not in codes:
             return False
         # The running scan waits for these changes.
-        self.stop()
+        self.stop(feed)
         self._skip(feed, feed.tables[failed.table], f"cannot be delivered: {failed.error.message}")
         return True
 
     def _skip(self, feed: Feed, table: TableProgress, why: str) -> None:
         # What the changes said of other rows than those of a repair is lost, too.
-        feed.update(table.table, done_upto=None, scan_at=None, repair=None)
+        feed.update(table.table, done_upto=None, scan_at=None, repair=None, unread=None)
         self._catalog.record_event(
             feed.job.id,
             "notice",
@@ -209,8 +216,9 @@ class ScanCoordinator:
             if scan.error is not None:
                 raise scan.error
 
-    def stop(self) -> None:
-        """End the running scan; its unfinished tables still need one."""
+    def stop(self, feed: Feed) -> None:
+        """End the running scan; its unfinished tables still need one, which goes on from what this
+        one has delivered, where it can."""
         scan, self._scan = self._scan, None
         if scan is not None:
             scan.stop()
@@ -220,6 +228,10 @@ class ScanCoordinator:
             # transactions open at the source end.
             if scan.at is not None:
                 scan.join(JOIN_SECONDS)
+            for name, table in scan.tables.items():
+                now = feed.tables.get(name)
+                if now is not None and name not in self._taken:
+                    self._keep_unread(feed, table, now)
 
     def _measure(self, scan: SnapshotScan) -> None:
         """Record whether rows are durable that no earlier attempt reached. A scan that fails at the
@@ -260,6 +272,7 @@ class ScanCoordinator:
             table.dismissed = True
             table.caught_up.set()
             return
+        now = self._keep_unread(feed, table, now)
         if table.done and scan.at is not None:
             self._taken.add(name)
             self._furthest, self.advanced = 0, True
@@ -269,6 +282,7 @@ class ScanCoordinator:
                 scan_wanted=False,
                 rescanned=now.rescan,
                 repair=None,
+                unread=None,
                 scan_at=scan.at,
                 done_upto=scan.at if now.done_upto is None else max(now.done_upto, scan.at),
                 scan_rows=table.rows,
@@ -294,8 +308,12 @@ class ScanCoordinator:
             and scan.at
             and now.done_upto
             and now.done_upto >= min(scan.at, end)
+            and (table.before is None or table.goes_on is not None)
             and not table.caught_up.is_set()
         ):
+            if not table.goes_on:
+                now = feed.update(name, unread=None)
+            table.before = now.unread
             # Saved before any row of the scan is delivered: after a crash the changes continue
             # from there, so in sinks that order by time (files) later rows follow the scan's
             # rows.
@@ -303,6 +321,13 @@ class ScanCoordinator:
             table.caught_up.set()
         if (table.rows, table.total) != (now.scan_rows, now.scan_total):
             feed.update(name, scan_rows=table.rows, scan_total=table.total)
+
+    def _keep_unread(self, feed: Feed, scanned: TableScan, now: TableProgress) -> TableProgress:
+        """Take over what the scan has still to read, for the next one if this one breaks."""
+        ledger = scanned.ledger
+        if ledger is None or not now.scan_wanted or ledger.unread in (None, now.unread):
+            return now
+        return feed.update(scanned.name, unread=ledger.unread)
 
     def _place(self, feed: Feed, table: TableProgress) -> None:
         cursor = feed.job.cursor

@@ -239,6 +239,10 @@ class SinkSession:
         sink = self.open()
         return sink.pull().consumer().needs_above if sink.capabilities.pulled else None
 
+    def holds_target(self, table: TableName) -> bool:
+        """Whether the target of a table is still there, as far as its sink owns it."""
+        return self.open().holds_target(self._feed.target(table))
+
     # -- changes ----------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> Receipt:

@@ -17,6 +17,7 @@ from changefeed.options.types import (
     FOREVER,
     ByteSize,
     Choice,
+    Count,
     Cursor,
     DebeziumOffset,
     Duration,
@@ -47,7 +48,8 @@ __all__ += ("AVRO_SCHEMA_PREFIX", "CLUSTER_BY", "COMPRESSION", "CONFLUENT_SCHEMA
 __all__ += ("CURSOR", "DELETES", "DELIVERY", "DIFF", "ENCODE_JSON_VALUE_NULL_AS_OBJECT")
 __all__ += ("END_TIME", "ENGINE", "ENRICHED_PROPERTIES", "ENVELOPE", "EXISTING_TARGET", "EXPIRE")
 __all__ += ("EXTRA_HEADERS", "FORMAT", "FULL_TABLE_NAME", "GC_SIZE", "GC_TTL")
-__all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN_ONLY")
+__all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN_CONCURRENCY")
+__all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY")
 __all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
 __all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
 __all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
@@ -329,6 +331,25 @@ INITIAL_SCAN_ONLY = _TIME.option(
     False,
     summary="The same as initial_scan = 'only'.",
     alterable=False,
+)
+INITIAL_SCAN_CONCURRENCY = _TIME.option(
+    "initial_scan_concurrency",
+    Count(32),
+    4,
+    summary="How many parts of a table a scan reads at the source at the same time. MySQL and "
+    "MariaDB read with at most 4 sessions. If it is given, the node reads the tables, and not a "
+    "Spark job.",
+    example="initial_scan_concurrency = '1'",
+    shown="4",
+)
+INITIAL_SCAN_MAX_RATE = _TIME.option(
+    "initial_scan_max_rate",
+    ByteSize(),
+    cast("int | None", None),
+    summary="The most bytes a second of rows that scans of the feed read at the source, all tables "
+    "together. If it is given, the node reads the tables, and not a Spark job.",
+    example="initial_scan_max_rate = '10MiB'",
+    shown="no limit",
 )
 GC_TTL = _TIME.option(
     "gc_ttl",

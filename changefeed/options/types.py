@@ -270,6 +270,25 @@ class ByteSize(_VerbatimType):
 
 
 @dataclass(frozen=True, slots=True)
+class Count(_VerbatimType):
+    """A whole number from 1 to ``most``."""
+
+    most: int
+    values: tuple[str, ...] = ()
+    takes: ValueRule = ValueRule.VALUE
+
+    @property
+    def kind(self) -> str:
+        return f"1 to {self.most}"
+
+    def read(self, name: str, text: str, clock: Clock) -> int:
+        digits = text.strip()
+        if not (digits.isascii() and digits.isdigit() and 1 <= int(digits) <= self.most):
+            raise ValueError(f"option {name} must be a whole number from 1 to {self.most}")
+        return int(digits)
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """A timestamp; ``past`` refuses one that is yet to come."""
 

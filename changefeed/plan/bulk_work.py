@@ -6,6 +6,7 @@ the amount of work.
 
 from __future__ import annotations
 
+from changefeed.options import INITIAL_SCAN_CONCURRENCY, INITIAL_SCAN_MAX_RATE, Options
 from sinks.base import Capabilities
 
 _QUERY = "a CDC query runs in the node's session"
@@ -13,8 +14,14 @@ _STAGED = "the rows of this sink are staged by the node"
 _ONE_WRITER = "delivery = 'exactly_once' is one writer's transaction"
 
 
+def scan_limit(options: Options) -> str:
+    """The option of a feed that limits how hard its scans read the source; empty: none does."""
+    limits = (INITIAL_SCAN_CONCURRENCY, INITIAL_SCAN_MAX_RATE)
+    return next((row.name for row in limits if row.name in options.given), "")
+
+
 def scan_hindrance(
-    sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool
+    sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool, limit: str = ""
 ) -> str:
     """Why the node itself reads the tables of a scan; empty: Spark's workers can.
 
@@ -23,11 +30,14 @@ def scan_hindrance(
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
         parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
+        limit: the option that limits how hard the source is read; empty: none does.
     """
     if query:
         return _QUERY
     if not parts_travel:
         return "the snapshot of this source cannot leave the node"
+    if limit:
+        return f"the node keeps {limit}"
     if sink.takes_rows:
         return "" if sink.scans_by_spark else _STAGED
     if exactly_once:

@@ -46,7 +46,7 @@ from changefeed.options import (
     InitialScan,
     Options,
 )
-from changefeed.plan.bulk_work import backlog_hindrance, scan_hindrance
+from changefeed.plan.bulk_work import backlog_hindrance, scan_hindrance, scan_limit
 from changefeed.plan.example import example
 from changefeed.plan.queries import query_lines
 from changefeed.query.model import CompiledQuery
@@ -315,7 +315,13 @@ class EngineStage:
             yield "driver: the node reads and delivers, its Spark session evaluates the query"
             return
         once = can.keeps_progress and self.options[DELIVERY] is Guarantee.EXACTLY_ONCE
-        scan = scan_hindrance(can, query=False, exactly_once=once, parts_travel=self.parts_travel)
+        scan = scan_hindrance(
+            can,
+            query=False,
+            exactly_once=once,
+            parts_travel=self.parts_travel,
+            limit=scan_limit(self.options),
+        )
         if can.spark_packs:
             yield f"spark: merges are jobs; {scan or 'a small scan is read by the node'}"
             return

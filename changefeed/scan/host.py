@@ -48,6 +48,21 @@ class ScanSinks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """How hard a scan reads its source.
+
+    Attributes:
+        readers: parts that are read at the same time, in this process.
+        rate: bytes a second, all readers together; None: as fast as it goes.
+        option: the option of the feed that sets one of them; empty: none does.
+    """
+
+    readers: int = 4
+    rate: int | None = None
+    option: str = ""
+
+
 @dataclass(frozen=True)
 class ScanHost:
     """The feed of a scan, as it is when the scan begins: an ALTER ends the scan.
@@ -61,6 +76,7 @@ class ScanHost:
         sinks: the feed's sink objects.
         sizes: how much is done in one go.
         asked_engine: where the feed, or else the node, wants scans to run.
+        limits: how hard the source is read.
         history: what the feed's tables keep of the past.
         needs_spark: Spark merges what the feed delivers; else it only helps with large scans.
         has_query: rows go through a CDC query, which runs in this process and not in Spark's
@@ -70,6 +86,7 @@ class ScanHost:
         recognise: raises CF2106 unless the table is the one that the feed began with.
         intern_schema: returns a shape with the version that the catalog knows it by.
         plan: returns how rows of a table version become messages.
+        form: returns a digest of what determines the form of delivered rows of a table version.
         messages: ``plan`` with its schemas known to the feed's registry, for encoding.
         row_plan: returns what a sink of typed rows sees of a table version.
         rows: turns rows of a table's log into rows of the log of what the feed delivers.
@@ -83,6 +100,7 @@ class ScanHost:
     sinks: ScanSinks
     sizes: Sizes
     asked_engine: EngineOption
+    limits: ScanLimits
     history: History
     needs_spark: bool
     has_query: bool
@@ -91,6 +109,7 @@ class ScanHost:
     recognise: Callable[[TableSchema], None]
     intern_schema: Callable[[TableSchema], TableSchema]
     plan: Callable[[TableSchema], MessagePlan]
+    form: Callable[[TableSchema], str]
     messages: Callable[[TableSchema], MessagePlan]
     row_plan: Callable[[TableSchema], RowPlan]
     rows: Callable[[TableSchema, pa.Table], pa.Table]

@@ -54,7 +54,7 @@ def run_scan(
     deliver: PartDelivery,
     group: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    on_durable: Callable[[], None] = lambda: None,
+    on_durable: Callable[[int, int, int], None] = lambda part, rows, size: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[PartResult]:
     """Read, encode and deliver all parts; returns when everything is delivered.
@@ -66,7 +66,8 @@ def run_scan(
         deliver: takes the messages of a part; pickles.
         group: name for :meth:`NodeSpark.cancel`, which ends the scan.
         on_progress: takes rows and bytes of all parts, now and then and at the end.
-        on_durable: called when the rows of a part are durable; a call may get lost.
+        on_durable: called with number, rows and bytes of a part when its rows are durable; a call
+            may get lost.
         stopping: asked when the job failed and before it starts; true ends quietly.
 
     Raises:
@@ -93,7 +94,7 @@ def _run(
     deliver: PartDelivery,
     group: str | None,
     on_progress: Callable[[int, int], None],
-    on_durable: Callable[[], None],
+    on_durable: Callable[[int, int, int], None],
 ) -> list[PartResult]:
     with spark.use(group) as session:
         host = driver_host(session)

@@ -11,6 +11,8 @@ rows, by Spark          read here, one commit           Spark; the sink runs the
 ======================  ==============================  =======================================
 
 A table counts as scanned when all its rows are durable and the sink knows that the scan ended.
+Which of its parts are durable is kept meanwhile (:class:`PartLedger`), so that a scan which is
+interrupted can go on.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from changefeed.catalog.model import RowRepair, TableProgress
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
@@ -35,6 +37,8 @@ from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.telemetry import log
+from changefeed.core.unread import PartRange, UnreadParts
+from changefeed.core.unread import joined as joined_ranges
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
@@ -69,8 +73,82 @@ QUERY_ROWS = 100_000
 #: Typed rows handed to a sink in one go, and committed in one go where the sink says nothing.
 TYPED_ROWS = 50_000
 ROUND_ROWS = 500_000
-#: Parts read at the same time here.
-READERS = 4
+#: Written rows wait no longer than this for a commit, seconds, unless the sink commits less often.
+ROUND_SECONDS = 5.0
+#: How often a pause or a wait looks whether the scan is to end.
+_LOOK_SECONDS = 0.2
+#: A table whose scan can go on is read here in about so many parts, each of at least so many bytes:
+#: an interruption wastes at most one for each reader, and what is not committed.
+FINE_PARTS = 256
+FINE_PART_BYTES = 2 << 20
+
+
+class PartLedger:
+    """Which parts of a table are durable in the sink, so that a scan can go on. Thread-safe.
+
+    Attributes:
+        unread: what is left, once a part is durable.
+        since: the first instant of which the sink has rows of this scan.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        at: Timestamp,
+        ranges: Sequence[PartRange | None],
+        before: UnreadParts | None,
+    ) -> None:
+        """
+        Args:
+            form: as of :attr:`UnreadParts.form`.
+            at: the instant of the scan.
+            ranges: of the parts that are read, by number; None: of one that no later image knows.
+            before: what an earlier scan left, and this one reads; None: this one reads all.
+        """
+        places = dict.fromkeys(one.place for one in ranges if one is not None)
+        self._known = None not in ranges
+        self._left = {number: one for number, one in enumerate(ranges) if one is not None}
+        self._lock = threading.Lock()
+        self.since = at if before is None else before.since
+        self._unread = (
+            UnreadParts(at, form, tuple(places), ())
+            if before is None
+            else replace(before, places=tuple(dict.fromkeys((*before.places, *places))))
+        )
+        self.unread: UnreadParts | None = before
+
+    def part_durable(self, number: int, rows: int, size: int) -> None:
+        """A part is durable, which may have been said before."""
+        if number in self._left:
+            self.durable((number,), rows, size)
+
+    def durable(self, parts: Iterable[int], rows: int, size: int) -> None:
+        """The rows of these parts are durable; ``rows`` and ``size`` came since the last call."""
+        with self._lock:
+            for number in parts:
+                self._left.pop(number, None)
+            self._unread = replace(
+                self._unread, rows=self._unread.rows + rows, bytes=self._unread.bytes + size
+            )
+            if self._known:
+                self.unread = replace(self._unread, left=joined_ranges(self._left.values()))
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """What a scan reads of a table.
+
+    Attributes:
+        parts: all of it.
+        cut: returns the same rows in parts of about so many bytes.
+        range_of: see :meth:`changefeed.sources.base.Snapshot.range_of`.
+        before: what an earlier scan left, if these parts are only that.
+    """
+
+    parts: Sequence[ScanPart]
+    cut: Callable[[int], Sequence[ScanPart]]
+    range_of: Callable[[ScanPart], PartRange | None]
+    before: UnreadParts | None = None
 
 
 @dataclass
@@ -88,22 +166,27 @@ class ScanWork:
     stopping: Callable[[], bool]
     unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
     delivered: bool = False
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self._epochs = itertools.count(1)
+        self._next_read = 0.0
 
     def read(
         self,
         schema: TableSchema,
-        parts: Sequence[ScanPart],
+        found: TableParts,
         rows: int,
         progress: Callable[[int, int], None],
+        keep: Callable[[PartLedger], None],
     ) -> None:
         """Deliver a table; returns when it is durable and ended at the sink.
 
         Args:
             rows: about how many rows there are.
             progress: takes rows and bytes delivered so far; called from any thread.
+            keep: takes the ledger of the parts, before the first row, if the scan of the table can
+                go on after an interruption.
 
         Raises:
             ScanStopped: before the end.
@@ -111,6 +194,7 @@ class ScanWork:
         """
         with self.barrier.passing():
             sink = self.host.sinks.for_scan(self.unfinished)
+        parts = found.parts
         writer = ScanWriter(self, sink, schema, progress)
         choice = self._engine(writer, rows, len(parts))
         if choice.spark:
@@ -121,6 +205,13 @@ class ScanWork:
             text = f"the node reads the table although engine = 'spark': {choice.reason}"
             log.warning("feed %s: %s: %s", self.host.name, schema.table, text)
             self.host.note_engine(schema.table, text)
+        if self.continues(schema):
+            if not choice.spark:
+                parts = found.cut(fine_bytes(parts))
+            ranges = [found.range_of(part) for part in parts]
+            ledger = PartLedger(self.host.form(schema), self.at, ranges, found.before)
+            writer.ledger = ledger
+            keep(ledger)
         try:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
@@ -134,6 +225,16 @@ class ScanWork:
         except BaseException:
             writer.abort()
             raise
+
+    def continues(self, schema: TableSchema) -> bool:
+        """Whether a scan of the table can go on after an interruption, as far as its target and the
+        feed are concerned."""
+        with self.barrier.passing():
+            sink = self.host.sinks.for_scan(self.unfinished)
+        able = sink.capabilities.continues_scans and not self.host.sinks.keeps(sink)
+        # A target that keeps the past must know of every row by which scan it came.
+        past = sink.capabilities.takes_rows and self.host.history is not History.OFF
+        return able and not past and not schema.keyless
 
     def why_rescan(self, table: TableProgress, schema: TableSchema) -> str:
         """See :func:`.repair.why_rescan`."""
@@ -198,6 +299,7 @@ class ScanWork:
             query=host.has_query,
             exactly_once=writer.keeps,
             parts_travel=host.source_runtime.source.parts_travel,
+            limit=host.limits.option,
         )
         if not why and not writer.typed and not host.sinks.in_workers(writer.sink):
             why = "Spark cannot be started here"
@@ -254,12 +356,35 @@ class ScanWork:
         shape: Callable[[pa.Table], pa.Table],
         rows: int,
     ) -> None:
-        for batch in joined(read_parts(parts, self.stopping), rows):
+        limits = self.host.limits
+        read = read_parts(parts, self.stopping, limits.readers, writer.ended.append)
+        for batch in joined(self._paced(read, limits.rate), rows, writer.overdue):
             writer.write(shape(batch))
             writer.commit_round()
 
+    def _paced(
+        self, batches: Iterator[pa.RecordBatch], rate: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same batches, at most ``rate`` bytes a second."""
+        for batch in batches:
+            yield batch
+            if rate is None:
+                continue
+            now = self.clock.monotonic()
+            self._next_read = max(now, self._next_read) + batch.nbytes / rate
+            while now < self._next_read:
+                if self.stopping():
+                    raise ScanStopped
+                self.clock.sleep(min(_LOOK_SECONDS, self._next_read - now))
+                now = self.clock.monotonic()
+
     def _messages_in_workers(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
-        run_scan(
+        def on_durable(part: int, rows: int, size: int) -> None:
+            self.note_durable()
+            if writer.ledger is not None:
+                writer.ledger.part_durable(part, rows, size)
+
+        done = run_scan(
             self.host.spark,
             parts,
             plan=self.host.messages(writer.schema),
@@ -267,12 +392,14 @@ class ScanWork:
             deliver=self._in_worker(writer),
             group=self.group,
             on_progress=writer.progress,
-            on_durable=self.note_durable,
+            on_durable=on_durable,
             stopping=self.stopping,
         )
         if self.stopping():
             raise ScanStopped
         self.note_durable()
+        for part in done:
+            on_durable(part.part, part.rows, part.bytes)
 
     def note_durable(self) -> None:
         """Rows of the scan are durable in the sink."""
@@ -320,9 +447,14 @@ class ScanWriter:
         self._reading = reading
         #: Takes rows and bytes so far, also those that Spark's workers wrote.
         self.progress = progress
+        #: Keeps which parts are durable, if the scan can go on after an interruption.
+        self.ledger: PartLedger | None = None
+        #: Parts whose rows were all written since the last commit.
+        self.ended: list[int] = []
         self._receipts: list[Receipt] = []
-        self._pending = 0
+        self._pending = self._pending_bytes = 0
         self._rows = self._bytes = 0
+        self._settled_at = reading.clock.monotonic()
         self._round = max(sink.capabilities.pacing.rows, ROUND_ROWS)
         deletes = host.plan(schema).deletes
         self._ends = ends_scan(deletes, host.history, gathers=self.typed and self.seen.keyless)
@@ -343,15 +475,23 @@ class ScanWriter:
             receipt = self.sink.write(batch)
         self._receipts.append(receipt)
         self._pending += rows.num_rows
+        self._pending_bytes += receipt.bytes
         self._rows, self._bytes = self._rows + rows.num_rows, self._bytes + receipt.bytes
         self.progress(self._rows, self._bytes)
 
     def commit_round(self) -> None:
-        """Commit what is written, if it is much and the table may be committed in several
-        rounds.
+        """Commit what is written, if it is much, or has waited long where a restart would go on
+        from there, and the table may be committed in several rounds.
         """
-        if not self.keeps and self._pending >= self._round:
+        if not self.keeps and (self._pending >= self._round or self.overdue()):
             self.commit()
+
+    def overdue(self) -> bool:
+        """Whether a commit would be due even of a few rows: a restart would go on from there."""
+        if self.ledger is None:
+            return False
+        waited = self._reading.clock.monotonic() - self._settled_at
+        return waited >= max(ROUND_SECONDS, self.sink.pacing().seconds)
 
     def commit(self) -> None:
         """Make durable what was written since the last commit."""
@@ -359,6 +499,7 @@ class ScanWriter:
             with self._reading.barrier.passing():
                 require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
+        fault_point(Point.SCAN_COMMITTED)
 
     def end(self, *, whole: bool = True) -> None:
         """Commit the rest of the table, and tell the sink that the scan of it is complete, if it
@@ -372,6 +513,9 @@ class ScanWriter:
             self._settled()
         else:
             self.commit()
+        if self.ledger is not None:
+            self.ledger.durable(self.ended, 0, 0)
+            at = self.ledger.since
         fault_point(Point.SCAN_BEFORE_END)
         if whole and self._ends and sink.capabilities.ends_scans:
             with self._reading.barrier.passing():
@@ -380,8 +524,12 @@ class ScanWriter:
 
     def _settled(self) -> None:
         self._reading.note_durable()
+        if self.ledger is not None:
+            self.ledger.durable(self.ended, self._pending, self._pending_bytes)
+        self.ended.clear()
         self._receipts.clear()
-        self._pending = 0
+        self._pending = self._pending_bytes = 0
+        self._settled_at = self._reading.clock.monotonic()
         self.epoch = self._reading.next_epoch()
 
     def abort(self) -> None:
@@ -459,23 +607,36 @@ class WorkerDelivery:
 # ------------------------------------------------------------------------------- reading
 
 
-def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts, a few read at the same time, in no particular order.
+def fine_bytes(parts: Sequence[ScanPart]) -> int:
+    """How large parts of a table should be that the node reads so that it can go on."""
+    size = sum(part.bytes_estimate for part in parts)
+    largest = max((part.bytes_estimate for part in parts), default=0)
+    return max(FINE_PART_BYTES, min(largest, size // FINE_PARTS))
 
-    At most a few batches are in memory.
+
+def read_parts(
+    parts: Sequence[ScanPart],
+    stopping: Callable[[], bool],
+    readers: int = 4,
+    on_end: Callable[[int], object] = int,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, ``readers`` read at the same time, in no particular order.
+
+    At most a few batches are in memory. ``on_end`` is called with the number of a part when all of
+    its rows were returned.
 
     Raises:
         ScanStopped: ``stopping`` said so.
         ChangefeedError: a part cannot be read.
     """
-    ready: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(2 * READERS)
-    left = iter(parts)
+    ready: queue.Queue[pa.RecordBatch | BaseException | int | None] = queue.Queue(2 * readers)
+    left = iter(enumerate(parts))
     lock, over = threading.Lock(), threading.Event()
 
-    def put(item: pa.RecordBatch | BaseException | None) -> None:
+    def put(item: pa.RecordBatch | BaseException | int | None) -> None:
         while not over.is_set():
             try:
-                return ready.put(item, timeout=0.2)
+                return ready.put(item, timeout=_LOOK_SECONDS)
             except queue.Full:
                 continue
 
@@ -483,19 +644,21 @@ def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Itera
         try:
             while not over.is_set():
                 with lock:
-                    part = next(left, None)
-                if part is None:
+                    numbered = next(left, None)
+                if numbered is None:
                     break
+                number, part = numbered
                 for batch in part.read():
                     put(batch)
                     if over.is_set():
                         return
+                put(number)
         except BaseException as error:
             put(error)
         finally:
             put(None)
 
-    threads = min(READERS, len(parts))
+    threads = min(readers, len(parts))
     pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="scan-read")
     for _ in range(threads):
         pool.submit(work)
@@ -504,13 +667,15 @@ def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Itera
             if stopping():
                 raise ScanStopped
             try:
-                item = ready.get(timeout=0.2)
+                item = ready.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 continue
             if isinstance(item, BaseException):
                 raise item
             if item is None:
                 threads -= 1
+            elif isinstance(item, int):
+                on_end(item)
             elif item.num_rows:
                 yield item
     finally:
@@ -518,14 +683,16 @@ def read_parts(parts: Sequence[ScanPart], stopping: Callable[[], bool]) -> Itera
         pool.shutdown(wait=False)
 
 
-def joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Successive tables joined into tables of about ``rows`` rows."""
+def joined(
+    batches: Iterator[pa.RecordBatch], rows: int, overdue: Callable[[], bool] = lambda: False
+) -> Iterator[pa.Table]:
+    """Successive tables joined into tables of about ``rows`` rows, or fewer where ``overdue``."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         held.append(batch)
         count += batch.num_rows
-        if count >= rows:
+        if count >= rows or overdue():
             yield pa.Table.from_batches(held)
             held, count = [], 0
     if held:

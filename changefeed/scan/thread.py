@@ -5,17 +5,30 @@ one scan are read under one snapshot of the source and have its timestamp. A tab
 already delivered (a backfill) is read only after its changes up to that timestamp were delivered,
 so a consumer never sees an older version of a row after a newer one.
 
-:mod:`changefeed.scan.table` reads and delivers a table. An interrupted scan is repeated for the
-unfinished tables: rows may be repeated, but none is lost. A row that the interrupted scan delivered
-may be deleted at the source before the next scan, whose snapshot then lacks it. So the timestamp of
-a scan is saved before its first row is delivered, and the next scan of the table follows the
-changes since then, like a backfill.
+:mod:`changefeed.scan.table` reads and delivers a table. After an interruption another scan delivers
+the unfinished tables: rows may be repeated, but none is lost. A row that the interrupted scan
+delivered may be deleted at the source before the next scan, whose snapshot then lacks it. So the
+timestamp of a scan is saved before its first row is delivered, and the next scan of the table
+follows the changes since then, like a backfill.
+
+Where source and sink allow it, the next scan reads only what the earlier ones left
+(:mod:`changefeed.core.unread`)::
+
+    scan as of S1         parts 1, 2 durable, then an interruption
+    changes up to S2      of every row: parts 1 and 2 are as of S2 now
+    scan as of S2         the other parts
+    the table is complete as of S2
+
+A row that moved from an unread part to one that was read had to change for that, so the changes
+have it. They must have all of its values: if one lacks a value that the source did not send, or the
+table was truncated or altered meanwhile, the next scan reads everything
+(:meth:`changefeed.feeds.rounds.Rounds.turn` finds this out before it delivers them).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog.model import RowRepair, TableProgress
@@ -25,10 +38,12 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.core.table_errors import TableError, about_table
+from changefeed.core.unread import UnreadParts
 from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
-from changefeed.scan.table import ScanWork
-from changefeed.sources.base import KeySet, ScanPart, Snapshot
+from changefeed.scan.table import PartLedger, ScanWork, TableParts
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot
+from changefeed.sources.scans import table_changed
 
 
 @dataclass
@@ -37,6 +52,9 @@ class TableScan:
 
     ``repair`` are the rows that the scan is about, None for all. ``dismissed`` is set by the feed
     if it needs another scan of the table instead: this one delivers no rows of it.
+    ``before`` is what earlier scans have left, None if this one reads all: the feed takes it away
+    before it sets ``caught_up``, if the changes since then do not complete it. ``goes_on`` is
+    whether the image does, once the scan knows. ``ledger`` says how far the table is.
     """
 
     progress: TableProgress
@@ -50,6 +68,23 @@ class TableScan:
     repair: RowRepair | None = None
     dismissed: bool = False
     caught_up: threading.Event = field(default_factory=threading.Event)
+    ledger: PartLedger | None = None
+    before: UnreadParts | None = None
+    goes_on: bool | None = None
+
+    @classmethod
+    def of(cls, progress: TableProgress) -> TableScan:
+        """The scan that a table is owed, as far as it is known before it begins."""
+        known = None if progress.done_upto is None else progress.unread
+        return cls(
+            progress,
+            backfill=progress.done_upto is not None,
+            repair=progress.repair,
+            total=0 if known is None else progress.scan_total,
+            rows=0 if known is None else known.rows,
+            bytes=0 if known is None else known.bytes,
+            before=known,
+        )
 
     @property
     def name(self) -> TableName:
@@ -63,9 +98,7 @@ class SnapshotScan(threading.Thread):
         self, host: ScanHost, tables: Sequence[TableProgress], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         super().__init__(name=f"scan-{host.name}", daemon=True)
-        self.tables = {
-            t.table: TableScan(t, backfill=t.done_upto is not None, repair=t.repair) for t in tables
-        }
+        self.tables = {t.table: TableScan.of(t) for t in tables}
         self.at: Timestamp | None = None
         self.error: Exception | None = None
         #: What this scan writes, it writes through here.
@@ -114,8 +147,9 @@ class SnapshotScan(threading.Thread):
             return f"{name}: waits for {self._waits}" + (f", for {what}" if what else "")
         text = f"{name}: {done} of {len(tables)} tables, {rows}"
         text += f" of about {total} rows" if total else " rows"
-        if share > 0.01 and self._began:
-            left = (self._clock.monotonic() - self._began) * (1 - share) / share
+        fresh = rows - sum(t.before.rows for t in tables if t.before is not None)
+        if share > 0.01 and self._began and fresh > 0:
+            left = (self._clock.monotonic() - self._began) * (1 - share) * total / fresh
             text += f" ({share:.0%}, about {_duration(left)} left)"
         return text
 
@@ -165,10 +199,18 @@ class SnapshotScan(threading.Thread):
                 if table.progress.scan_at is not None
             }
             reading = self._work = ScanWork(
-                self._host, self.at, self.barrier, self._group, self._stopping.is_set, unfinished
+                self._host,
+                self.at,
+                self.barrier,
+                self._group,
+                self._stopping.is_set,
+                unfinished,
+                clock=self._clock,
             )
             # Of all tables before the first row, so that a share is one of the whole.
             parts = {table.name: self._parts(snapshot, table, reading) for table in described}
+            # The feed waits with the first row until it knows which tables begin again.
+            self._host.wake()
             for table in described:
                 if self._stopping.is_set():
                     return
@@ -196,10 +238,10 @@ class SnapshotScan(threading.Thread):
                 table.error = error
         return found
 
-    def _parts(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> Sequence[ScanPart]:
+    def _parts(self, snapshot: Snapshot, table: TableScan, reading: ScanWork) -> _Cuts:
         progress, schema = table.progress, table.schema
         if schema is None or self._stopping.is_set():
-            return ()
+            return _Cuts()
         keys: KeyRange | KeySet = KeyRange(progress.values_from or None, progress.values_to or None)
         try:
             with about_table(table.name):
@@ -207,32 +249,80 @@ class SnapshotScan(threading.Thread):
                     table.repair = None  # an ALTER since the statement that asked for it
                 if table.repair is not None:
                     keys = KeySet(table.repair.keys)
-                parts = snapshot.parts(schema, keys=keys, partition=progress.partition)
+                whole = _table_parts(
+                    snapshot,
+                    lambda size: snapshot.parts(
+                        schema, size, keys=keys, partition=progress.partition
+                    ),
+                )
+                rest = self._rest(snapshot, table, schema, reading)
         except TableError as failed:
             table.error = failed.error
-            return ()
-        table.total = sum(p.rows_estimate for p in parts)
-        return parts
+            return _Cuts()
+        table.total = sum(p.rows_estimate for p in whole.parts)
+        table.goes_on = rest is not None
+        return _Cuts(whole, rest)
 
-    def _scan_table(self, table: TableScan, reading: ScanWork, parts: Sequence[ScanPart]) -> None:
+    def _rest(
+        self, snapshot: Snapshot, table: TableScan, schema: TableSchema, reading: ScanWork
+    ) -> TableParts | None:
+        """What earlier scans left of a table, if this image can complete it."""
+        before, progress = table.before, table.progress
+        if before is None or table.repair is not None or before.form != self._host.form(schema):
+            return None
+        if not reading.continues(schema):
+            return None
+        keys = KeyRange(progress.values_from or None, progress.values_to or None)
+
+        def cut(size: int) -> Sequence[ScanPart] | None:
+            return snapshot.rest(
+                schema,
+                before.places,
+                before.left,
+                size,
+                keys=keys,
+                partition=progress.partition,
+            )
+
+        if cut(DEFAULT_PART_BYTES) is None:
+            return None
+
+        def still(size: int) -> Sequence[ScanPart]:
+            left = cut(size)
+            if left is None:
+                raise table_changed(schema.table, "it was rewritten")
+            return left
+
+        return _table_parts(snapshot, still, before)
+
+    def _scan_table(self, table: TableScan, reading: ScanWork, cuts: _Cuts) -> None:
         if table.error is not None:
             return
         if table.backfill:
             table.caught_up.wait()
         if table.schema is None or self._stopping.is_set() or table.dismissed:
             return
+        before = table.before
+        found = cuts.whole if before is None else cuts.rest
+        rows, size = (0, 0) if before is None else (before.rows, before.bytes)
+        table.rows, table.bytes = rows, size
+        if found is None:
+            raise AssertionError("the feed lets a table go on that this image does not complete")
 
-        def progress(rows: int, size: int) -> None:
-            table.rows, table.bytes = rows, size
+        def progress(more: int, more_bytes: int) -> None:
+            table.rows, table.bytes = rows + more, size + more_bytes
             self._host.wake()
+
+        def keep(ledger: PartLedger) -> None:
+            table.ledger = ledger
 
         try:
             with about_table(table.name):
                 try:
                     if table.repair is None:
-                        reading.read(table.schema, parts, table.total, progress)
+                        reading.read(table.schema, found, table.total, progress, keep)
                     else:
-                        reading.repair(table.schema, parts, table.repair, progress)
+                        reading.repair(table.schema, found.parts, table.repair, progress)
                 except ScanStopped:
                     return
         except TableError as failed:
@@ -240,6 +330,22 @@ class SnapshotScan(threading.Thread):
             return
         if not self._stopping.is_set():
             table.done = True
+
+
+def _table_parts(
+    snapshot: Snapshot,
+    cut: Callable[[int], Sequence[ScanPart]],
+    before: UnreadParts | None = None,
+) -> TableParts:
+    return TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.range_of, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """All of a table, and what earlier scans left of it, if that is enough."""
+
+    whole: TableParts | None = None
+    rest: TableParts | None = None
 
 
 def _duration(seconds: float) -> str:

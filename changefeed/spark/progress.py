@@ -57,7 +57,8 @@ class Listener:
         on_progress: called from a thread of its own with rows and bytes of all parts.
         host: the address at which workers reach the driver.
         clock: for ``period``.
-        on_durable: called from that thread when the rows of a part are durable.
+        on_durable: called from that thread with number, rows and bytes of a part when its rows are
+            durable.
         period: seconds between two calls of ``on_progress``, at least.
     """
 
@@ -66,7 +67,7 @@ class Listener:
         on_progress: Callable[[int, int], None],
         host: str,
         clock: Clock = SYSTEM_CLOCK,
-        on_durable: Callable[[], None] = lambda: None,
+        on_durable: Callable[[int, int, int], None] = lambda part, rows, size: None,
         period: float = PERIOD,
     ) -> None:
         self._clock = clock
@@ -115,5 +116,5 @@ class Listener:
             return False
         self._parts[part] = (rows, size)
         if durable:
-            self._on_durable()
+            self._on_durable(part, rows, size)
         return True

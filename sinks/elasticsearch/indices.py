@@ -158,6 +158,10 @@ class Indices:
         if not answer.ok and answer.error_type != "resource_already_exists_exception":
             raise self._refused(answer, target, "make the index")
 
+    def exists(self, target: Target) -> bool:
+        """Whether the index of a target is there."""
+        return self._mappings(target) is not None
+
     def _mappings(self, target: Target) -> dict[str, Any] | None:
         answer = self._cluster.call("GET", path_of(target.topic, "_mapping"))
         if answer.status == 404:

@@ -55,6 +55,7 @@ class ElasticsearchSink(Sink):
         compressions=("none", "gzip"),
         owns_targets=True,
         repairs=True,
+        continues_scans=True,
         features=frozenset({Feature.EXISTING_TARGETS, Feature.COMPARISON}),
         ends_scans=True,
     )
@@ -178,6 +179,9 @@ class ElasticsearchSink(Sink):
         if self._delete_below(target, at.version):
             self._marks.wrote(target.topic)
             self._show_scan([target.topic])
+
+    def holds_target(self, target: Target) -> bool:
+        return self._indices.exists(target)
 
     def _delete_below(self, target: Target, version: int) -> int:
         """Delete older documents; those that others put into the index stay where the option says

@@ -68,6 +68,7 @@ class FilesSink(Sink):
         compressions=COMPRESSIONS,
         shared_topics=True,
         repairs=True,
+        continues_scans=True,
         features=frozenset({Feature.TRANSACTIONS, Feature.COMPARISON}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = FilesSettings.parameters()

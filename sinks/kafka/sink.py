@@ -97,6 +97,7 @@ class KafkaSink(Sink):
         resolved_by_topic=True,
         shared_topics=True,
         repairs=True,
+        continues_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = KafkaSettings.parameters()
     stall_seconds: float = STALL_SECONDS

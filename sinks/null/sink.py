@@ -21,6 +21,7 @@ class NullSink(Sink):
         executor=True,
         lanes=True,
         exactly_once=True,
+        continues_scans=True,
         features=frozenset(Feature) - {Feature.COMPARISON},
     )
 

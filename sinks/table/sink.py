@@ -53,7 +53,10 @@ class MessageTableSink(Sink):
     """Writes messages into a table, each once."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        exactly_once=True, state_database=True, features=frozenset({Feature.TRANSACTIONS})
+        exactly_once=True,
+        state_database=True,
+        continues_scans=True,
+        features=frozenset({Feature.TRANSACTIONS}),
     )
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -80,6 +80,7 @@ class WarehouseSink(DatabaseSink):
         features=DatabaseSink.capabilities.features | {Feature.HISTORY, Feature.COMPARISON},
         compares_parts=True,
         repairs=True,
+        continues_scans=True,
     )
     #: How the feed's tables are found and made.
     tables: ClassVar[type[SQLTables]] = SQLTables
@@ -233,6 +234,14 @@ class WarehouseSink(DatabaseSink):
         if self._policy.drop:
             self._tables.run([SqlStatement(table.applied.forget(), target.topic)])
         self._tables.warehouse.rest()
+
+    def holds_target(self, target: Target) -> bool:
+        """Whether the table is there (:meth:`sinks.base.Sink.holds_target`)."""
+        self._tables.connect()
+        warehouse = self._tables.warehouse
+        return bool(
+            warehouse.columns(warehouse.dialect.fit(self._tables.strategy.place(target.topic)))
+        )
 
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None

@@ -46,6 +46,7 @@ class WebhookSink(Sink):
         key_in_value=True,
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),
+        continues_scans=True,
         features=frozenset({Feature.EXTRA_HEADERS, Feature.TRANSACTIONS, Feature.WEBHOOK_REQUESTS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = WebhookSettings.parameters()

@@ -59,6 +59,7 @@ LONG = {
     "carries_unsent_values",
     "scans_versions",
     "scans_anew",
+    "goes_on_with_scans",
     "appends_changes",
     "appends_scans_once",
     "keeps_sequence_beside",

@@ -67,11 +67,12 @@ def test_every_row_arrives_in_order(
         at=AT,
         deliver=ToFiles(str(tmp_path)),
         on_progress=lambda rows, size: told.append((rows, size)),
-        on_durable=lambda: durable.append(1),
+        on_durable=lambda part, rows, size: durable.append(part),
     )
     wanted = expected(plan, parts)
     assert delivered(tmp_path) == wanted
     assert [d.part for d in done] == list(range(5))
+    assert set(durable) <= set(range(5))
     assert durable
     assert told[-1] == (sum(map(len, wanted.values())), sum(d.bytes for d in done))
 

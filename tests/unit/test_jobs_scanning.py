@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import TableError
+from changefeed.core.unread import PartRange, UnreadParts
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.scan_coordinator import ScanCoordinator
 from changefeed.scan.admission import ScanStopped, WriteBarrier
@@ -34,9 +36,7 @@ class StillScan:
     """A scan that does nothing by itself."""
 
     def __init__(self, tables: list[TableProgress]) -> None:
-        self.tables = {
-            t.table: TableScan(t, backfill=t.done_upto is not None, repair=t.repair) for t in tables
-        }
+        self.tables = {t.table: TableScan.of(t) for t in tables}
         self.at: Timestamp | None = None
         self.error: ChangefeedError | None = None
         self.timestamp_saved = threading.Event()
@@ -105,6 +105,7 @@ class Bench:
         self.scans: list[StillScan] = []
         self.source_runtime = StillSourceRuntime()
         self.resolved = resolved
+        self.holds_target = True
         self.restart()
 
     def restart(self) -> None:
@@ -118,6 +119,7 @@ class Bench:
             threading.Event(),
             self._start,
             lambda: self.resolved,
+            holds_target=lambda table: self.holds_target,
         )
         self.scanning.begin(self.feed)
 
@@ -147,6 +149,64 @@ def test_the_instant_of_a_scan_is_durable_before_its_rows(bench: Bench) -> None:
     bench.scanning.follow(bench.feed, lambda: None)
     assert bench.scan.timestamp_saved.is_set()
     assert bench.catalog.tables(bench.job.id)[0].scan_at == Timestamp(10)
+
+
+UNREAD = UnreadParts(Timestamp(10), "form", ("",), (PartRange("", ("7",)),), rows=6, bytes=60)
+
+
+def half(bench: Bench) -> None:
+    """The first scan has delivered some parts, and the node ends."""
+    bench.scan.at = Timestamp(10)
+    bench.scan.tables[TABLE].ledger = cast(Any, SimpleNamespace(unread=UNREAD))
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.feed.save()
+    bench.restart()
+
+
+def test_a_scan_goes_on_with_what_the_one_before_has_left(bench: Bench) -> None:
+    half(bench)
+    table = bench.scan.tables[TABLE]
+    assert (table.before, table.rows) == (UNREAD, 6)
+    bench.scan.at = Timestamp(20)
+    bench.feed.advance([TABLE], Timestamp(20))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert not table.caught_up.is_set(), "the scan does not know yet whether its image is enough"
+    table.goes_on = True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert table.caught_up.is_set() and table.before == UNREAD
+    table.done = True
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert (bench.table.unread, bench.table.emitted_rows) == (None, 6)
+
+
+@pytest.mark.parametrize("why", ["image", "changes", "target"])
+def test_a_scan_begins_again_if_what_was_delivered_is_not_enough(bench: Bench, why: str) -> None:
+    bench.holds_target = why != "target"
+    half(bench)
+    table = bench.scan.tables[TABLE]
+    table.goes_on = why != "image"
+    if why == "changes":
+        bench.feed.update(TABLE, unread=None)
+    bench.scan.at = Timestamp(20)
+    bench.feed.advance([TABLE], Timestamp(20))
+    bench.scanning.follow(bench.feed, lambda: None)
+    assert table.caught_up.is_set() and table.before is None
+    assert bench.catalog.tables(bench.job.id)[0].unread is None, "before the first row"
+
+
+def test_a_rescan_reads_all(bench: Bench) -> None:
+    half(bench)
+    bench.catalog.alter_job(bench.job.id, rescan={TABLE: 0})
+    bench.restart()
+    assert bench.table.unread is None and bench.scan.tables[TABLE].before is None
+
+
+def test_a_scan_that_is_stopped_keeps_its_last_parts(bench: Bench) -> None:
+    bench.scan.at = Timestamp(10)
+    bench.scanning.follow(bench.feed, lambda: None)
+    bench.scan.tables[TABLE].ledger = cast(Any, SimpleNamespace(unread=UNREAD))
+    bench.scanning.stop(bench.feed)
+    assert bench.table.unread == UNREAD
 
 
 def test_a_scan_that_broke_is_followed_by_the_changes_since(bench: Bench) -> None:
@@ -396,12 +456,12 @@ def test_a_scan_that_is_stopped_delivers_nothing_more(bench: Bench, timestamp_sa
     the source, and is not waited for."""
     scan = bench.scan
     scan.at = Timestamp(10) if timestamp_saved else None
-    bench.scanning.stop()
+    bench.scanning.stop(bench.feed)
     assert (scan.alive, scan.joined) == (False, timestamp_saved)
     with pytest.raises(ScanStopped), scan.barrier.passing():
         pytest.fail("it writes")
     assert bench.scanning.owes(bench.feed)
-    bench.scanning.stop()
+    bench.scanning.stop(bench.feed)
     bench.scanning.begin(bench.feed)
     assert len(bench.scans) == 2
 
@@ -487,11 +547,11 @@ def test_a_scan_advances_when_it_comes_further_than_any_try_before(bench: Bench)
     bench.scan.at = Timestamp(10)
     assert not follow(5, delivered=False)
     assert [follow(rows) for rows in (0, 1, 5, 5, 7)] == [False, True, True, False, True]
-    bench.scanning.stop()
+    bench.scanning.stop(bench.feed)
     bench.scanning.begin(bench.feed)
     bench.scan.at = Timestamp(20)
     assert [follow(rows) for rows in (5, 7, 8, 8)] == [False, False, True, False]
-    bench.scanning.stop()
+    bench.scanning.stop(bench.feed)
     bench.scanning.follow(bench.feed, lambda: None)
     assert not bench.scanning.advanced
     bench.scanning.begin(bench.feed)
@@ -517,7 +577,7 @@ def test_a_scan_delivers_from_the_first_row_that_is_durable_until_it_ends(bench:
     assert not bench.scanning.delivers
     bench.scan.delivered = True
     assert bench.scanning.delivers
-    bench.scanning.stop()
+    bench.scanning.stop(bench.feed)
     assert not bench.scanning.delivers
 
 

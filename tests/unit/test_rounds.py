@@ -10,12 +10,14 @@ import pytest
 
 from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.clock import ManualClock, Timestamp
-from changefeed.core.events import Frontier, SchemaChange
+from changefeed.core.events import Frontier, SchemaChange, Truncate
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.table_errors import TableError
 from changefeed.core.timings import Timings
 from changefeed.core.types import LogicalType
+from changefeed.core.unread import PartRange, UnreadParts
 from changefeed.feeds.backlog import BacklogResult
+from changefeed.feeds.chunks import Chunk, ControlItem, Item, Watermark
 from changefeed.feeds.rounds import Deliverers, Rounds
 from changefeed.options import Options
 
@@ -507,3 +509,33 @@ def test_other_keys_of_messages_are_refused(
             world.turn()
     else:
         assert world.turn()
+
+
+def chunk(*, unsent: bool) -> Chunk:
+    piece = cast(Any, SimpleNamespace(has_unsent=unsent))
+    return Chunk(TableSchema(T, (), ()), (piece,), BEGIN, END, 1, (), unsent_beside=False)
+
+
+TRUNCATED = ControlItem(Truncate(TableSchema(T, (), ()), Timestamp(15), 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "goes_on"),
+    [
+        ([chunk(unsent=False), Watermark((T,), END)], True),
+        ([chunk(unsent=False), chunk(unsent=True)], False),
+        ([TRUNCATED], False),
+    ],
+    ids=("whole rows", "a value was not sent", "a truncation"),
+)
+def test_changes_that_do_not_complete_a_scan_let_it_begin_again(
+    monkeypatch: pytest.MonkeyPatch, found: list[Item], goes_on: bool
+) -> None:
+    """Known before they are delivered: progress and this are saved together."""
+    monkeypatch.setattr("changefeed.feeds.rounds.items", lambda *_: iter(found))
+    world = World(BacklogResult())
+    unread = UnreadParts(BEGIN, "form", ("",), (PartRange(""),))
+    world.feed.update(T, unread=unread, scan_wanted=True)
+    world.interrupted = True
+    world.turn()
+    assert world.feed.tables[T].unread == (unread if goes_on else None)

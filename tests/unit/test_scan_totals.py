@@ -26,11 +26,14 @@ class Image:
 
     position = "1"
 
-    def parts(self, schema: TableSchema, **_: object) -> Sequence[object]:
+    def parts(self, schema: TableSchema, size: int, **_: object) -> Sequence[object]:
         if schema.table.name not in ROWS:
             raise ChangefeedError("CF2106", "it was dropped")
         half = ROWS[schema.table.name] // 2
         return [SimpleNamespace(rows_estimate=half)] * 2
+
+    def range_of(self, part: object) -> None:
+        return None
 
 
 class Source:
@@ -50,7 +53,7 @@ def test_every_table_counts_before_the_first_row(monkeypatch: pytest.MonkeyPatch
     class Work:
         delivered = False
 
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             pass
 
         def read(self, schema: TableSchema, parts: Sequence[object], *_: object) -> None:

@@ -434,6 +434,38 @@ def scans_anew(harness: MergeHarness) -> None:
     second.close()
 
 
+def goes_on_with_scans(harness: MergeHarness) -> None:
+    """A scan breaks off. After the changes since then, another one delivers only the rows that were
+    left, and ends; rows of both and older rows stay or go as the source says."""
+    source = SourceDouble(keyed())
+    feed = feed_of(harness, source)
+    first = feed.open(harness.sink())
+    if not first.capabilities.continues_scans:
+        return first.close()
+    source.commit(insert("t", a=1, b="old"), insert("t", a=20, b="gone"), insert("t", a=5, b="old"))
+    feed.deliver(first)
+    source.commit(delete("t", a=20))
+    feed.place = len(source.log)  # never delivered
+    source.load("t", [{"a": i, "b": f"row {i}"} for i in (0, 2, 3, 4, 6)])
+    feed.open(first)
+    since = feed.scan(first, "t", left=lambda row: int(str(row["a"])) < 4, end=False)
+    first.close()
+    source.commit(delete("t", a=0), update("t", {"a": 2}, b="new"), delete("t", a=4))
+    source.commit(update("t", {"a": 5}, b="new"), insert("t", a=-1, b="new"))
+    # Rows that move from what is left to what was delivered, and the other way round.
+    source.commit(update("t", {"a": 6}, a=-6), update("t", {"a": 3}, a=30))
+    second = feed.open(harness.sink())
+    assert second.holds_target(feed.targets["t"])
+    feed.deliver(second)
+    feed.open(second)
+    feed.scan(second, "t", left=lambda row: int(str(row["a"])) >= 4, since=since)
+    check(harness, source)
+    source.commit(update("t", {"a": 1}, b="last"), delete("t", a=30))
+    feed.deliver(second)
+    check(harness, source)
+    second.close()
+
+
 def scans_over_leftovers(harness: MergeHarness) -> None:
     """The target has older rows, which were deleted at the source while no feed was running."""
     source = SourceDouble(keyed(), keyless("v"))
@@ -704,6 +736,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         truncates,
         scans,
         scans_anew,
+        goes_on_with_scans,
         scans_over_leftovers,
         counts_duplicates,
         keeps_unsent_values,

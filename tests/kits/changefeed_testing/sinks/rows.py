@@ -382,17 +382,25 @@ class RowFeed:
     # ------------------------------------------------------------------ scans
 
     def scan(
-        self, sink: Sink, table: str, *, upto: int | None = None, end: bool = True
+        self,
+        sink: Sink,
+        table: str,
+        *,
+        upto: int | None = None,
+        left: Callable[[Row], bool] = lambda row: True,
+        since: Timestamp | None = None,
+        end: bool = True,
     ) -> Timestamp:
         """Deliver the present table as rows of a scan; only the first ``upto`` rows if it breaks
-        off.
+        off, and only rows that are ``left`` if it goes on with one whose first instant was
+        ``since``.
 
         The scan covers the log of the table up to now: deliver only later changes.
         """
         schema, target = self.source.schemas[table], self.targets[table]
         at = self.source.now()
         epoch = self._next(at)
-        rows = self.source.rows(table)[:upto]
+        rows = [row for row in self.source.rows(table) if left(row)][:upto]
         for start in range(0, len(rows), 2):
             found = [scanned_row(schema, row, at) for row in rows[start : start + 2]]
             batch = Batch(
@@ -411,7 +419,7 @@ class RowFeed:
                 self.commit(sink, epoch, [sink.write(batch)])
         if end:
             assert sink.capabilities.ends_scans, "the sink does not end scans"
-            sink.end_scan(target, schema, at)
+            sink.end_scan(target, schema, since or at)
         return at
 
     def repair(self, sink: Sink, table: str, rows: Sequence[Row], at: Timestamp) -> None:
