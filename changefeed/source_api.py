@@ -41,6 +41,7 @@ from changefeed.core.settings import (
     setting,
 )
 from changefeed.core.types import Form
+from changefeed.core.unread import PartRange
 from changefeed.sources.base import (
     Attachment,
     CaptureResult,
@@ -65,8 +66,9 @@ from changefeed.sources.base import (
 __all__ = [
     # the source, and what its methods take and return
     "Source", "Attachment", "Memo", "Watch", "TableInfo", "TableLocations", "CaptureResult",
-    "Handover", "PartitionInfo", "Partition", "Snapshot", "ScanPart", "KeySet", "KeyRange",
-    "RowKey", "Stream", "StreamRequest", "StreamFallback", "as_sent", "leading", "range_of",
+    "Handover", "PartitionInfo", "Partition", "Snapshot", "ScanPart", "PartRange", "KeySet",
+    "KeyRange", "RowKey", "Stream", "StreamRequest", "StreamFallback", "as_sent", "leading",
+    "range_of",
     # what a stream yields
     "Flush", "Frontier", "Position", "Commits", "Event", "ChangeBatch", "Change", "Truncate",
     "SchemaChange", "Ddl", "Timestamp",

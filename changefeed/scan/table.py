@@ -141,13 +141,13 @@ class TableParts:
     Attributes:
         parts: all of it.
         cut: returns the same rows in parts of about so many bytes.
-        range_of: see :meth:`changefeed.sources.base.Snapshot.range_of`.
+        part_range: see :meth:`changefeed.sources.base.Snapshot.part_range`.
         before: what an earlier scan left, if these parts are only that.
     """
 
     parts: Sequence[ScanPart]
     cut: Callable[[int], Sequence[ScanPart]]
-    range_of: Callable[[ScanPart], PartRange | None]
+    part_range: Callable[[ScanPart], PartRange | None]
     before: UnreadParts | None = None
 
 
@@ -208,7 +208,7 @@ class ScanWork:
         if self.continues(schema):
             if not choice.spark:
                 parts = found.cut(fine_bytes(parts))
-            ranges = [found.range_of(part) for part in parts]
+            ranges = [found.part_range(part) for part in parts]
             ledger = PartLedger(self.host.form(schema), self.at, ranges, found.before)
             writer.ledger = ledger
             keep(ledger)

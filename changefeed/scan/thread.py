@@ -337,7 +337,7 @@ def _table_parts(
     cut: Callable[[int], Sequence[ScanPart]],
     before: UnreadParts | None = None,
 ) -> TableParts:
-    return TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.range_of, before)
+    return TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.part_range, before)
 
 
 @dataclass(frozen=True, slots=True)

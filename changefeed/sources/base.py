@@ -272,7 +272,7 @@ class Snapshot(Protocol):
         """
         ...
 
-    def range_of(self, part: ScanPart) -> PartRange | None:
+    def part_range(self, part: ScanPart) -> PartRange | None:
         """Where the rows of a part are, for :meth:`rest` of a later image; None: a scan of its
         table cannot go on under a later image."""
         return None
@@ -295,7 +295,7 @@ class Snapshot(Protocol):
         a change, for example.
 
         Args:
-            places: all places of the earlier image's parts (:meth:`range_of`).
+            places: all places of the earlier image's parts (:meth:`part_range`).
             left: the ranges of them that were not read.
             target_bytes, keys, partition: as of :meth:`parts`.
         """

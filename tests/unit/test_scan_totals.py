@@ -32,7 +32,7 @@ class Image:
         half = ROWS[schema.table.name] // 2
         return [SimpleNamespace(rows_estimate=half)] * 2
 
-    def range_of(self, part: object) -> None:
+    def part_range(self, part: object) -> None:
         return None
 
 

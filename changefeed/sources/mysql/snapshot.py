@@ -134,7 +134,7 @@ class MySQLSnapshot(Snapshot):
         ranges = between(bounds)
         return self._parts(table, chosen, in_range(table, keys), ranges, now, len(ranges))
 
-    def range_of(self, part: ScanPart) -> PartRange | None:
+    def part_range(self, part: ScanPart) -> PartRange | None:
         """Keys, which every image has at the same place."""
         if not isinstance(part, MySQLPart) or part.table.keyless:
             return None

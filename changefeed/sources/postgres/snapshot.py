@@ -163,7 +163,7 @@ class PostgresSnapshot(Snapshot):
             for one in ([(0, None, True)] if chosen_keys else _cut(heap, target_bytes))
         ]
 
-    def range_of(self, part: ScanPart) -> PartRange | None:
+    def part_range(self, part: ScanPart) -> PartRange | None:
         """Blocks of the heap's present file: a row that another transaction moves there is in the
         stream."""
         if not isinstance(part, PostgresPart):

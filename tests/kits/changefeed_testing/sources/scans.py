@@ -255,7 +255,7 @@ def a_scan_goes_on_under_a_later_snapshot(harness: SourceHarness) -> None:
         schema = reader.source.describe(None, "t")
         with reader.source.snapshot([schema]) as first:
             parts = first.parts(schema, 16_384)
-            ranges = [found for part in parts if (found := first.range_of(part)) is not None]
+            ranges = [found for part in parts if (found := first.part_range(part)) is not None]
             if len(ranges) < len(parts):
                 return
             begun, position = len(parts) // 2, first.position
