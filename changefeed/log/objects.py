@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import fs
@@ -31,10 +31,13 @@ from changefeed.core.stores import (
 from changefeed.core.telemetry import log
 
 #: Of the client of S3.
-_LIMITS: Final = {
+_LIMITS: Final[dict[str, Any]] = {
     "request_timeout": 60.0,
     "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=3),
 }
+if int(pa.__version__.partition(".")[0]) >= 21:
+    # A small object is one request instead of three.
+    _LIMITS["allow_delayed_open"] = True
 
 #: What the clients raise.
 _FAILED: Final = (OSError, pa.ArrowException)
@@ -218,10 +221,15 @@ class ObjectStore:
 def _write_whole(path: Path, data: bytes | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(path.name + UNFINISHED)
-    if isinstance(data, bytes):
-        fresh.write_bytes(data)
-    else:
-        shutil.copyfile(data, fresh)
-    sync_path(fresh)
-    fresh.replace(path)
+    try:
+        if isinstance(data, bytes):
+            fresh.write_bytes(data)
+        else:
+            shutil.copyfile(data, fresh)
+        sync_path(fresh)
+        fresh.replace(path)
+    except OSError:
+        # The next try has another name: on a full disk the parts would never make room.
+        fresh.unlink(missing_ok=True)
+        raise
     sync_path(path.parent)

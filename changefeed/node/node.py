@@ -115,6 +115,8 @@ class Node:
         self._seen_version: object = None
         self._news = threading.Event()
         self._next_turn = 0.0
+        #: The error that each thread met last.
+        self._errors: dict[str, str] = {}
         self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
         self.sources = NodeSources(
             catalog,
@@ -239,13 +241,8 @@ class Node:
             self._wake.clear()
             if self._stopping.is_set():
                 return
-            try:
-                self._turn()
-            except ChangefeedError as error:
-                log.error("node: %s", error.message)
-            except Exception as failure:
-                # The loop must outlive a fault of one turn: all feeds hang on it.
-                log_failure("node: a turn", failure)
+            # The loop must outlive a fault of one turn: all feeds hang on it.
+            self._try("turn", self._turn)
 
     def _pulse(self) -> None:
         """Renew heartbeat and leases, and nothing else: all other work of the node may take long,
@@ -294,12 +291,20 @@ class Node:
             self.clock.wait(early or self._stopping, self.timings.pulse)
             if self._stopping.is_set():
                 return
-            try:
-                work()
-            except ChangefeedError as error:
+            self._try(name, work)
+
+    def _try(self, name: str, work: Callable[[], None]) -> None:
+        """Do ``work``, and log what it raises; an error that lasts is logged once."""
+        try:
+            work()
+        except ChangefeedError as error:
+            if self._errors.get(name) != error.message:
                 log.error("node: %s", error.message)
-            except Exception as failure:
-                log_failure(f"node: the {name}", failure)
+            self._errors[name] = error.message
+        except Exception as failure:
+            log_failure(f"node: the {name}", failure)
+        else:
+            self._errors.pop(name, None)
 
     def _turn(self) -> None:
         now = self.clock.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import uuid
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.log.objects import ObjectStore
 from tests.services import stores
+from tests.services.http_faults import FaultyProxy
+from tests.services.s3 import S3Server
 
 STORES = pytest.mark.parametrize(
     "store",
@@ -88,3 +91,26 @@ def test_a_store_that_cannot_be_used(store: stores.ObjectStore) -> None:
         assert refused.value.code is Code.LOG_STORE_UNREACHABLE
         assert found.shown in refused.value.message
         assert store.secret not in str(refused.value)
+
+
+def test_a_directory_without_room(tmp_path: Path) -> None:
+    """Nothing of an object that did not fit stays: the next try has another name."""
+    found = ObjectStore(str(tmp_path / "store"))
+    found.put("a/small", b"1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(ChangefeedError, match=": File too large") as full:
+            found.put_new("a/large", bytes(2_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.value.code is Code.LOG_STORE_UNREACHABLE
+    assert {name for name, _ in found.names("")} == {"a/small"}
+
+
+def test_an_object_is_one_request(s3: S3Server) -> None:
+    """What a store is paid for: an upload in parts takes three."""
+    with FaultyProxy(s3.port, matching="/") as proxy:
+        bucket = s3.bucket(f"logs-{uuid.uuid4().hex[:8]}")
+        ObjectStore(s3.uri(f"{bucket}/x", port=proxy.port)).put("a", bytes(1_000_000))
+        assert [request.method for request in proxy.seen] == ["PUT"]

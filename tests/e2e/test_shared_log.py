@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,10 @@ class Team:
     def execute(self, sql: str) -> None:
         """A statement of a client on a third machine."""
         self._interpreter.execute(sql, self._session)
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a statement of such a client."""
+        return list(self._interpreter.execute(sql, self._session).rows)
 
     def create(self) -> None:
         """A table that does not send old rows, and a feed that asks for them."""

@@ -18,6 +18,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+#: Headers of answers that clients read.
+_KEPT = ("content-type", "x-elastic-product", "retry-after", "etag", "last-modified")
+
+
+#: Headers of requests that say how the body comes.
+_OF_BODY = ("content-length", "transfer-encoding", "expect")
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -98,9 +105,8 @@ class FaultyProxy:
             protocol_version = "HTTP/1.1"
 
             def handle_any(self) -> None:
-                length = int(self.headers.get("content-length") or 0)
                 request = Request(
-                    self.command, self.path, self.rfile.read(length), dict(self.headers.items())
+                    self.command, self.path, self.read_body(), dict(self.headers.items())
                 )
                 reply = proxy.reply(request)
                 if reply is None:
@@ -111,12 +117,23 @@ class FaultyProxy:
                     self.drip(reply)
                     return
                 self.send_response(reply.status)
-                for name, value in reply.headers.items():
+                # Of what HEAD asks about the length is all that there is.
+                headers = {"content-length": str(len(reply.body))} | reply.headers
+                for name, value in headers.items():
                     self.send_header(name.replace("_", "-"), value)
-                self.send_header("content-length", str(len(reply.body)))
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(reply.body)
+
+            def read_body(self) -> bytes:
+                if self.headers.get("transfer-encoding") != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length") or 0))
+                chunks = []
+                while size := int(self.rfile.readline(), 16):
+                    chunks.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(chunks)
 
             def drip(self, reply: Reply) -> None:
                 head = f"HTTP/1.1 {reply.status} OK\r\ncontent-length: {len(reply.body)}\r\n\r\n"
@@ -163,12 +180,13 @@ class FaultyProxy:
     def _forward(self, request: Request) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)
         try:
-            headers = {k: v for k, v in request.headers.items() if k.lower() != "content-length"}
+            headers = {k: v for k, v in request.headers.items() if k.lower() not in _OF_BODY}
             connection.request(request.method, request.path, request.body or None, headers)
             answered = connection.getresponse()
             body = answered.read()
-            kept = ("content-type", "x-elastic-product", "retry-after")
-            headers = {n: v for n in kept if (v := answered.getheader(n))}
+            headers = {n: v for n in _KEPT if (v := answered.getheader(n))}
+            if request.method == "HEAD" and (length := answered.getheader("content-length")):
+                headers["content-length"] = length
             return Reply(answered.status, body, headers)
         finally:
             connection.close()
