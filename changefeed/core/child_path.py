@@ -15,7 +15,7 @@ def import_path() -> str:
     """All import paths of this process, for a child that another program starts, such as a
     Python worker of Spark, whose interpreter and packages are not known.
 
-    Archives are left out: see :mod:`changefeed.spark.daemon`.
+    Archives are left out: see :mod:`changefeed.spark.internals.daemon`.
     """
     entries = [ROOT, *(entry for entry in sys.path if entry and Path(entry).is_dir())]
     return os.pathsep.join(dict.fromkeys(entries))

@@ -42,6 +42,7 @@ from changefeed.dataset.model import (
 from changefeed.dataset.output import unrepeated, write_rows
 from changefeed.dataset.store import Version
 from changefeed.spark.executors import errors_packed
+from changefeed.spark.internals.arrow_types import arrow_function
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -109,7 +110,6 @@ class _HashIndex:
 
     def found(self) -> Column:
         """Of a row of the extract: its operation, and the date that stays if nothing changed."""
-        from pyspark.sql.pandas.functions import arrow_udf
 
         def look_up(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
             with errors_packed():
@@ -117,10 +117,8 @@ class _HashIndex:
             for key, other in batches:
                 yield _found(keys, others, days, key, other)
 
-        # PySpark's stubs do not know functions of several columns.
-        made: Any = arrow_udf
-        column: Column = made(look_up, "operation string, since date")(KEYHASH, NONKEYHASH)
-        return column
+        made = arrow_function(look_up, "operation string, since date")
+        return made(KEYHASH, NONKEYHASH)
 
 
 @lru_cache(maxsize=3)

@@ -8,7 +8,7 @@ tables if every part is small enough, else by sorting, which may use the disk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from changefeed.spark.properties import is_local
 
@@ -21,11 +21,23 @@ _SHARE_OF_TASK = 1 / 6
 _SMALLEST_PART, _LARGEST_PART = 16 << 20, 256 << 20
 #: What Spark keeps of a heap for itself, and the share of the rest that joins may have.
 _RESERVED, _FOR_EXECUTION = 300 << 20, 0.6
+#: Of a JVM of Spark's that the properties do not tell.
+_HEAP = "1g"
 #: Tasks at a time of an executor that the properties do not tell.
 _EXECUTOR_CORES = 8
 #: What a row is assumed to take at least.
 _ROW_BYTES = 128
+#: Powers of two of the units of sizes.
+_UNITS = {"k": 10, "m": 20, "g": 30, "t": 40}
 _MOST_PARTS = 1_000
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of a size as Spark writes memory: ``2g``, ``512m``; a bare number is in mebibytes."""
+    number, unit = text.strip().lower().removesuffix("b"), 20
+    if number[-1:] in _UNITS:
+        number, unit = number[:-1], _UNITS[number[-1]]
+    return int(number) << unit
 
 
 def part_bytes(heap: int, tasks: int) -> int:
@@ -55,14 +67,14 @@ def count_parts(rows: int, data: int, part: int, cores: int) -> int:
 def comparing_session(plain: SparkSession, rows: int, data: int) -> SparkSession:
     """A session of the same Spark with the settings for one comparison; see :func:`count_parts`."""
     session = plain.newSession()
-    context: Any = session.sparkContext
+    context, conf = session.sparkContext, session.conf
     cores = context.defaultParallelism
-    if is_local(context.master):
-        heap, tasks = context._jvm.java.lang.Runtime.getRuntime().maxMemory(), cores
+    if is_local(context.master or ""):
+        heap, tasks = conf.get("spark.driver.memory", _HEAP), cores
     else:
-        heap = context._jsc.sc().executorMemory() << 20
-        tasks = int(context.getConf().get("spark.executor.cores", str(_EXECUTOR_CORES)))
-    part = part_bytes(heap, tasks)
+        heap = conf.get("spark.executor.memory", _HEAP)
+        tasks = int(conf.get("spark.executor.cores", None) or _EXECUTOR_CORES)
+    part = part_bytes(size_bytes(heap or _HEAP), tasks)
     settings = {
         "spark.sql.adaptive.enabled": "true",
         "spark.sql.shuffle.partitions": str(count_parts(rows, data, part, cores)),

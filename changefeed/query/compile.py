@@ -18,10 +18,11 @@ from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.core.spark_sql import quoted
-from changefeed.query.expressions import TYPED, moment_in, moments, sequence, tree
+from changefeed.query.expressions import TYPED, Expression, QueryPlan, moment_in, moments, tree
 from changefeed.query.functions import check_calls
 from changefeed.query.lookups import key_kind
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable, Output
+from changefeed.query.plan_text import TextPlan, function_info_by_text
 from changefeed.query.types import input_type, output_column, output_sql
 from changefeed.query.written import (
     ALWAYS,
@@ -38,6 +39,9 @@ from changefeed.query.written import (
     Constants,
     SqlDraft,
 )
+from changefeed.spark.internals.abilities import PLANS, allows
+from changefeed.spark.internals.arrow_types import spark_schema, spark_type
+from changefeed.spark.internals.plans import AnalysedPlan, function_info, internal_error
 from grammar import nodes
 from grammar.printer import to_sql
 from grammar.select import SparkToken
@@ -115,8 +119,8 @@ class Analysis:
     expressions that it groups by."""
 
     columns: list[tuple[str, str]]
-    expressions: list[Any]
-    groups: list[Any]
+    expressions: Sequence[Expression]
+    groups: Sequence[Expression]
 
 
 class QueryCompiler:
@@ -124,6 +128,9 @@ class QueryCompiler:
 
     A subclass compiles queries with GROUP BY (:mod:`.grouped`).
     """
+
+    #: Last steps of the plans that its queries may have.
+    _steps: tuple[str, ...] = ("Project",)
 
     def __init__(
         self,
@@ -159,11 +166,9 @@ class QueryCompiler:
 
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         # Rows of an RDD: of a table in memory the optimizer would drop every expression.
         nothing = self._session.sparkContext.emptyRDD()
-        empty = self._session.createDataFrame(nothing, from_arrow_schema(pa.schema(fields)))
+        empty = self._session.createDataFrame(nothing, spark_schema(pa.schema(fields)))
         empty.createOrReplaceTempView(self._empty)
         try:
             yield
@@ -199,9 +204,7 @@ class QueryCompiler:
         raise _no_name(message, name, names, span)
 
     def _check_key(self, column: Column, field: LookupField, span: Span | None) -> None:
-        from pyspark.sql.pandas.types import from_arrow_type
-
-        own = from_arrow_type(input_type(column)).simpleString()
+        own = spark_type(input_type(column)).simpleString()
         kind = key_kind(own)
         if kind is None or kind != key_kind(field.spark_type):
             raise ChangefeedError(
@@ -213,7 +216,7 @@ class QueryCompiler:
                 span=span,
             )
 
-    def _read_of(self, expressions: Sequence[Any]) -> tuple[LookupTable, ...]:
+    def _read_of(self, expressions: Sequence[Expression]) -> tuple[LookupTable, ...]:
         """The look-ups that the expressions read, each only with the columns that they read."""
         found = []
         for lookup in self._lookups:
@@ -228,7 +231,7 @@ class QueryCompiler:
             found.append(replace(lookup, fields=tuple(fields)))
         return tuple(found)
 
-    def _columns_read(self, expressions: Sequence[Any]) -> set[str]:
+    def _columns_read(self, expressions: Sequence[Expression]) -> set[str]:
         """Columns of the batch, with those that the look-ups are joined by."""
         names = {self._true_name(a) for each in expressions for a in _attributes(each)}
         for lookup in self._lookups:
@@ -299,49 +302,53 @@ class QueryCompiler:
             raise refused(f"'{word}' is not supported by CDC queries", _MOMENT, span)
 
     def _function(self, name: str) -> tuple[str, str] | None:
-        from pyspark.errors import AnalysisException
-
-        jvm: Any = self._session._jvm
-        identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name.lower())
-        catalog = self._session._jsparkSession.sessionState().catalog()
-        try:
-            info = catalog.lookupFunctionInfo(identifier)
-        except AnalysisException:
-            return None
-        return info.getGroup(), str(info.getClassName()).rpartition(".")[2]
+        own = allows(self._session, PLANS)
+        return (function_info if own else function_info_by_text)(self._session, name.lower())
 
     # -- Spark's analysis -------------------------------------------------------------------
 
     def _analysed(self, written: SqlDraft) -> Analysis:
-        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         try:
             frame = self._session.sql(written.text)
-            columns = [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
-            # Computes what is constant: an error there would come on every row.
-            frame._jdf.queryExecution().optimizedPlan()
+            made = frame.schema
+            plan: QueryPlan
+            if allows(self._session, PLANS):
+                plan = AnalysedPlan(self._session, frame)
+            else:
+                names = self._session.table(self._empty).columns
+                plan = TextPlan(self._session, written.text, names, made)
         except PySparkException as failure:
             raise self._translated(failure, written) from failure
-        except Py4JJavaError as failure:
-            if "INTERNAL_ERROR" not in str(failure):
+        except Exception as failure:
+            text = internal_error(failure)
+            if text is None:
                 raise
-            raise self._unreadable(str(failure)) from failure
-        plan = frame._jdf.queryExecution().analyzed()
-        expressions, groups = self._parts(plan)
-        for word in moments(self._session, plan):
+            raise self._unreadable(text) from failure
+        if plan.kind not in self._steps:
+            raise refused(*_NO_AGGREGATES, None)
+        expressions, groups = plan.columns(), plan.groups() if plan.kind == "Aggregate" else []
+        for word in moments(plan.replaced()):
             self._refuse_moment(word, self._moment(word))
-        for expression in (*expressions, *groups):
-            self._refuse_volatile(expression, written)
-            check_calls(tree(expression), self._functions)
+        for number, expression in enumerate((*expressions, *groups)):
+            with self._placed(number):
+                self._refuse_volatile(expression, written)
+                check_calls(tree(expression), self._functions)
+        columns = [(f.name, f.dataType.simpleString()) for f in made.fields]
         return Analysis(columns, expressions, groups)
 
-    def _parts(self, plan: Any) -> tuple[list[Any], list[Any]]:
-        if plan.getClass().getSimpleName() != "Project":
-            raise refused(*_NO_AGGREGATES, None)
-        return list(sequence(plan.projectList())), []
+    @contextmanager
+    def _placed(self, number: int) -> Iterator[None]:
+        """Give an error without a place that of the item of the SELECT."""
+        try:
+            yield
+        except ChangefeedError as error:
+            if error.span is None and number < len(self._sql.items):
+                error.span = self._sql.items[number].span
+            raise
 
-    def _condition(self) -> list[Any]:
+    def _condition(self) -> Sequence[Expression]:
         """The WHERE as Spark's expression; empty without a WHERE."""
         if not self._sql.filtered:
             return []
@@ -356,11 +363,11 @@ class QueryCompiler:
             )
         return found.expressions
 
-    def _refuse_volatile(self, expression: Any, written: SqlDraft) -> None:
+    def _refuse_volatile(self, expression: Expression, written: SqlDraft) -> None:
         for each in tree(expression):
-            kind = each.getClass().getSimpleName()
+            kind = each.kind
             if kind in _VOLATILE or kind in _FORBIDDEN:
-                name = str(each.prettyName())
+                name = each.name
                 error = refused(
                     f"{name} is not supported by CDC queries",
                     _FORBIDDEN.get(kind, _CHANGES),
@@ -369,7 +376,7 @@ class QueryCompiler:
                 # unix_timestamp() contains current_timestamp(), which the query does not name.
                 error.span = error.span or _origin(each, written)
                 raise error
-        if not expression.deterministic():
+        if not expression.deterministic:
             raise refused(
                 "expressions that are not deterministic are not supported by CDC queries",
                 _CHANGES,
@@ -462,7 +469,7 @@ class QueryCompiler:
 
     # -- the result -------------------------------------------------------------------------
 
-    def _made(self, found: Analysis, condition: list[Any]) -> CompiledQuery:
+    def _made(self, found: Analysis, condition: Sequence[Expression]) -> CompiledQuery:
         columns, outputs = self._outputs(found)
         shown = len(columns)
         key = self._key(columns, outputs)
@@ -548,9 +555,9 @@ class QueryCompiler:
                 outputs.append(Output(None, i, kind))
         return columns, outputs
 
-    def _true_name(self, attribute: Any) -> str:
+    def _true_name(self, attribute: Expression) -> str:
         """A column's own spelling: Spark ignores case and keeps what was typed."""
-        name = str(attribute.name())
+        name = attribute.name
         columns = self._schema.columns
         if any(column.name == name for column in columns):
             return name
@@ -641,33 +648,26 @@ def prev_type(schema: TableSchema) -> pa.DataType:
     return pa.struct([pa.field(c.name, input_type(c)) for c in schema.columns])
 
 
-def _origin(expression: Any, written: SqlDraft) -> Span | None:
-    start, stop = expression.origin().startIndex(), expression.origin().stopIndex()
-    if start.isEmpty() or stop.isEmpty():
-        return None
-    return written.span(start.get(), stop.get())
+def _origin(expression: Expression, written: SqlDraft) -> Span | None:
+    place = expression.place
+    return None if place is None else written.span(*place)
 
 
-def _attributes(expression: Any) -> Iterator[Any]:
-    for each in tree(expression):
-        if each.getClass().getSimpleName() == "AttributeReference":
-            yield each
+def _attributes(expression: Expression) -> Iterator[Expression]:
+    return (each for each in tree(expression) if each.kind == "AttributeReference")
 
 
-def _fields_read(expression: Any, alias: str) -> Iterator[str]:
+def _fields_read(expression: Expression, alias: str) -> Iterator[str]:
     """The fields of the struct ``alias`` that an expression reads: ``*`` for the whole struct, the
     empty name where the expression only asks whether the struct is NULL."""
     for each in tree(expression):
-        kind = each.getClass().getSimpleName()
-        for child in sequence(each.children()):
-            if child.getClass().getSimpleName() != "AttributeReference":
+        for child in each.children:
+            if child.kind != "AttributeReference" or child.name.lower() != alias.lower():
                 continue
-            if str(child.name()).lower() != alias.lower():
-                continue
-            if kind == "GetStructField":
-                yield str(child.dataType().apply(each.ordinal()).name())
+            if each.kind == "GetStructField":
+                yield each.field
             else:
-                yield "" if kind in ("IsNull", "IsNotNull") else "*"
+                yield "" if each.kind in ("IsNull", "IsNotNull") else "*"
 
 
 def _no_name(
@@ -678,12 +678,11 @@ def _no_name(
     return ChangefeedError(code, message, hint=hint, span=span)
 
 
-def plain_column(expression: Any) -> Any | None:
+def plain_column(expression: Expression) -> Expression | None:
     """The column if the expression is only a column, perhaps with another name; else None."""
-    kind = expression.getClass().getSimpleName()
-    if kind == "Alias":
-        return plain_column(expression.child())
-    return expression if kind == "AttributeReference" else None
+    if expression.kind == "Alias":
+        return plain_column(expression.children[0])
+    return expression if expression.kind == "AttributeReference" else None
 
 
 def refused(message: str, why: str, span: nodes.Span | None) -> ChangefeedError:

@@ -1,9 +1,9 @@
 """Runs a query over a batch in Spark: a small batch without a job, a large one as a job.
 
 A small batch goes through the query's compiled function in the driver's JVM
-(:mod:`.projection`): some 5 ms for 100 rows, and nothing is planned. Above :data:`DIRECT_BYTES`
-(more with few cores) a job distributes the batch over the executors. The option
-``engine`` can force or forbid jobs.
+(:mod:`changefeed.spark.internals.projection`): some 5 ms for 100 rows, and nothing is planned.
+Above :data:`DIRECT_BYTES` (more with few cores) a job distributes the batch over the executors. The
+option ``engine`` can force or forbid jobs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
-from changefeed.query.compile import VIEW, compile_query
+from changefeed.query.compile import VIEW, batch_fields, compile_query
 from changefeed.query.functions import called, register
 from changefeed.query.grouped import compile_grouped
 from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
-from changefeed.query.projection import Projection
 from changefeed.query.written import ROW, Constants
+from changefeed.spark.internals.projection import Projection
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ _SETTINGS = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # Where queries are checked by the text of their plans, all columns stand in it.
+    "spark.sql.debug.maxToStringFields": "100000",
 }
 
 
@@ -104,7 +106,7 @@ class QuerySessions:
         with self._lock:
             known = self._projections.get(query)
             if known is None or known[0] is not session:
-                known = self._projections[query] = session, Projection.of(session, query)
+                known = self._projections[query] = session, _projection(session, query)
             return known[1]
 
     def compile(
@@ -169,6 +171,17 @@ class QuerySessions:
                     )
                 register(session, function)
                 self._registered[function.name] = function
+
+
+def _projection(session: SparkSession, query: CompiledQuery) -> Projection | None:
+    fields = batch_fields(
+        query.source,
+        query.inputs,
+        prev=query.uses_prev,
+        of_change=query.of_change,
+        lookups=query.lookups,
+    )
+    return Projection.of(session, pa.schema(fields), lambda view: query.row_sql.replace(VIEW, view))
 
 
 class Evaluator:

@@ -1,19 +1,16 @@
-"""Walks Spark's expressions from Python, and finds words for moments, such as ``'now'``, in them.
+"""Expressions of a query as Spark has analysed it, and words for moments, such as ``'now'``, in
+them.
 
-Spark replaces these words by the time at which it reads a query.
-
-A query with ``timestamp 'now'``, or with a constant text that becomes a date or a timestamp, would
-give another result after every start of the node.
+Spark replaces these words by the time at which it reads a query. A query with ``timestamp 'now'``,
+or with a constant text that becomes a date or a timestamp, would give another result after every
+start of the node.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self
 
 #: Words that Spark replaces; ``epoch`` is always the same moment.
 _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
@@ -22,49 +19,108 @@ TYPED = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ"})
 _TYPES = frozenset({"date", "timestamp", "timestamp_ntz"})
 
 
+class Expression(Protocol):
+    """One expression, with those inside it."""
+
+    @property
+    def kind(self) -> str:
+        """Spark's class, without its package."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Of a column, an alias or a Python function its name; else that of Spark's function."""
+        ...
+
+    @property
+    def children(self) -> Sequence[Self]: ...
+
+    @property
+    def type(self) -> str:
+        """The type, as SQL has it."""
+        ...
+
+    @property
+    def json_type(self) -> str:
+        """The type, as Spark writes it in JSON."""
+        ...
+
+    @property
+    def nullable(self) -> bool: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    @property
+    def field(self) -> str:
+        """The field that a ``GetStructField`` reads."""
+        ...
+
+    @property
+    def aggregate(self) -> Self:
+        """The function of an ``AggregateExpression``."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """First and last character in the analysed text; None if they are not known."""
+        ...
+
+    def constant(self) -> str | None:
+        """The value as text if it does not depend on a row; else None."""
+        ...
+
+    def same(self, other: Any) -> bool:
+        """Whether both have the same value on every row."""
+        ...
+
+
+class QueryPlan(Protocol):
+    """The analysis of a query over one view."""
+
+    @property
+    def kind(self) -> str:
+        """Spark's name of the last step: ``Project``, ``Aggregate``."""
+        ...
+
+    def columns(self) -> Sequence[Expression]:
+        """The expression of each column."""
+        ...
+
+    def groups(self) -> Sequence[Expression]:
+        """The expressions that it groups by."""
+        ...
+
+    def replaced(self) -> Sequence[Expression]:
+        """All expressions, with functions like ``to_date`` replaced by what they stand for."""
+        ...
+
+
 def moment_in(text: str) -> str | None:
     """The word for a moment that a text begins with; None if it is none."""
     found = _WORDS.match(text)
     return found[1].lower() if found else None
 
 
-def moments(session: SparkSession, plan: Any) -> Iterator[str]:
-    """The words for moments in the columns of an analysed plan: in constants, also computed ones,
-    that are cast to dates or timestamps."""
-    jvm: Any = session._jvm
-    rules = jvm.org.apache.spark.sql.catalyst.optimizer
-    # Replaces functions like to_date() by their expressions.
-    replaced = getattr(getattr(rules, "ReplaceExpressions$"), "MODULE$").apply(plan)
-    for expression in sequence(replaced.expressions()):
+def moments(expressions: Iterable[Expression]) -> Iterator[str]:
+    """The words for moments in constants, also computed ones, that are cast to dates or
+    timestamps."""
+    for expression in expressions:
         for each in tree(expression):
-            word = moment_in(_constant(each) or "")
+            word = moment_in(_cast_constant(each) or "")
             if word:
                 yield word
 
 
-def _constant(expression: Any) -> str | None:
-    """The constant text that an expression casts to a date or a timestamp."""
-    if expression.getClass().getSimpleName() != "Cast":
+def _cast_constant(expression: Expression) -> str | None:
+    if expression.kind != "Cast" or expression.type not in _TYPES:
         return None
-    child = expression.child()
-    into, of = expression.dataType().simpleString(), child.dataType().simpleString()
-    if into not in _TYPES or of != "string" or not child.foldable():
-        return None
-    value = child.eval(None)
-    return None if value is None else str(value.toString())
+    (child,) = expression.children
+    return child.constant() if child.type == "string" else None
 
 
-# ------------------------------------------------------------------------------- walking
-
-
-def sequence(items: Any) -> Iterator[Any]:
-    """The elements of a Scala sequence."""
-    for i in range(items.size()):
-        yield items.apply(i)
-
-
-def tree(expression: Any) -> Iterator[Any]:
+def tree(expression: Expression) -> Iterator[Expression]:
     """An expression and all expressions inside it."""
     yield expression
-    for child in sequence(expression.children()):
+    for child in expression.children:
         yield from tree(child)

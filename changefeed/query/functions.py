@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.query.expressions import Expression
 from changefeed.query.probe import load
 from changefeed.spark.failure import pack
+from changefeed.spark.internals.abilities import ARROW_FUNCTIONS, allows
+from changefeed.spark.internals.arrow_types import arrow_function, arrow_type, parsed_type
 from grammar import nodes
 from grammar.select import lexemes_of
 
@@ -81,18 +84,25 @@ def is_vectorized(reference: str, path: str, arguments: int) -> bool:
 def register(session: SparkSession, function: Function) -> None:
     """Register the function with a session under its name."""
     import pyarrow as pa
-    from pyspark.sql.pandas.functions import arrow_udf
-    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.functions import udf
     from pyspark.sql.types import DataType
 
-    kinds = [to_arrow_type(DataType.fromDDL(kind)) for _, kind in function.arguments]
+    kinds = [arrow_type(DataType.fromDDL(kind)) for _, kind in function.arguments]
     returns = DataType.fromDDL(function.returns)
-    made = _evaluation(function, kinds, to_arrow_type(returns))
-    # Spark reads from these that it is called with columns.
-    made.__annotations__ = {"columns": pa.Array, "return": pa.Array}
-    # The stubs of arrow_udf know it only as a decorator.
-    wrap: Any = arrow_udf
-    session.udf.register(function.name, wrap(made, returns))
+    made = _evaluation(function, kinds, arrow_type(returns))
+    called: Any
+    if allows(session, ARROW_FUNCTIONS):
+        # Spark reads from these that it is called with columns.
+        made.__annotations__ = {"columns": pa.Array, "return": pa.Array}
+        called = arrow_function(made, returns)
+    else:
+
+        def of_row(*values: Any) -> Any:
+            arrays = (pa.array([value], kind) for value, kind in zip(values, kinds, strict=True))
+            return made(*arrays)[0].as_py()
+
+        called = udf(of_row, returns)
+    session.udf.register(function.name, called)
 
 
 def _evaluation(
@@ -137,7 +147,7 @@ def _raised(function: Function, failure: Exception) -> ChangefeedError:
     )
 
 
-def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> None:
+def check_calls(expressions: Iterable[Expression], functions: Sequence[Function]) -> None:
     """Refuse calls with other arguments than declared: Spark would fail on the first row.
 
     Args:
@@ -149,10 +159,10 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
     """
     known = {function.name: function for function in functions}
     for each in expressions:
-        if each.getClass().getSimpleName() != "PythonUDF":
+        if each.kind != "PythonUDF":
             continue
-        function = known.get(str(each.name()).lower())
-        given = each.children().size()
+        function = known.get(each.name.lower())
+        given = len(each.children)
         if function is not None and given != len(function.arguments):
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
@@ -161,18 +171,16 @@ def check_calls(expressions: Iterable[Any], functions: Sequence[Function]) -> No
             )
         if function is not None:
             for i, (name, kind) in enumerate(function.arguments):
-                found = str(each.children().apply(i).dataType().json())
-                _check_cast(function, name, kind, found)
+                _check_cast(function, name, kind, each.children[i].json_type)
 
 
 def _check_cast(function: Function, name: str, kind: str, found: str) -> None:
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_type
-    from pyspark.sql.types import DataType, _parse_datatype_json_string
+    from pyspark.sql.types import DataType
 
-    given = _parse_datatype_json_string(found)
+    given = parsed_type(found)
     try:
-        pa.array([], to_arrow_type(given)).cast(to_arrow_type(DataType.fromDDL(kind)))
+        pa.array([], arrow_type(given)).cast(arrow_type(DataType.fromDDL(kind)))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,

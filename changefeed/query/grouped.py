@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from changefeed.catalog.rows import Function
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import BeforeImage, Column, TableSchema
 from changefeed.query.compile import VIEW, Analysis, QueryCompiler, batch_fields, refused
-from changefeed.query.expressions import sequence, tree
+from changefeed.query.expressions import Expression, tree
 from changefeed.query.model import CompiledQuery, LookupField, Output
 from changefeed.query.types import output_column, output_sql
 from changefeed.query.windows import (
@@ -70,6 +70,8 @@ def compile_grouped(
 
 
 class _GroupedCompiler(QueryCompiler):
+    _steps = ("Project", "Aggregate")
+
     def compile(self) -> CompiledQuery:
         length = self._window_length()
         self._refuse_grouping_sets()
@@ -122,30 +124,23 @@ class _GroupedCompiler(QueryCompiler):
         known = super()._function(name)
         return None if name.lower() == WINDOW else known
 
-    def _parts(self, plan: Any) -> tuple[list[Any], list[Any]]:
-        if plan.getClass().getSimpleName() != "Aggregate":
-            return super()._parts(plan)
-        return list(sequence(plan.aggregateExpressions())), list(
-            sequence(plan.groupingExpressions())
-        )
-
-    def _refuse_volatile(self, expression: Any, written: SqlDraft) -> None:
+    def _refuse_volatile(self, expression: Expression, written: SqlDraft) -> None:
         for each in tree(expression):
-            if each.getClass().getSimpleName() == "AggregateExpression":
-                function = each.aggregateFunction()
-                if function.getClass().getSimpleName() in _BY_ORDER:
-                    name = str(function.prettyName())
-                    raise refused(
-                        f"{name}() is not supported by CDC queries", _ORDERED, self._word(name)
-                    )
+            if each.kind == "AggregateExpression" and each.aggregate.kind in _BY_ORDER:
+                name = each.aggregate.name
+                raise refused(
+                    f"{name}() is not supported by CDC queries", _ORDERED, self._word(name)
+                )
         super()._refuse_volatile(expression, written)
 
     # -- the result -------------------------------------------------------------------------
 
-    def _grouped(self, found: Analysis, condition: list[Any], length: int | None) -> CompiledQuery:
+    def _grouped(
+        self, found: Analysis, condition: Sequence[Expression], length: int | None
+    ) -> CompiledQuery:
         columns, key = self._result_columns(found), self._group_key(found)
         for i in key:
-            nullable = bool(found.expressions[i].nullable())
+            nullable = found.expressions[i].nullable
             columns[i] = replace(columns[i], nullable=nullable)
         expressions = [*found.expressions[:-1], *found.groups]
         where, read = self._columns_read(condition), self._columns_read([*expressions, *condition])
@@ -237,20 +232,18 @@ class _GroupedCompiler(QueryCompiler):
         return f"SELECT {', '.join([end, *wanted])} FROM ({inner}) AS q({', '.join(names)})"
 
 
-def _is_of_group(expression: Any, group: Any) -> bool:
+def _is_of_group(expression: Expression, group: Expression) -> bool:
     """Whether a column is a GROUP BY expression, or the begin or end of the window."""
-    if expression.getClass().getSimpleName() == "Alias":
-        expression = expression.child()
-    if expression.semanticEquals(group):
+    if expression.kind == "Alias":
+        (expression,) = expression.children
+    if expression.same(group):
         return not _named(group, WINDOW)  # a struct: its begin or its end is wanted
     return (
         _named(group, WINDOW)
-        and expression.getClass().getSimpleName() == "GetStructField"
-        and expression.child().semanticEquals(group)
+        and expression.kind == "GetStructField"
+        and expression.children[0].same(group)
     )
 
 
-def _named(expression: Any, name: str) -> bool:
-    return expression.getClass().getSimpleName() == "AttributeReference" and (
-        str(expression.name()) == name
-    )
+def _named(expression: Expression, name: str) -> bool:
+    return expression.kind == "AttributeReference" and expression.name == name

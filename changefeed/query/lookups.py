@@ -24,6 +24,7 @@ from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.spark_sql import quoted
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
+from changefeed.spark.internals.arrow_types import arrow_type
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -72,10 +73,8 @@ def described(spark: NodeSpark, join: nodes.LookupJoin) -> tuple[LookupField, ..
 
 
 def _fields(frame: DataFrame) -> tuple[LookupField, ...]:
-    from pyspark.sql.pandas.types import to_arrow_type
-
     return tuple(
-        LookupField(field.name, field.dataType.simpleString(), to_arrow_type(field.dataType))
+        LookupField(field.name, field.dataType.simpleString(), arrow_type(field.dataType))
         for field in frame.schema.fields
     )
 

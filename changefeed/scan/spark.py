@@ -29,6 +29,7 @@ from changefeed.spark.executors import (
     PartResult,
     errors_packed,
 )
+from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
 
 if TYPE_CHECKING:
@@ -175,12 +176,10 @@ def row_frame(
         ChangefeedError: what an action in the block met: of a part's ``read``, or CF4002.
     """
     with spark.use(group) as session:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         host = driver_host(session)
         with Listener(on_progress or (lambda rows, size: None), host) as tell:
             # No part, no row: a range must have a partition all the same.
             numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
             yield numbers.mapInArrow(
-                _RowReader(parts, shape, tell), from_arrow_schema(schema.log_schema())
+                _RowReader(parts, shape, tell), spark_schema(schema.log_schema())
             )

@@ -4,12 +4,12 @@
                                      jvm_session: one JVM and its session, from start to end
                                        java, jvm: finding a Java, starting the JVM
                                        packs, ivy: jars; properties: settings of the session
-                                       pyspark_globals: the private state of PySpark
-                                       shipping, daemon: Python on the executors
+                                       shipping: Python for the executors
     node -> tasks.run_tasks -> executors, in Spark's Python workers -> results
               progress <- datagrams of the workers
               staging: rows for executors that do not see the node's files
     failure: what Spark raised -> a ChangefeedError
+    internals: everything that is used of Spark and Spark promises to nobody
 
 Lake tables are merged in this session, CDC queries and datasets evaluated, and large tables scanned
 (:mod:`changefeed.scan.spark`). No Python code runs per row. Importing this package starts nothing,

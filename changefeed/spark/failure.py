@@ -73,7 +73,7 @@ def translate(
         return packed
     if _CANCELLED in text:
         return ChangefeedError(Code.SPARK_FAILED, "the Spark job was cancelled")
-    kind = _kind(failure)
+    kind = kind_of(failure)
     if kind == _NOT_STARTED:
         return ChangefeedError(
             Code.SPARK_FAILED,
@@ -95,18 +95,14 @@ def _reached(master: str) -> str:
     return "" if is_local(master) else ", and that the master runs and this machine reaches it"
 
 
-def _kind(failure: BaseException) -> str:
+def kind_of(failure: BaseException) -> str:
     """A name without values: Spark's error condition, or the class of the exception."""
     condition = getattr(failure, "getCondition", None)
     named = condition() if callable(condition) else None
     if named:
         return str(named)
-    java = getattr(failure, "java_exception", None)
-    if java is not None:
-        match = re.search(r"An error occurred while calling [^\n]*\n: ([\w.$]+)", str(failure))
-        if match:
-            return _with_causes(match[1], str(failure))
-    return type(failure).__name__
+    match = re.search(r"An error occurred while calling [^\n]*\n: ([\w.$]+)", str(failure))
+    return _with_causes(match[1], str(failure)) if match else type(failure).__name__
 
 
 #: The whole text of Java's "class not found" errors is the class's name, never a value.

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
 import os
 import shutil
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
+from changefeed.spark.internals.abilities import Survey, survey
+from changefeed.spark.internals.sessions import extended_session
+from changefeed.spark.internals.starting import (
+    PYSPARK,
+    broken_connection,
+    connect,
+    launch_for_cluster,
+    quiet_py4j,
+    site_properties,
+    start_session,
+)
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import Jvm, Launch, launch_jvm, spark_jars
-from changefeed.spark.packs import Pack, cached, pack, paths
+from changefeed.spark.packs import cached, pack, paths
 from changefeed.spark.properties import (
     STORE_PROPERTIES,
     choose_properties,
@@ -33,15 +42,8 @@ from changefeed.spark.properties import (
     launch_properties,
     our_properties,
     site_defaults,
-    site_properties,
     with_attempts,
-)
-from changefeed.spark.pyspark_globals import (
-    PYSPARK,
-    broken_connection,
-    connect,
-    launch_for_cluster,
-    quiet_py4j,
+    without_launched,
 )
 from changefeed.spark.shipping import ship_python
 
@@ -92,6 +94,8 @@ class JvmSession:
         #: The present step of the start, for people.
         self.step = "Spark starts: its JVM before this one ends"
         self.session: Future[SparkSession] = Future()
+        #: What the session lacks; known once there is one.
+        self.survey: Survey | None = None
         self.jvm: Jvm | None = None
         self.packs = spec.packs | cached()
         self._spec = spec
@@ -138,6 +142,9 @@ class JvmSession:
             died = self.died(failure)
             self._abandon(translate(failure, jvm_died=died, master=self._spec.master))
         else:
+            self.survey = survey(session)
+            if self.survey.sentence:
+                log.warning("%s", self.survey.sentence)
             self.session.set_result(session)
             threading.Thread(target=self._watch, name="spark-watch", daemon=True).start()
         finally:
@@ -164,11 +171,8 @@ class JvmSession:
         java = find_java() if is_local(spec.master) else None
         check_master(spec.master)
         PYSPARK.take(self)
-        from pyspark import SparkConf, SparkContext
-        from pyspark.sql import SparkSession
-
         quiet_py4j()
-        person = dict(spec.properties)
+        person, heap = dict(spec.properties), spec.heap or default_heap()
         self.step = "Spark fetches its jars"
         jars = paths(sorted(self.packs))
         self.step = "Spark starts its JVM"
@@ -176,7 +180,7 @@ class JvmSession:
             self.jvm, gateway = launch_jvm(
                 Launch(
                     java=java,
-                    heap=spec.heap or default_heap(),
+                    heap=heap,
                     master=with_attempts(spec.master),
                     scratch=self.scratch,
                     log=self._log,
@@ -195,21 +199,16 @@ class JvmSession:
         if "hadoop-aws" in self.packs:
             settings |= STORE_PROPERTIES
         site: dict[str, str] = {}
-        if java is None:
-            site = site_properties(client)
+        if java is not None:
+            settings["spark.driver.memory"] = heap
+        else:
+            site = without_launched(site_properties(client))
             # The launcher was given these together with changefeed's.
             person.pop("spark.jars", None)
         settings = choose_properties(settings, site, person)
-        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         self.step = "Spark starts its session"
-        context = SparkContext(conf=conf, gateway=client)
-        # The default is the first python3 of PATH, which may lack pyarrow.
-        context.pythonExec = os.environ.get(
-            "PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable)
-        )
-        for module in _LATER:
-            importlib.import_module(module)
-        return SparkSession(context)
+        python = settings.get("spark.pyspark.python", sys.executable)
+        return start_session(settings, client, os.environ.get("PYSPARK_PYTHON", python))
 
     def _shipped(self, given: Mapping[str, str]) -> dict[str, str]:
         """Properties that ship Python packages to executors, unless they are installed there."""
@@ -232,7 +231,11 @@ class JvmSession:
         with self._extending:
             if self._extended is None:
                 formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
-                self._extended = _extend(self.session.result(), formats)
+                self._extended = extended_session(
+                    self.session.result(),
+                    [each.extension for each in formats],
+                    dict(setting for each in formats for setting in each.settings),
+                )
             return self._extended
 
     def end(self) -> None:
@@ -252,41 +255,6 @@ class JvmSession:
             # A JVM that fails to stop is killed right after.
             with contextlib.suppress(Exception):
                 self.session.result().stop()
-
-
-#: Modules of pyspark that are imported on use: imported once here, before several threads do so
-#: at the same time.
-_LATER = ("pyspark.sql.functions", "pyspark.sql.pandas.types")
-
-
-def _extend(plain: SparkSession, formats: Sequence[Pack]) -> SparkSession:
-    """A session of the same context whose planner has the formats' extensions.
-
-    They are injected into the object from which both sessions take their extensions, after
-    ``plain`` has built its planner and before the new session does. So ``plain`` does not change,
-    and both share one context, cache and listener (``spark.sql.extensions`` would hold for every
-    session).
-    """
-    from pyspark.sql import SparkSession
-
-    gateway: Any = plain.sparkContext._gateway
-    jvm = gateway.jvm
-
-    def none(kind: str) -> Any:
-        return gateway.new_array(getattr(jvm.java.lang, kind), 0)
-
-    plain._jsparkSession.sessionState()  # built now, if it was not
-    extensions = plain._jsparkSession.extensions()
-    # The loader of Spark's jars: py4j's own does not have those that a cluster's driver is given.
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    for its in formats:
-        kind = loader.loadClass(its.extension)
-        kind.getConstructor(none("Class")).newInstance(none("Object")).apply(extensions)
-    session = SparkSession(plain.sparkContext, plain._jsparkSession.newSession())
-    for its in formats:
-        for name, value in its.settings:
-            session.conf.set(name, value)
-    return session
 
 
 def check_master(master: str, seconds: float = ANSWER_SECONDS) -> None:

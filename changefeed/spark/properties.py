@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from changefeed.core.telemetry import log
 
@@ -61,7 +60,7 @@ _PROPERTIES = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # The pages of staged rows and of datasets have checksums, which Spark's reader then compares.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.python.daemon.module": "changefeed.spark.daemon",
+    "spark.python.daemon.module": "changefeed.spark.internals.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     # Wide tables keep whole-stage code generation.
@@ -146,10 +145,8 @@ def launch_properties(
     return made | ({"spark.jars": ",".join(names)} if names else {})
 
 
-def site_properties(gateway: Any) -> dict[str, str]:
-    """The properties that Spark's launcher found: spark-defaults.conf of the site."""
-    pairs = gateway.jvm.org.apache.spark.SparkConf().getAll()
-    found = {pair._1(): pair._2() for pair in pairs}
+def without_launched(found: Mapping[str, str]) -> dict[str, str]:
+    """The site's own ones of the properties that Spark's launcher found."""
     return {k: v for k, v in found.items() if not k.startswith(_SET_BY_LAUNCH)}
 
 

@@ -27,6 +27,7 @@ from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
 from changefeed.spark.failure import translate
+from changefeed.spark.internals.sessions import cancel_group
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 from changefeed.spark.jvm_session import JvmSession, SessionSpec
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SIZE = re.compile(r"\d+[kmgKMG]\Z")
+#: What ``setJobGroup`` sets of a thread.
+_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 class NodeSpark:
@@ -160,6 +163,14 @@ class NodeSpark:
         if packs:
             return f"Spark fetches the jars of {', '.join(packs)}"
         return "" if life is None or life.session.done() else life.step
+
+    @property
+    def shortfall(self) -> str:
+        """What the present session lacks and what that costs, for people; empty if nothing, or if
+        there is no session."""
+        life = self._life
+        survey = life.survey if life is not None and life.usable else None
+        return survey.sentence if survey is not None else ""
 
     def _lose(self, error: ChangefeedError) -> None:
         self._lost = error
@@ -314,10 +325,9 @@ class NodeSpark:
         """
         life = self._life
         if life is not None and life.usable:
-            context = life.session.result().sparkContext
             # A JVM that has ended runs no job.
             with contextlib.suppress(Exception):
-                context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+                cancel_group(life.session.result(), group)
 
     @property
     def scratch(self) -> Path:
@@ -386,4 +396,5 @@ def _job_group(session: SparkSession, group: str | None) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(Exception):  # without the JVM there is no group
-            context._jsc.clearJobGroup()
+            for name in _GROUP:
+                context.setLocalProperty(name, None)  # type: ignore[arg-type]

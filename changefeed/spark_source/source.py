@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from changefeed.catalog import Catalog
@@ -13,6 +12,7 @@ from changefeed.readers.changes import change_schema
 from changefeed.readers.reader import Reader, announced_shape, table_name
 from changefeed.readers.table_log import Selection, TableLog
 from changefeed.shared_logs import log_folder
+from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark_source.batch import ChangeBatchReader, LogPart
 from changefeed.spark_source.settings import SparkSourceSettings, settings_of
 from changefeed.spark_source.stream import ChangeStreamReader, RefusedStreamReader
@@ -43,8 +43,7 @@ class ChangefeedSource(DataSource):
         if settings.source is not None:
             settings.source.retry(settings.reader)
         self._shape = _shape(settings)
-        made: StructType = from_arrow_schema(change_schema(self._shape))
-        return made
+        return spark_schema(change_schema(self._shape))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query."""

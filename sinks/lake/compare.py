@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from changefeed.core.schema import Column, KeyRange, TableSchema
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
+from changefeed.spark.internals.arrow_types import spark_schema
 from sinks.base import Difference
 from sinks.differences import DifferenceText, unequal_counts
 from sinks.lake.types import spark_type, typed
@@ -86,11 +87,9 @@ class LakeComparison:
     def run(self, staged: Sequence[str], limit: int) -> list[Difference]:
         """The differences to the rows of staged files, at most ``limit``: missing and changed rows
         first, by key."""
-        from pyspark.sql.pandas.types import from_arrow_schema
-
         session = self._lake.session
         columns = [pa.field(f"c{i}", c.arrow) for i, c in enumerate(self._schema.columns)]
-        shape = from_arrow_schema(pa.schema(columns))
+        shape = spark_schema(pa.schema(columns))
         if staged:
             frame = session.read.schema(shape).parquet(*staged)
         else:

@@ -9,17 +9,34 @@ readers, with the timestamp.
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.spark_sql import quoted
+from changefeed.spark.internals.abilities import DELTA_LOG, allows
+from changefeed.spark.internals.delta import TRANSACTION, DeltaTableLog
 from sinks.lake import delta_round
-from sinks.lake.table import LakeTable, RoundRows, as_json, columns_sql, parts_sql, properties_sql
+from sinks.lake.table import (
+    APPLIED,
+    LakeTable,
+    RoundRows,
+    as_json,
+    columns_sql,
+    parts_sql,
+    properties_sql,
+)
 from sinks.merged.applied import AppliedVersion
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("changefeed.sinks.lake")
 
 APPLICATION = "changefeed"
 
@@ -64,8 +81,6 @@ class DeltaTable(LakeTable):
     """One directory."""
 
     format: ClassVar[str] = "delta"
-    #: What a round is made with (:mod:`.delta_round`).
-    helper: str = delta_round.HELPER
 
     @property
     def path(self) -> str:
@@ -77,32 +92,28 @@ class DeltaTable(LakeTable):
         return f"delta.{quoted(self.path)}"
 
     def exists(self) -> bool:
-        found: bool = self._java.io.delta.tables.DeltaTable.isDeltaTable(self._jsession, self.path)
-        return found
+        return self._recorded.exists()
 
     def setting(self, name: str) -> str | None:
-        found = self._snapshot().metadata().configuration().get(name)
-        return str(found.get()) if found.isDefined() else None
-
-    def _snapshot(self) -> Any:
-        log = self._java.org.apache.spark.sql.delta.DeltaLog.forTable(self._jsession, self.path)
-        none = self._java.scala.Option.empty()
-        return log.update(False, none, none)
+        return self._recorded.property(name)
 
     def applied(self) -> AppliedVersion:
         found = AppliedVersion()
-        entries = self._snapshot().transactions().iterator()
-        while entries.hasNext():
-            entry = entries.next()
-            application, _, version = str(entry._1()).partition(":")
+        for name, number in self._recorded.applications():
+            application, _, version = name.partition(":")
             if application == APPLICATION:
-                number = int(entry._2())
                 said = AppliedVersion(int(version), number) if version else AppliedVersion(number)
                 found = found.latest(said)
         return found
 
     def empty(self) -> bool:
-        return bool(self._snapshot().numOfFiles() == 0)
+        return self._recorded.files() == 0
+
+    @property
+    def _recorded(self) -> DeltaTableLog | _ByStatements:
+        if allows(self.session, DELTA_LOG):
+            return DeltaTableLog(self.session, self.path)
+        return _ByStatements(self.session, self.path)
 
     def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
         options = self.options
@@ -122,22 +133,20 @@ class DeltaTable(LakeTable):
             part = applied.seq is not None
             application = f"{APPLICATION}:{applied.version}" if part else APPLICATION
             number = str(applied.seq if part else applied.version)
-            settings |= zip(delta_round.TRANSACTION, (application, number), strict=True)
+            settings |= zip(TRANSACTION, (application, number), strict=True)
         return settings
 
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")
 
     def upsert(self, rows: RoundRows) -> bool:
-        return delta_round.commit(self.session, self.path, self.policy, rows, self.helper)
+        return delta_round.commit(self.session, self.path, self.policy, rows)
 
     def append(self, rows: DataFrame) -> None:
         rows.write.format("delta").mode("append").save(self.path)
 
     def drop(self) -> None:
-        path = self._java.org.apache.hadoop.fs.Path(self.path)
-        state = self._jsession.sessionState()
-        path.getFileSystem(state.newHadoopConf()).delete(path, True)
+        self._recorded.remove()
 
     def optimize(self) -> None:
         self.run(f"OPTIMIZE {self.ident}")
@@ -160,3 +169,58 @@ class DeltaTable(LakeTable):
         self.session.sql(
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
         )
+
+
+class _ByStatements:
+    """:class:`DeltaTableLog` by statements of SQL."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        self._session = session
+        self._path = path
+        self._ident = f"delta.{quoted(path)}"
+
+    def exists(self) -> bool:
+        from pyspark.errors import AnalysisException
+
+        try:
+            return self._session.catalog.tableExists(self._ident)
+        except AnalysisException as failure:
+            if failure.getCondition() in _NO_TABLE:
+                return False
+            raise
+
+    def property(self, name: str) -> str | None:
+        rows = self._session.sql(f"SHOW TBLPROPERTIES {self._ident}").collect()
+        return next((str(row["value"]) for row in rows if row["key"] == name), None)
+
+    def applications(self) -> list[tuple[str, int]]:
+        """As the commits say that DESCRIBE HISTORY still shows. Of older ones it is not known that
+        they came; Delta itself knows, and skips them when they come again."""
+        said = self._session.sql(f"DESCRIBE HISTORY {self._ident}").select("userMetadata")
+        found = []
+        for row in said.where("userMetadata IS NOT NULL").collect():
+            with suppress(ValueError, AttributeError):  # the words of another writer
+                if (text := json.loads(row[0]).get(APPLIED)) is not None:
+                    applied = AppliedVersion.parse(text)
+                    if applied.seq is None:
+                        found.append((APPLICATION, applied.version))
+                    else:
+                        found.append((f"{APPLICATION}:{applied.version}", applied.seq))
+        return found
+
+    def files(self) -> int:
+        detail = self._session.sql(f"DESCRIBE DETAIL {self._ident}").select("numFiles").collect()
+        return int(detail[0][0])
+
+    def remove(self) -> None:
+        """On another filesystem than this machine's the table only becomes empty."""
+        root = self._path.removeprefix("file:")
+        if root.startswith("/"):
+            shutil.rmtree(Path(root))
+            return
+        self._session.sql(f"DELETE FROM {self._ident}").collect()
+        log.warning("this Spark cannot remove %s: the table is empty now", self._path)
+
+
+#: Conditions of an error that mean: there is no table.
+_NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND")

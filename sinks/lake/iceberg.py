@@ -8,7 +8,7 @@ are passed over, and the one with the last record is never expired.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.spark_sql import literal, quoted
 from sinks.lake.place import LakePlace
@@ -74,32 +74,41 @@ class IcebergTable(LakeTable):
     def exists(self) -> bool:
         return self.session.catalog.tableExists(self.ident)
 
-    def _table(self) -> Any:
-        loader = self._java.org.apache.iceberg.spark.Spark3Util
-        return loader.loadIcebergTable(self._jsession, self.ident)
-
     def applied(self) -> AppliedVersion:
         return self._recorded()[0]
 
     def _recorded(self) -> tuple[AppliedVersion, int]:
         """The last record, and how many snapshots back it is (0: the current one)."""
-        table = self._table()
-        snapshot, back = table.currentSnapshot(), 0
-        while snapshot is not None:
-            found = snapshot.summary().get(APPLIED)
-            if found is not None:
+        snapshots = self._snapshots()
+        number, back = self._current(), 0
+        while number in snapshots:
+            parent, summary = snapshots[number]
+            if (found := summary.get(APPLIED)) is not None:
                 return AppliedVersion.parse(found), back
-            parent = snapshot.parentId()
-            snapshot, back = None if parent is None else table.snapshot(parent), back + 1
+            number, back = parent, back + 1
         return AppliedVersion(), 0
 
+    def _snapshots(self) -> dict[int | None, tuple[int | None, Mapping[str, str]]]:
+        """The parent and the summary of each snapshot."""
+        found = self.session.table(f"{self.ident}.snapshots")
+        rows = found.select("snapshot_id", "parent_id", "summary").collect()
+        return {number: (parent, summary) for number, parent, summary in rows}
+
+    def _properties(self) -> dict[str, str]:
+        """Those of the table, and its state: ``format-version``, ``current-snapshot-id``,
+        ``sort-order`` if it has one."""
+        return dict(self.session.sql(f"SHOW TBLPROPERTIES {self.ident}").collect())
+
+    def _current(self) -> int | None:
+        number = self._properties()["current-snapshot-id"]
+        return None if number == "none" else int(number)
+
     def setting(self, name: str) -> str | None:
-        found = self._table().properties().get(name)
-        return None if found is None else str(found)
+        return self._properties().get(name)
 
     def empty(self) -> bool:
-        snapshot = self._table().currentSnapshot()
-        return snapshot is None or snapshot.summary().get("total-data-files") == "0"
+        current = self._current()
+        return current is None or self._snapshots()[current][1].get("total-data-files") == "0"
 
     def create(self, columns: Mapping[str, str], properties: Mapping[str, str]) -> None:
         namespace = ".".join(map(quoted, self._parts[:-1]))
@@ -129,12 +138,14 @@ class IcebergTable(LakeTable):
     def _spreads(self) -> bool:
         """Few tasks, and a table without an order of its own: else each task would write a file a
         partition, and one of deletes a file. The setting goes before the table's properties."""
-        table = self._table()
-        plain = table.spec().isUnpartitioned() and table.sortOrder().isUnsorted()
-        own = any(name in table.properties() for name in _DISTRIBUTIONS)
-        known: bool = table.operations().current().formatVersion() == 2
-        few = self.session.sparkContext.defaultParallelism <= SPREAD_TASKS
-        return few and plain and known and not own
+        properties = self._properties()
+        if self.session.sparkContext.defaultParallelism > SPREAD_TASKS:
+            return False
+        if properties["format-version"] != "2" or "sort-order" in properties:
+            return False
+        if any(name in properties for name in _DISTRIBUTIONS):
+            return False
+        return "partition" not in self.session.table(f"{self.ident}.partitions").columns
 
     def replace(self, query: str) -> None:
         self.run(f"INSERT OVERWRITE {self.ident} BY NAME {query}")

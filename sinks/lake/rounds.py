@@ -6,8 +6,10 @@ Each function is one commit of the table, which the caller has given its notes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
@@ -81,14 +83,15 @@ def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
     from pyspark.sql import functions as F
 
     seen = Observation()
-    rows = _moved(rows, lake.session).observe(seen, F.count(F.lit(1)).alias("rows"))
-    rows.createOrReplaceTempView(VIEW)
     own = merge.first_version(lake.policy, VERSION)
     listed = [f"c{i} AS {quoted(c.name)}" for i, c in enumerate(schema.columns)]
     listed += [f"{value} AS {quoted(name)}" for name, value in own.items()]
     query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)}) "
     query += f"WHERE {OPERATION} <> 'd'"
-    lake.append(lake.session.sql(query))
+    with _moved(rows, lake.session) as moved:
+        counted = moved.observe(seen, F.count(F.lit(1)).alias("rows"))
+        counted.createOrReplaceTempView(VIEW)
+        lake.append(lake.session.sql(query))
     return int(seen.get["rows"])
 
 
@@ -115,13 +118,13 @@ def _limits(schema: TableSchema, files: Sequence[StagedFile]) -> dict[str, tuple
     return found
 
 
-def _moved(rows: DataFrame, session: SparkSession) -> DataFrame:
+@contextmanager
+def _moved(rows: DataFrame, session: SparkSession) -> Iterator[DataFrame]:
     """The same query in another session of the same context."""
-    from pyspark.sql import DataFrame
-
-    if rows.sparkSession is session:
-        return rows
-    java: Any = session.sparkContext._jvm
-    datasets = java.org.apache.spark.sql.classic.Dataset
-    plan = rows._jdf.queryExecution().logical()
-    return DataFrame(datasets.ofRows(session._jsparkSession, plan), session)
+    name = f"changefeed_rows_{uuid.uuid4().hex}"
+    rows.createGlobalTempView(name)
+    try:
+        yield session.table(f"global_temp.{name}")
+    finally:
+        with suppress(Exception):  # where the JVM is gone, so is the view
+            session.catalog.dropGlobalTempView(name)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -27,6 +27,7 @@ from changefeed.options import (
     OPTIMIZE,
     Feature,
 )
+from changefeed.spark.internals.sessions import active
 from sinks.base import (
     Accepts,
     Batch,
@@ -504,7 +505,7 @@ class LakeSink(TableSink):
             context = base.sparkContext
             context.setLocalProperty("spark.scheduler.pool", f"lake-{self._opened.job_id}")
             try:
-                with _active(self._own_session(base)) as session:
+                with active(self._own_session(base)) as session:
                     yield session
             except ChangefeedError as error:
                 error.target = error.target or name
@@ -585,24 +586,6 @@ class IcebergSink(LakeSink):
     """``iceberg://``"""
 
     capabilities: ClassVar[Capabilities] = _able("iceberg")
-
-
-@contextmanager
-def _active(session: SparkSession) -> Iterator[SparkSession]:
-    """The session is also what Java code of this thread takes for its own: Delta reads settings
-    of the active one."""
-    java: Any = session.sparkContext._jvm
-    sessions = java.org.apache.spark.sql.classic.SparkSession
-    before = sessions.getActiveSession()
-    sessions.setActiveSession(session._jsparkSession)
-    try:
-        yield session
-    finally:
-        with contextlib.suppress(Exception):  # where the JVM is gone, so is the thread's session
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
 
 
 def _policy(options: Mapping[str, object], table_format: str) -> TablePolicy:

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from changefeed.core.schema import TableSchema
 from changefeed.core.types import Kind
 from changefeed.options import History
+from changefeed.spark.internals.arrow_types import spark_schema
 from sinks.base import Batch, Target
 from sinks.lake.types import spark_type
 from sinks.merged.applied import AppliedVersion
@@ -210,10 +211,8 @@ def read(
     """The rows of files of one shape, of which Spark's executors know by ``names``, or by their
     own. Spark gets the columns: to look for them costs a job, and would find ``_missing`` only
     if the first file has it."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     columns = max((file.columns for file in files), key=len)
-    reader = session.read.schema(from_arrow_schema(columns))
+    reader = session.read.schema(spark_schema(columns))
     return reader.parquet(*(names or [file.path for file in files]))
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
@@ -297,14 +297,6 @@ class LakeTable(ABC):
         names = {name.lower(): name for name in columns}
         return parts if all(column_of(part).lower() in names for part in parts) else []
 
-    @property
-    def _java(self) -> Any:
-        return self.session.sparkContext._jvm
-
-    @property
-    def _jsession(self) -> Any:
-        return self.session._jsparkSession
-
 
 def mark_of(owner: Owner) -> dict[str, str]:
     """The properties that say whose a table is."""
@@ -359,19 +351,22 @@ def parts_sql(parts: Sequence[str]) -> str:
 
 
 def reach(session: SparkSession, place: LakePlace) -> None:
-    """Ask an HDFS for the tables' directory, which need not be there; nothing on any other
-    filesystem.
+    """Ask the NameNode of an HDFS for a file that is not there; nothing on any other filesystem.
 
-    A failure is raised as Java's. Delta would pass over it, and look for a table in each directory
+    A failure is raised as Spark's. Delta would pass over it, and look for a table in each directory
     above, each time as long as the client waits.
     """
+    from pyspark.errors import AnalysisException
+
     if not place.root.lower().startswith("hdfs:"):
         return
-    java: Any = session.sparkContext._jvm
-    settings = session._jsparkSession.sessionState().newHadoopConf()
+    reader = session.read
     for name, value in place.settings:
         inner = name.removeprefix("hadoop.")
         if inner.startswith(HADOOP):
-            settings.set(inner, value)
-    path = java.org.apache.hadoop.fs.Path(place.root)
-    path.getFileSystem(settings).exists(path)
+            reader = reader.option(inner, value)
+    try:
+        reader.text(f"{place.root}/_changefeed_reached")
+    except AnalysisException as failure:
+        if failure.getCondition() != "PATH_NOT_FOUND":
+            raise

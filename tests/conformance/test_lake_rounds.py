@@ -15,10 +15,10 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.options import History
+from changefeed.spark.internals.delta import DeltaTransaction
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
-from sinks.lake.delta import DeltaTable
 from sinks.lake.place import place_of
 from sinks.lake.staging import read, stage
 from tests.conformance.test_lake import place
@@ -221,15 +221,15 @@ def test_another_writers_commit_in_between_is_a_conflict(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)), ("c", (2, "a", None)))
-    look = delta_round._Commit._vectors
+    look = DeltaTransaction.mark
 
     def between(self: Any, *arguments: Any) -> Any:
         found = look(self, *arguments)
-        monkeypatch.setattr(delta_round._Commit, "_vectors", look)
+        monkeypatch.setattr(DeltaTransaction, "mark", look)
         bench.lake.query(f"update {bench.lake.table('t')} set v0 = 'theirs' where id = 1")
         return found
 
-    monkeypatch.setattr(delta_round._Commit, "_vectors", between)
+    monkeypatch.setattr(DeltaTransaction, "mark", between)
     with pytest.raises(ChangefeedError) as raised:
         bench.round(SCHEMA, 20, ("u", (1, "b", None)), ("c", (3, "c", None)))
     assert raised.value.code.number == "CF5004"
@@ -253,11 +253,11 @@ def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
 
 
 @pytest.mark.extended
-def test_another_delta_takes_merges(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_delta_takes_merges(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
-    table = bench.sink._targets["t"].table
-    assert isinstance(table, DeltaTable)
-    table.helper = "NoSuchHelper$"
+    monkeypatch.setattr(DeltaTransaction, "helper", "NoSuchHelper$")
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
     assert rows(bench, "id, v0") == {(1, "b")}
     assert ways(bench) == ["round", "merge"]

@@ -17,6 +17,7 @@ from changefeed.core.spark_sql import literal, quoted
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import redact
 from changefeed.options import History
+from changefeed.spark.internals.delta import DeltaFile
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake import sink as lake_sink
@@ -478,9 +479,9 @@ class _File:
 def test_what_a_file_says_of_its_keys() -> None:
     limits: dict[str | None, tuple[object, object]] = {"c-1": (10, 20)}
     said = '{"numRecords": 3, "minValues": {"c-1": 5, "x": 1}, "maxValues": {"c-1": 12, "x": 2}}'
-    assert delta_round._ranges(_File(said), limits) == [(10, 20, 5, 12)]
+    assert delta_round._ranges(DeltaFile(_File(said)), limits) == [(10, 20, 5, 12)]
     for nothing in (None, "", "{}", '{"minValues": {"c-1": 5}}', said.replace("12", '"12"')):
-        assert delta_round._ranges(_File(nothing), limits) is None
+        assert delta_round._ranges(DeltaFile(_File(nothing)), limits) is None
 
 
 def test_bounds_are_looked_for_in_files_where_they_leave_much_out() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark import session as spark_session
+from changefeed.spark.internals.starting import quiet_py4j
 from changefeed.spark.jvm import Jvm
 from changefeed.spark.jvm_session import JvmSession, SessionSpec, check_master
-from changefeed.spark.pyspark_globals import quiet_py4j
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 

@@ -2,9 +2,9 @@
 
 Spark's optimizer turns the query into projections over the columns of a batch, and its code
 generator compiles them once. A batch then passes through them in the driver's JVM: Arrow bytes in,
-Arrow bytes out, with a few calls for any query. The classes are not part of Spark's public
-interface: if one of them is missing, or the plan has something else than projections, there is no
-such function and the batch is evaluated as a DataFrame (:mod:`.evaluate`).
+Arrow bytes out, with a few calls for any query. If one of the classes is missing, or the plan has
+something else than projections, there is no such function, and the batch is evaluated as a
+DataFrame (:mod:`changefeed.query.evaluate`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from changefeed.query.compile import VIEW, batch_fields
-from changefeed.query.expressions import sequence
-from changefeed.query.model import CompiledQuery
+from changefeed.core.telemetry import log
+from changefeed.spark.internals.abilities import PROJECTION, allows, java_object, jvm_of
+from changefeed.spark.internals.arrow_types import spark_schema
+from changefeed.spark.internals.plans import sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,10 +45,10 @@ class Projection:
 
     def __init__(self, session: SparkSession, stages: list[_Stage], given: Any, made: Any) -> None:
         """``given`` and ``made``: the types of the rows before and after ``stages``."""
-        package: Any = session._jvm.org.apache.spark.sql.execution.arrow  # type: ignore[union-attr]
-        # A Scala object that has no static methods.
-        self._converters = getattr(getattr(package, "ArrowConverters$"), "MODULE$")
-        self._jvm: Any = session._jvm
+        self._jvm = jvm_of(session)
+        self._converters = java_object(
+            self._jvm.org.apache.spark.sql.execution.arrow, "ArrowConverters"
+        )
         self._stages = stages
         self._given = given
         self._made = made
@@ -55,39 +56,37 @@ class Projection:
         self._idle = [self._compiled()]
 
     @classmethod
-    def of(cls, session: SparkSession, query: CompiledQuery) -> Projection | None:
-        """The function of a query; None where Spark has none for it."""
-        from py4j.protocol import Py4JError
-        from pyspark.sql.pandas.types import from_arrow_schema
+    def of(
+        cls, session: SparkSession, batch: pa.Schema, sql: Callable[[str], str]
+    ) -> Projection | None:
+        """The function of a query; None where the session cannot have one for it.
 
-        fields = pa.schema(
-            batch_fields(
-                query.source,
-                query.inputs,
-                prev=query.uses_prev,
-                of_change=query.of_change,
-                lookups=query.lookups,
-            )
-        )
+        Args:
+            batch: the columns of the batches.
+            sql: makes the query's text of the name of a batch's view.
+        """
+        from py4j.protocol import Py4JError
+
+        if not allows(session, PROJECTION):
+            return None
         # Rows of an RDD: of a table in memory the optimizer would compute the result at once.
-        nothing = session.createDataFrame(
-            session.sparkContext.emptyRDD(), from_arrow_schema(fields)
-        )
+        nothing: Any = session.createDataFrame(session.sparkContext.emptyRDD(), spark_schema(batch))
         view = f"__cf_rows_{threading.get_ident()}"
         nothing.createOrReplaceTempView(view)
         try:
-            frame = session.sql(query.row_sql.replace(VIEW, view))
+            frame: Any = session.sql(sql(view))
             stages = _stages(frame._jdf.queryExecution().optimizedPlan())
             if stages is None:
                 return None
             return cls(session, stages, nothing._jdf.schema(), frame._jdf.schema())
-        except Py4JError:
+        except Py4JError as failure:
+            log.warning("batches of a CDC query are Spark jobs: %s", type(failure).__name__)
             return None  # another version of Spark: its classes have other methods
         finally:
             session.catalog.dropTempView(view)
 
     def run(self, batch: pa.Table) -> pa.Table:
-        """A row for each row of the batch; see :meth:`.evaluate.Evaluator.run`."""
+        """A row for each row of the batch; see :meth:`changefeed.query.evaluate.Evaluator.run`."""
         with self._code() as steps:
             if batch.nbytes > _BY_FILE:
                 return self._by_files(steps, batch)
@@ -113,8 +112,9 @@ class Projection:
 
     def _compiled(self) -> list[Any]:
         """Spark caches the generated code; the buffers are new."""
-        package = self._jvm.org.apache.spark.sql.catalyst.expressions
-        factory = getattr(getattr(package, "UnsafeProjection$"), "MODULE$")
+        factory = java_object(
+            self._jvm.org.apache.spark.sql.catalyst.expressions, "UnsafeProjection"
+        )
         return [factory.create(expressions, given) for expressions, given in self._stages]
 
     def _through(self, steps: list[Any], rows: Any) -> Any:

@@ -1,19 +1,23 @@
-"""pyspark's module-wide state, and how a JVM gets its client of pyspark."""
+"""One JVM and PySpark's client of it; PySpark's module-wide state."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.jvm import Gateway, Jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def quiet_py4j() -> None:
@@ -32,8 +36,11 @@ def quiet_py4j() -> None:
     java_gateway.logging = quiet
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
-    for kind in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
-        kind.handle_error = _log_accumulators  # type: ignore[assignment]
+    # The names differ: one class in 4.0, one for each kind of socket in 4.1.
+    for name in ("AccumulatorServer", "AccumulatorTCPServer", "AccumulatorUnixServer"):
+        kind = getattr(accumulators, name, None)
+        if isinstance(kind, type):
+            kind.handle_error = _log_accumulators  # type: ignore[attr-defined]
 
 
 def _log_accumulators(server: object, request: object, client_address: object) -> None:
@@ -69,6 +76,30 @@ def launch_for_cluster(master: str, properties: Mapping[str, str], log: Path) ->
             conf, {"stdout": output, "stderr": output}
         )
     return Jvm(client.proc), client
+
+
+def site_properties(gateway: Any) -> dict[str, str]:
+    """The properties that Spark's launcher found: spark-defaults.conf of the site."""
+    return {pair._1(): pair._2() for pair in gateway.jvm.org.apache.spark.SparkConf().getAll()}
+
+
+def start_session(properties: Mapping[str, str], client: Any, python: str) -> SparkSession:
+    """The session of a JVM that runs already; ``python`` is the interpreter of its workers."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False).setAll(list(properties.items()))
+    context = SparkContext(conf=conf, gateway=client)
+    # The default is the first python3 of PATH, which may lack pyarrow.
+    context.pythonExec = python
+    for module in _LATER:
+        importlib.import_module(module)
+    return SparkSession(context)
+
+
+#: Modules of pyspark that are imported on use: imported once here, before several threads do so
+#: at the same time.
+_LATER = ("pyspark.sql.functions", "pyspark.sql.pandas.types")
 
 
 def broken_connection(failure: BaseException) -> bool:
