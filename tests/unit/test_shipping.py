@@ -30,7 +30,7 @@ def test_what_executors_need_is_there_and_what_they_have_is_not(tmp_path: Path) 
 def test_a_python_without_packages_runs_our_code_out_of_the_archives(tmp_path: Path) -> None:
     shipped = ship_python(tmp_path, tmp_path / "cache")
     code, libraries = names(shipped.code), names(shipped.libraries)
-    assert {"changefeed.spark.internals.daemon.py", "sinks/registry.py"} <= code
+    assert {"changefeed/spark/internals/daemon.py", "sinks/registry.py"} <= code
     assert not any("__pycache__" in name for name in code | libraries)
     assert not any(name.startswith("pyspark/jars/") for name in libraries)
 
