@@ -5,6 +5,7 @@ deletes, 10 % inserts, keys at random, one key in ten changed twice), each on a 
 
 sink       what a feed does: rows of the log are staged and merged in rounds as large as the sink
            takes of a backlog
+public     the same without Spark's private parts, as over Spark Connect
 by hand    what a data engineer writes into foreachBatch: the batch as a Parquet file of typed
            columns, the last row of each key by a window, one MERGE, a table without settings
 duckdb     the same rows and statement in DuckDB
@@ -31,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.measure import Cost, Meter
+from benchmarks.measure import Cost, Meter, public_ways
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
@@ -170,6 +171,11 @@ class Bench:
         sink.close()
         return costs[0]
 
+    def public(self, kind: str, rows: int, changes: Changes) -> Cost:
+        """The sink, by what Spark promises to everybody."""
+        with public_ways():
+            return self.sink(kind, rows, changes)
+
     def _rounds(self, sink: Sink, log: pa.Table, *, scan: bool) -> None:
         receipts: list[Receipt] = []
         waiting, number = 0, 1
@@ -269,22 +275,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--percent", type=float, nargs="*", default=[1, 10, 100])
     parser.add_argument("--formats", nargs="*", default=["delta", "iceberg"])
+    parser.add_argument("--ways", nargs="*", default=["sink", "by hand", "duckdb"])
     parser.add_argument("--heap", default="4g")
     words = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="changefeed-bench-lake-"))
     try:
         with NodeSpark(heap=words.heap, packs=words.formats) as engine:
             bench = Bench(engine, folder)
-            _run(bench, words.rows, words.percent, words.formats)
+            _run(bench, words.rows, words.percent, words.formats, words.ways)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(bench: Bench, rows: int, percents: list[float], formats: list[str]) -> None:
-    ways: dict[str, Callable[[str, int, Changes], Cost]] = {
+def _run(bench: Bench, rows: int, percents: list[float], formats: list[str], wanted: list[str]) -> None:
+    known: dict[str, Callable[[str, int, Changes], Cost]] = {
         "sink": bench.sink,
+        "public": bench.public,
         "by hand": bench.by_hand,
     }
+    ways = {name: way for name, way in known.items() if name in wanted}
     print("warming up ...", flush=True)
     for kind in formats:
         for way in ways.values():
@@ -296,7 +305,8 @@ def _run(bench: Bench, rows: int, percents: list[float], formats: list[str]) -> 
         for kind in formats:
             for name, way in ways.items():
                 _say(percent, count, f"{kind} {name}", way(kind, rows, changes))
-        _say(percent, count, "duckdb", bench.duckdb("", rows, changes))
+        if "duckdb" in wanted:
+            _say(percent, count, "duckdb", bench.duckdb("", rows, changes))
 
 
 def _say(percent: float, count: int, name: str, cost: Cost) -> None:

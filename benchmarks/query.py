@@ -17,7 +17,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.latency import measure, postgresql_ticks
-from benchmarks.measure import Meter
+from benchmarks.measure import Meter, public_ways
 from benchmarks.peers.debezium import Run, place
 from benchmarks.workload import NARROW
 from changefeed.api import Interpreter, Session
@@ -167,8 +167,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--public", action="store_true", help="without Spark's private parts")
     given = parser.parse_args(words)
-    with place() as run:
+    with place() as run, public_ways() if given.public else nullcontext():
         if given.mode == "rows":
             rows(run, given.rows, given.rounds)
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import ClientRow, FeedPlan, Interpreter, Result
 from changefeed.catalog import Catalog
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
 from changefeed.core.state import StateLayout
@@ -243,6 +244,12 @@ class Application:
     def spark_elsewhere(self) -> bool:
         """A node in another process answers what needs Spark."""
         return self._node_elsewhere
+
+    def spark_report(self) -> SparkReport:
+        """What the Spark of the node is, or of this process; starts nothing."""
+        if self._node_elsewhere:
+            return NodeInquiry(self.catalog).spark_report()
+        return self._made().spark_report()
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

@@ -320,6 +320,11 @@ class ShowNodes(Inquiry):
     span: Span | None = _span()
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowSpark(Inquiry):
+    span: Span | None = _span()
+
+
 class CdcRecord(StrEnum):
     """``record =`` of YugabyteDB's CREATE CDC."""
 

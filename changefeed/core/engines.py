@@ -8,6 +8,7 @@ Its constants were measured on two cores with rows of five columns on their way 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,6 +45,27 @@ class SparkState:
     ready: bool
     cores: int
     least_job_rows: int = LEAST_JOB_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class SparkReport:
+    """What a node's Spark is, for people.
+
+    Attributes:
+        status: ``running``, or what it does or lacks instead.
+        master: Spark's master URL, without secrets.
+        cores: tasks that it runs at the same time now; an estimate until a session exists.
+        version: of Spark; empty until a session exists.
+        fast: changefeed's fast ways that the session allows; empty until a session exists.
+        instead: for each of the other ways what happens instead, and what that costs.
+    """
+
+    status: str
+    master: str
+    cores: int
+    version: str = ""
+    fast: Sequence[str] = ()
+    instead: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

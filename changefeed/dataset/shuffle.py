@@ -21,7 +21,7 @@ _SHARE_OF_TASK = 1 / 6
 _SMALLEST_PART, _LARGEST_PART = 16 << 20, 256 << 20
 #: What Spark keeps of a heap for itself, and the share of the rest that joins may have.
 _RESERVED, _FOR_EXECUTION = 300 << 20, 0.6
-#: Of a JVM of Spark's that the properties do not tell.
+#: The heap of a JVM of Spark where the properties do not say it.
 _HEAP = "1g"
 #: Tasks at a time of an executor that the properties do not tell.
 _EXECUTOR_CORES = 8

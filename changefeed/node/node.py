@@ -27,6 +27,7 @@ from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ClientRow
 from changefeed.core.internal_errors import log_failure
@@ -379,6 +380,10 @@ class Node:
     def spark_elsewhere(self) -> bool:
         """False: the Spark of the node is that of the state."""
         return False
+
+    def spark_report(self) -> SparkReport:
+        """What the node's Spark is; starts nothing."""
+        return self.spark.report()
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

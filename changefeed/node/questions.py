@@ -13,6 +13,7 @@ from typing import Protocol
 from changefeed.api import Result
 from changefeed.catalog import Catalog, Question
 from changefeed.core.clock import Clock
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableSchema
@@ -45,6 +46,10 @@ class SparkAnswers(Protocol):
 
     def check_tables(self, registration: Registration) -> None:
         """Whether a dataset could have its tables."""
+        ...
+
+    def spark_report(self) -> SparkReport:
+        """What its Spark is."""
         ...
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
@@ -91,6 +96,8 @@ class NodeAnswers:
             asked = json.loads(question.body)
             self._spark.check_tables(Registration(asked["owner"], tuple(asked["names"])))
             return ""
+        if question.kind == QuestionKind.SPARK:
+            return json.dumps(asdict(self._spark.spark_report()))
         columns = self._spark.extract_columns(**json.loads(question.body))
         return json.dumps([asdict(column) for column in columns])
 

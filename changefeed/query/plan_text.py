@@ -3,8 +3,9 @@
 For a Spark whose own objects are out of reach (Spark Connect). The text shows which columns of the
 view an expression reads, and the names of its functions. Strings stand in it without quotes, so
 that one which reads like a function or a column is taken for one: more columns than needed are
-read, and some queries that could run are refused. The arguments of Python functions are not
-checked.
+read, and some queries that could run are refused. Not found are calls of Python functions with
+wrong arguments, which then fail on the first row, and a word for a moment that the query computes
+(``concat('to', 'day')``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _CALL = re.compile(rf"\b({'|'.join(_FUNCTIONS)})\(")
 _ALIAS = re.compile(r"(.*) AS .*#\d+L?\Z", re.DOTALL)
 #: A constant text that becomes a date or a timestamp.
 _MOMENT = re.compile(
-    r"\b(?:cast|to_date|to_timestamp\w*|date|timestamp)\(\s*(now|today|tomorrow|yesterday)\b[^()]*\)",
+    r"\b(?:(?:try_)?(?:cast|to_date|to_timestamp\w*)\(|(?:extract|date_?part)\(\w+, )"
+    r"\s*(now|today|tomorrow|yesterday)\b",
     re.IGNORECASE,
 )
 #: Groups of functions by Spark's class, where its package does not say them.
@@ -111,9 +113,8 @@ class TextPlan:
             session.sql(sql).collect()  # raises what EXPLAIN only reports
         analysed = text.partition(_ANALYSED)[2].partition("\n== ")[0].strip()
         self._whole = analysed.partition("\n")[2]
-        step = self._whole.partition("\n+- ")[0]
-        self.kind = step.partition(" ")[0]
-        self._lists = [_parted(each) for each in _lists(step.partition(" ")[2])]
+        self.kind, _, self._step = self._whole.partition("\n+- ")[0].partition(" ")
+        self._lists = [_parted(each) for each in _lists(self._step)]
         self._made = made
         self._names: dict[str, str] = {}
         place = self._whole.rfind("View (")
@@ -125,7 +126,7 @@ class TextPlan:
     def columns(self) -> list[TextExpression]:
         parts = self._lists[-1] if self._lists else []
         if len(parts) != len(self._made):
-            parts = [self._whole] * len(self._made)  # a comma or a bracket in a string
+            parts = [self._step] * len(self._made)  # a comma or a bracket in a string
         return [
             self._expression(part, field.nullable)
             for part, field in zip(parts, self._made, strict=True)
@@ -146,8 +147,9 @@ class TextPlan:
         aliased = _ALIAS.match(text)
         inner = aliased[1] if aliased else text
         name, _, number = inner.rpartition("#")
-        if self._names.get(number.rstrip("L")) == name:
-            return TextExpression("AttributeReference", name, nullable=nullable, text=inner)
+        column = self._names.get(number.rstrip("L"), "")
+        if name and column.lower() == name.lower():
+            return TextExpression("AttributeReference", column, nullable=nullable, text=inner)
         kind = "GetStructField" if re.fullmatch(r"[^()\s]+#\d+\.\w+", inner) else "Text"
         reads = tuple(self._reads(inner))
         if kind == "GetStructField" and reads:
@@ -201,7 +203,7 @@ def _lists(text: str) -> Iterator[str]:
 
 
 def _parted(text: str) -> list[str]:
-    """A list at its commas, but for those in brackets."""
+    """A list, divided at its commas except those in brackets."""
     parts, depth, begin = [], 0, 0
     for place, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")

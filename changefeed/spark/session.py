@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkState
+from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkReport, SparkState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
 from changefeed.spark.failure import translate
@@ -138,12 +138,15 @@ class NodeSpark:
         Jars of packs are not checked; they are downloaded when they are needed.
         """
         try:
-            spark_jars()
-            if self.local:
-                find_java()
+            self._check_installed()
         except ChangefeedError:
             return False
         return True
+
+    def _check_installed(self) -> None:
+        spark_jars()
+        if self.local:
+            find_java()
 
     @property
     def ready(self) -> bool:
@@ -164,13 +167,23 @@ class NodeSpark:
             return f"Spark fetches the jars of {', '.join(packs)}"
         return "" if life is None or life.session.done() else life.step
 
-    @property
-    def shortfall(self) -> str:
-        """What the present session lacks and what that costs, for people; empty if nothing, or if
-        there is no session."""
-        life = self._life
-        survey = life.survey if life is not None and life.usable else None
-        return survey.sentence if survey is not None else ""
+    def report(self) -> SparkReport:
+        """What it is, for people; starts nothing."""
+        life, state = self._life, self.state()
+        survey = life.survey if life is not None and state.ready else None
+        if survey is not None:
+            lost = [ability.without for ability in survey.missing]
+            found = survey.version, survey.allowed, lost
+            return SparkReport("running", self.master, state.cores, *found)
+        status = self.step or "not started: it starts with the first feed that needs it"
+        if self._lost is not None:
+            status = f"not running: {self._lost.message}"
+        elif not self.step:
+            try:
+                self._check_installed()
+            except ChangefeedError as error:
+                status = f"not available: {error.message}"
+        return SparkReport(status, self.master, state.cores)
 
     def _lose(self, error: ChangefeedError) -> None:
         self._lost = error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from changefeed.catalog import Catalog, Connection, Job, TableProgress
 from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Frontier, Position, StreamRow
 from changefeed.core.schema import TableSchema
@@ -80,6 +81,14 @@ class FeedHost(Protocol):
         """What needs Spark is answered by a node in another process."""
         ...
 
+    def spark_report(self) -> SparkReport:
+        """What the Spark of this process or of a node is; starts nothing.
+
+        Raises:
+            ChangefeedError: CF4003 no node runs that could answer.
+        """
+        ...
+
     def query_sessions(self) -> QuerySessions:
         """Where this process evaluates CDC queries, unless :attr:`spark_elsewhere`; Spark starts
         with the first one.
@@ -143,6 +152,9 @@ class NoHost(FeedHost):
     @property
     def spark_elsewhere(self) -> bool:
         return True
+
+    def spark_report(self) -> SparkReport:
+        return NodeInquiry(self._catalog).spark_report()
 
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("a node evaluates CDC queries")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog import Catalog
 from changefeed.core.clock import Clock, SystemClock
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.query.model import CompiledQuery
@@ -38,6 +39,7 @@ class QuestionKind(StrEnum):
     COLUMNS = "columns"
     TABLES = "tables"
     VERIFY = "verify"
+    SPARK = "spark"
 
 
 class NodeInquiry:
@@ -92,6 +94,14 @@ class NodeInquiry:
                 runs, or it does not answer.
         """
         self._answer(QuestionKind.TABLES, json.dumps(asdict(registration)))
+
+    def spark_report(self) -> SparkReport:
+        """What the node's Spark is.
+
+        Raises:
+            ChangefeedError: CF4003, no node runs, or it does not answer.
+        """
+        return SparkReport(**json.loads(self._answer(QuestionKind.SPARK, "")))
 
     def verify(self, statement: nodes.Verify) -> str:
         """What VERIFY CHANGEFEED finds, as :func:`.verify.result_text` writes it, however long the

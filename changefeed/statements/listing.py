@@ -305,3 +305,18 @@ def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
         for each in node_duties(context.catalog)
     ]
     return Result(columns=NODE_COLUMNS, rows=list(rows))
+
+
+@handles(nodes.ShowSpark)
+def show_spark(statement: nodes.ShowSpark, context: Context) -> Result:
+    """SHOW SPARK."""
+    found = context.host.spark_report()
+    rows: list[Row] = [
+        ("status", found.status),
+        ("version", found.version or None),
+        ("master", found.master),
+        ("cores", str(found.cores)),
+        ("fast", Names(found.fast) if found.fast else None),
+        *(("falls back", clause) for clause in found.instead),
+    ]
+    return Result(columns=("property", "value"), rows=[row for row in rows if row[1] is not None])

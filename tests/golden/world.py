@@ -12,6 +12,7 @@ from typing import Any
 from changefeed.api import FeedPlan, Interpreter, Result, Session
 from changefeed.catalog import Catalog, DesiredStatus, Lease, Status, TableState
 from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
@@ -296,6 +297,12 @@ class FakeNode:
     @property
     def spark_elsewhere(self) -> bool:
         return False
+
+    def spark_report(self) -> SparkReport:
+        return SparkReport(
+            "running", "local[2]", 2, "4.1.4", ("rounds of Delta tables", "checks of CDC queries"),
+            ("a scan or backlog that is cancelled ends its running job only",),
+        )  # fmt: skip
 
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("no statement of these tests evaluates a query")

@@ -1,5 +1,5 @@
-"""A plugin of pytest: a Spark whose private attributes raise for code of ours, as those of Spark
-Connect and of shared clusters do.
+"""A plugin of pytest: a Spark whose private attributes raise for changefeed's code, as those of
+Spark Connect and of shared clusters do.
 
 ``pytest -p tests.helpers.public_spark TESTS``. PySpark itself and the tests go on to reach them.
 What such a Spark must be started with (the extensions of the table formats) it is.

@@ -157,6 +157,7 @@ listings: st.SearchStrategy[nodes.Inquiry] = st.one_of(
     st.just(nodes.ShowJobs()),
     st.builds(nodes.ShowJob, st.builds(nodes.FeedRef, job_id=st.integers(0, 9**9)), st.booleans()),
     st.just(nodes.ShowFunctions()),
+    st.just(nodes.ShowSpark()),
     st.builds(nodes.ShowCdc, st.sampled_from(["streams", "subscribers"])),
 )
 statements: st.SearchStrategy[nodes.Statement] = st.one_of(

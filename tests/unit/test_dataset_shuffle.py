@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changefeed.dataset.shuffle import count_parts, part_bytes
+from changefeed.dataset.shuffle import count_parts, part_bytes, size_bytes
 
 MIB = 1 << 20
 
@@ -22,3 +22,10 @@ def test_parts_follow_rows_and_bytes() -> None:
     assert count_parts(10_000_000, 0, 64 * MIB, cores=2) == 20
     assert count_parts(10, 6_400 * MIB, 64 * MIB, cores=2) == 100
     assert count_parts(10, 10**15, 64 * MIB, cores=2) == 1_000, "the most"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2g", 2 << 30), ("512M", 512 << 20), (" 64kb", 64 << 10), ("1024", 1 << 30)]
+)
+def test_sizes_as_spark_writes_memory(text: str, size: int) -> None:
+    assert size_bytes(text) == size

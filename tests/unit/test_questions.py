@@ -14,6 +14,7 @@ from changefeed.api import Result
 from changefeed.catalog import Catalog, Function
 from changefeed.catalog.questions import LEFT_OVER
 from changefeed.core.clock import ManualClock, SystemClock
+from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
 from changefeed.dataset.model import DatasetColumn
@@ -30,6 +31,8 @@ from tests.unit.test_query_changes import FULL, OPEN
 
 NODE = "n1"
 COLUMNS = (DatasetColumn("id", "bigint", key=True), DatasetColumn("total", "decimal(10,2)"))
+
+REPORT = SparkReport("running", "local[2]", 2, "4.1.4", ("staging",), ("a job ends late",))
 
 
 def query(select: str = "SELECT a.id, tax(total) AS t FROM shop.public.orders AS a") -> nodes.Query:
@@ -70,6 +73,9 @@ class FakeSpark:
         self.registrations.append(registration)
         if self.error is not None:
             raise self.error
+
+    def spark_report(self) -> SparkReport:
+        return REPORT
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
         self.statements.append(statement)
@@ -143,6 +149,17 @@ def test_a_node_checks_the_tables_of_a_dataset(catalog: Catalog, spark: FakeSpar
     with pytest.raises(ChangefeedError, match=r"table db\.orders exists") as caught:
         NodeInquiry(catalog).check_tables(asked)
     assert (caught.value.code, caught.value.hint) == (Code.TARGET_NOT_OURS, "drop it.")
+
+
+def test_a_node_says_what_its_spark_is(catalog: Catalog, spark: FakeSpark) -> None:
+    found = NodeInquiry(catalog).spark_report()
+    assert (found.status, found.master, found.cores, found.version) == (
+        "running",
+        "local[2]",
+        2,
+        "4.1.4",
+    )
+    assert [*found.fast, *found.instead] == ["staging", "a job ends late"]
 
 
 def test_a_node_compares_a_feed_and_knows_when_nobody_waits_any_more(

@@ -114,3 +114,18 @@ def test_a_jvm_that_ends_by_itself_is_missed(caplog: pytest.LogCaptureFixture) -
     spark._lose(found[0])
     assert spark.lost is found[0] and not spark.ready
     spark.close()
+
+
+def test_what_spark_is_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = NodeSpark(master="local[3]")
+    found = spark.report()
+    assert (found.master, found.cores, found.version) == ("local[3]", 3, "")
+    assert found.status == "not started: it starts with the first feed that needs it"
+    spark._lose(ChangefeedError(Code.SPARK_FAILED, "Spark's JVM ended (signal 9)"))
+    assert spark.report().status == "not running: Spark's JVM ended (signal 9)"
+
+    def none() -> None:
+        raise ChangefeedError(Code.SPARK_NOT_AVAILABLE, "no Java was found")
+
+    monkeypatch.setattr(spark_session, "spark_jars", none)
+    assert NodeSpark(master="local[3]").report().status == "not available: no Java was found"

@@ -1,5 +1,5 @@
-"""Everything that changefeed uses of Spark and Spark promises to nobody: PySpark's private
-attributes, classes behind py4j, classes of Delta.
+"""Everything that changefeed uses although Spark does not promise it: private attributes of
+PySpark, classes behind py4j, classes of Delta.
 
     abilities    each gain, the classes it needs, what is done without it; ``survey`` looks for them
     projection   a CDC query as a function in the driver's JVM
@@ -11,7 +11,7 @@ attributes, classes behind py4j, classes of Delta.
     starting     one JVM and its client; PySpark's module-wide state
     daemon       the parent of Spark's Python workers
 
-No other module names such a part (tests/hygiene). Whoever uses one of the first five asks
-:func:`~.abilities.allows` first and has a public way beside it. The others are of a session that
-this process started itself, or do nothing where the part is missing.
+No other module names such a part (tests/hygiene/test_private_spark.py). A caller of one of the
+first five asks :func:`~.abilities.allows` first, and has a public way to fall back on. The others
+are for a session that this process has started, or do nothing where the part is missing.
 """

@@ -21,13 +21,15 @@ class Ability:
     """One gain.
 
     Attributes:
+        name: for people.
         without: what happens where it is missing, and what that costs; a clause for people.
         parts: the classes that it needs, each with its methods as ``name/parameters``.
         jar: a class of the jar that all of ``parts`` come from. Without that jar nothing is
-            missing: whoever needs it asks for another session.
+            missing: what needs the jar asks for another session.
         function: of ``pyspark.sql.functions``.
     """
 
+    name: str
     without: str
     parts: Mapping[str, tuple[str, ...]] = field(hash=False, default_factory=dict)
     jar: str = ""
@@ -39,6 +41,7 @@ _DELTA = "org.apache.spark.sql.delta"
 _DELTA_JAR = "io.delta.sql.DeltaSparkSessionExtension"
 
 PROJECTION = Ability(
+    "small batches of CDC queries",
     "a CDC query evaluates small batches as Spark jobs, some 60 ms each instead of 5 ms",
     {
         f"{_CATALYST}.expressions.UnsafeProjection$": ("create/2",),
@@ -50,6 +53,7 @@ PROJECTION = Ability(
     },
 )  # fmt: skip
 PLANS = Ability(
+    "checks of CDC queries",
     "CDC queries are checked by the text of their plans, which refuses some that could run",
     {
         "org.apache.spark.sql.classic.SparkSession": ("sessionState/0",),
@@ -58,6 +62,7 @@ PLANS = Ability(
     },
 )
 DELTA_ROUND = Ability(
+    "rounds of Delta tables",
     "rounds of changes into Delta tables are MERGE statements, about three times the CPU",
     {
         f"{_DELTA}.DeltaLog": ("startTransaction/2", "createDataFrame/4", "dataPath/0"),
@@ -74,6 +79,7 @@ DELTA_ROUND = Ability(
     _DELTA_JAR,
 )  # fmt: skip
 DELTA_LOG = Ability(
+    "what Delta tables record",
     "what a Delta table has recorded is asked by SQL, some 0.3 s a table at the start of a feed",
     {
         "io.delta.tables.DeltaTable": ("isDeltaTable/2",),
@@ -83,6 +89,7 @@ DELTA_LOG = Ability(
     _DELTA_JAR,
 )
 FILES = Ability(
+    "staging",
     "rows are staged by Arrow's clients of disks and S3, and not on HDFS",
     {
         "org.apache.hadoop.fs.FileUtil": ("copy/7",),
@@ -90,11 +97,13 @@ FILES = Ability(
     },
 )
 CANCEL = Ability(
+    "cancelling",
     "a scan or backlog that is cancelled ends its running job only",
     {"org.apache.spark.SparkContext": ("cancelJobGroupAndFutureJobs/1",)},
 )
 #: PySpark 4.1 and newer.
 ARROW_FUNCTIONS = Ability(
+    "Python functions on columns",
     "Python functions of CDC queries are called row by row, and datasets are compared by a join",
     function="arrow_udf",
 )
@@ -112,6 +121,11 @@ class Survey:
 
     version: str
     missing: tuple[Ability, ...]
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Names of the gains that the session has."""
+        return tuple(ability.name for ability in ABILITIES if ability not in self.missing)
 
     @property
     def sentence(self) -> str:
