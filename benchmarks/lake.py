@@ -287,7 +287,9 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(bench: Bench, rows: int, percents: list[float], formats: list[str], wanted: list[str]) -> None:
+def _run(
+    bench: Bench, rows: int, percents: list[float], formats: list[str], wanted: list[str]
+) -> None:
     known: dict[str, Callable[[str, int, Changes], Cost]] = {
         "sink": bench.sink,
         "public": bench.public,

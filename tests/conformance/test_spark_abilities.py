@@ -8,26 +8,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from changefeed.spark.internals import abilities
 from changefeed.spark.internals.abilities import (
     ABILITIES,
     ARROW_FUNCTIONS,
     CANCEL,
     DELTA_ROUND,
-    Survey,
-    survey,
+    look,
 )
 from changefeed.spark.session import NodeSpark
 
 pytestmark = pytest.mark.spark
-
-
-def look(session: SparkSession, *wanted: abilities.Ability) -> Survey:
-    """A look at the session that nothing is known of yet."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(abilities, "_KNOWN", type(abilities._KNOWN)())
-        patch.setattr(abilities, "ABILITIES", wanted or ABILITIES)
-        return survey(session)
 
 
 def test_the_pinned_spark_has_all(spark_engine: NodeSpark) -> None:
@@ -51,7 +41,7 @@ def test_a_class_or_a_method_is_missing(
     spark_engine: NodeSpark, parts: dict[str, tuple[str, ...]], jar: str, missing: bool
 ) -> None:
     ability = replace(CANCEL, parts=parts, jar=jar, without="a job ends late")
-    found = look(spark_engine.session(), ability)
+    found = look(spark_engine.session(), [ability])
     assert found.missing == ((ability,) if missing else ())
     assert ("a job ends late" in found.sentence) is missing
 

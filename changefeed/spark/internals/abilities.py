@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +138,15 @@ class Survey:
 _KNOWN: weakref.WeakKeyDictionary[Any, Survey] = weakref.WeakKeyDictionary()
 
 
+def look(session: SparkSession, wanted: Sequence[Ability] = ABILITIES) -> Survey:
+    """Look for the parts of abilities in the session's JVM, without a job, in a few
+    milliseconds."""
+    found = _Classes(session)
+    return Survey(session.version, tuple(each for each in wanted if not found.have(each)))
+
+
 def survey(session: SparkSession) -> Survey:
-    """Look for the parts of all abilities in the session's JVM: once a JVM, without a job, in a
-    few milliseconds."""
+    """:func:`look`, once a JVM."""
     owner: Any = session
     try:
         owner = session.sparkContext
@@ -148,9 +154,7 @@ def survey(session: SparkSession) -> Survey:
         pass
     known = _KNOWN.get(owner)
     if known is None:
-        found = _Classes(session)
-        missing = tuple(ability for ability in ABILITIES if not found.have(ability))
-        known = _KNOWN[owner] = Survey(session.version, missing)
+        known = _KNOWN[owner] = look(session)
     return known
 
 
