@@ -15,6 +15,7 @@ from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.sql import quoted
 from changefeed.core.uri import split_uri
 from changefeed.dataset.config import column_type
 from changefeed.dataset.extracts import (
@@ -275,7 +276,7 @@ def _name(part: str) -> tuple[str, str]:
 
 def _quoted(name: str) -> str:
     plain = name.replace("_", "a").isalnum()
-    return name if plain else '"' + name.replace('"', '""') + '"'
+    return name if plain else quoted(name)
 
 
 def _needed(given: Mapping[str, str], name: str) -> str:

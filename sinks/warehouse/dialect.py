@@ -38,6 +38,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from changefeed.core import sql
 from changefeed.core.schema import Column
 from changefeed.core.types import Kind, LogicalType
 
@@ -143,11 +144,11 @@ class Dialect:
 
     def quote(self, name: str) -> str:
         """A name as an identifier."""
-        return '"' + name.replace('"', '""') + '"'
+        return sql.quoted(name)
 
     def literal(self, text: str) -> str:
         """A text as a string literal."""
-        return "'" + text.replace("'", "''") + "'"
+        return sql.literal(text)
 
     def fit(self, name: str) -> str:
         """``name``, cut to :attr:`max_name` with a digest so that it stays unique."""

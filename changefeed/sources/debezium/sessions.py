@@ -53,11 +53,6 @@ class CatalogSession:
         return str(self._door.ask({"do": "watch"}))
 
 
-def text(value: str) -> str:
-    """A text as SQL writes it."""
-    return "'" + value.replace("'", "''") + "'"
-
-
 class Sessions:
     """One JVM with one connection, for one user at a time. Thread-safe."""
 

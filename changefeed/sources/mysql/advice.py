@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.sql import quoted
 from changefeed.sources.base import Watch
 from changefeed.sources.mysql import coordinates, describe, providers
 from changefeed.sources.mysql.checks import set_variable
 from changefeed.sources.mysql.describe import ServerTable
-from changefeed.sources.mysql.session import MySQLSession, quoted
+from changefeed.sources.mysql.session import MySQLSession
 
 #: A binlog that is kept for less than this is hardly a safety net: seconds.
 SHORT_RETENTION = 86_400

@@ -20,12 +20,13 @@ import pyarrow as pa
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import Column
+from changefeed.core.sql import quoted
 from changefeed.core.types import Kind
 from changefeed.sources.mysql import coordinates
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.kept import read_kept, write_kept
 from changefeed.sources.mysql.result import ServerError, read_rows
-from changefeed.sources.mysql.session import MySQLSession, literal, quoted
+from changefeed.sources.mysql.session import MySQLSession, literal
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 from changefeed.sources.mysql.values import log_column
 

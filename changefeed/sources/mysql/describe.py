@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
+from changefeed.core.sql import quoted
 from changefeed.sources.base import TableInfo, Watch
-from changefeed.sources.mysql.session import MySQLSession, listed, literal, quoted
+from changefeed.sources.mysql.session import MySQLSession, listed, literal
 from changefeed.sources.mysql.types import ColumnInfo, column_of
 
 #: Databases of the server itself.
@@ -245,7 +246,7 @@ def may_read(session: MySQLSession, database: str, name: str) -> bool:
 
 def grant_select(session: MySQLSession, database: str, name: str) -> str:
     """The statement that lets the user read this one table."""
-    named = ".".join(f"`{part.replace('`', '``')}`" for part in (database, name))
+    named = ".".join(quoted(part, "`") for part in (database, name))
     return f"GRANT SELECT ON {named} TO {session.account()};"
 
 

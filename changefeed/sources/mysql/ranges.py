@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.sql import quoted
 from changefeed.core.types import DATES, FLOATS, INTEGERS, Kind
 from changefeed.sources.base import WHOLE_LOOKS, KeySet, leading
-from changefeed.sources.mysql.session import MySQLSession, literal, quoted
+from changefeed.sources.mysql.session import MySQLSession, literal
 from changefeed.sources.mysql.types import UNSIGNED_LONG
 
 #: A table is never cut into more parts than this.

@@ -51,11 +51,6 @@ class ResultBytes:
         return self._raw.readinto(buffer) or 0
 
 
-def quoted(name: str) -> str:
-    """A name as an identifier of SQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def literal(text: str) -> str:
     """A text as a literal of SQL, whatever it holds."""
     return "_utf8mb4 0x" + text.encode().hex() if text else "''"

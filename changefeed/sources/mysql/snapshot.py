@@ -37,6 +37,7 @@ from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.sql import quoted
 from changefeed.core.types import FLOATS
 from changefeed.core.unread import PartRange
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot
@@ -46,7 +47,7 @@ from changefeed.sources.mysql.coordinates import BinlogCoordinates
 from changefeed.sources.mysql.describe import ServerTable
 from changefeed.sources.mysql.ranges import between, cut, in_range, one_of, split
 from changefeed.sources.mysql.result import ServerError, Values, read_rows
-from changefeed.sources.mysql.session import MySQLSession, connect, error_number, quoted
+from changefeed.sources.mysql.session import MySQLSession, connect, error_number
 from changefeed.sources.mysql.values import log_column, unusable_key
 from changefeed.sources.scans import chosen_columns, snapshot_gone, table_changed
 

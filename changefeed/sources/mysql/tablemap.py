@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from changefeed.core.sql import literal
 from changefeed.sources.mysql.binlog import HEADER_SIZE, ByteReader, misfit
 
 #: MySQL allows 4096 columns, MariaDB as many.
@@ -480,7 +481,7 @@ def type_text(column: ColumnShape, charsets: Charsets) -> str:
 
 def _list_text(column: ColumnShape, charsets: Charsets) -> str:
     texts = (decoded(value, column.collation, charsets) for value in column.values)
-    listed = ",".join("'" + text.replace("'", "''") + "'" for text in texts)
+    listed = ",".join(map(literal, texts))
     return f"{'enum' if column.wire is ColumnType.ENUM else 'set'}({listed})"
 
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.core.schema import Column, TableSchema
+from changefeed.core.sql import quoted
 from changefeed.core.types import DATES, Kind
 from changefeed.sources.mysql.result import Values
-from changefeed.sources.mysql.session import quoted
 
 _DIGITS = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
+from changefeed.core.sql import readable
 from changefeed.sources.base import Attachment, CaptureResult, Memo, StreamRequest, Watch
 from changefeed.sources.postgres import (
     checks,
@@ -514,7 +515,7 @@ class PostgresAttachment(Attachment):
 def _unsafe_now(member: publications.Member) -> ChangefeedError:
     return ChangefeedError(
         Code.SOURCE_NOT_SET_UP,
-        f"table {introspect.quoted(member.schema)}.{introspect.quoted(member.name)} "
+        f"table {readable(member.schema)}.{readable(member.name)} "
         "lost its replica identity just now",
         hint="give it a primary key or REPLICA IDENTITY FULL, then RESUME.",
     )

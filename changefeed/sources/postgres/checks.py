@@ -16,6 +16,7 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.figures import size_text
 from changefeed.core.schema import Column, KeyRange, TableSchema
+from changefeed.core.sql import readable
 from changefeed.core.types import Kind
 from changefeed.sources.base import Watch
 from changefeed.sources.postgres import (
@@ -37,7 +38,7 @@ from changefeed.sources.postgres.connect import (
     source_errors,
 )
 from changefeed.sources.postgres.details import identity_of
-from changefeed.sources.postgres.introspect import Relation, quoted, read_scattered
+from changefeed.sources.postgres.introspect import Relation, read_scattered
 from changefeed.sources.postgres.types import ReplicaIdentity
 
 #: Oldest server that works.
@@ -292,8 +293,8 @@ def check_role(connection: PsycopgConnection) -> Iterator[ChangefeedError]:
     if not replicates:
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
-            f"role {quoted(role)} may not open replication connections",
-            hint=providers.of(connection).replication(quoted(role)),
+            f"role {readable(role)} may not open replication connections",
+            hint=providers.of(connection).replication(readable(role)),
         )
 
 
@@ -312,8 +313,8 @@ def check_publication(
             yield from given.publication_problems(found)
         return
     if present is not None and not _owns_publication(connection, plan.publication):
-        publication = quoted(plan.publication or "")
-        role = quoted(connection.info.user)
+        publication = readable(plan.publication or "")
+        role = readable(connection.info.user)
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
             f"role {role} does not own publication {publication}",
@@ -337,7 +338,10 @@ def check_publication(
         problem.span = watches[found_by_name.index(strange[0].relation)].span
         yield problem
     elif present is None and not _may_create(connection):
-        database, role = quoted(connection.info.dbname), quoted(connection.info.user)
+        database, role = (
+            readable(connection.info.dbname),
+            readable(connection.info.user),
+        )
         yield ChangefeedError(
             Code.SOURCE_PERMISSION_MISSING,
             f"role {role} may not create a publication in database {database}",
@@ -369,7 +373,7 @@ def not_ours(
 def no_publication(
     connection: PsycopgConnection, publication: str, relations: Sequence[Relation]
 ) -> ChangefeedError:
-    names = [f"{quoted(r.schema)}.{quoted(r.name)}" for r in relations]
+    names = [f"{readable(r.schema)}.{readable(r.name)}" for r in relations]
     partitioned = any(r.partitioned for r in relations)
     return ChangefeedError(
         Code.SOURCE_NOT_SET_UP,
@@ -423,7 +427,7 @@ class TableFacts:
     @property
     def name(self) -> str:
         """Quoted where SQL needs it."""
-        return f"{quoted(self.relation.schema)}.{quoted(self.relation.name)}"
+        return f"{readable(self.relation.schema)}.{readable(self.relation.name)}"
 
 
 # A deferrable primary key is no replica identity; generated columns are not in the stream,
@@ -533,7 +537,7 @@ def table_problems(
 def name_role(problems: Iterable[ChangefeedError], role: str) -> None:
     """Hints are statements to run: the role of the connection stands in them by its name."""
     for problem in problems:
-        problem.hint = problem.hint.replace("<role of the connection>", quoted(role))
+        problem.hint = problem.hint.replace("<role of the connection>", readable(role))
 
 
 def unpublishable(
@@ -573,16 +577,16 @@ def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict
             policies=policies,
             elsewhere=elsewhere.get(oid, ""),
             leaves=tuple(
-                (f"{quoted(schema)}.{quoted(name)}", identity_of(leaf), key)
+                (f"{readable(schema)}.{readable(name)}", identity_of(leaf), key)
                 for schema, name, leaf, key, *_ in leaves
             ),
             unreadable_leaves=tuple(
-                f"{quoted(schema)}.{quoted(name)}"
+                f"{readable(schema)}.{readable(name)}"
                 for schema, name, *_, read, _ in leaves
                 if not read
             ),
             foreign=tuple(
-                f"{quoted(schema)}.{quoted(name)}" for schema, name, *_, far in leaves if far
+                f"{readable(schema)}.{readable(name)}" for schema, name, *_, far in leaves if far
             ),
         )
     return facts
@@ -610,7 +614,7 @@ def check_table(version: int, table: TableFacts, watch: Watch) -> Iterator[Chang
 
 def _check_rights(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
     if not table.usable_schema:
-        schema = quoted(table.relation.schema)
+        schema = readable(table.relation.schema)
         yield _problem(
             Code.SOURCE_PERMISSION_MISSING,
             watch,

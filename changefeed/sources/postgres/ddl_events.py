@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from psycopg import errors, sql
+from psycopg import errors
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.sql import quoted
 from changefeed.core.telemetry import log
 from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.postgres.connect import PsycopgConnection
@@ -132,19 +133,15 @@ def undo_text(name: str) -> str:
 
 
 def _text(template: str, name: str) -> str:
-    drops = _quoted(_drops(name))
+    drops = quoted(_drops(name))
     return template.format(
-        name=_quoted(name), drops=drops, mark=f"'{_MARK}'", prefix=f"'{PREFIX}{name}'"
+        name=quoted(name), drops=drops, mark=f"'{_MARK}'", prefix=f"'{PREFIX}{name}'"
     )
 
 
 def _drops(name: str) -> str:
     """The name of the trigger for tables that are dropped."""
     return f"{name[: _NAME_MAX - 5]}_drop"
-
-
-def _quoted(name: str) -> str:
-    return sql.Identifier(name).as_string(None)
 
 
 def present(connection: PsycopgConnection, name: str) -> bool:

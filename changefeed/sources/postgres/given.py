@@ -24,6 +24,7 @@ from psycopg import sql
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
+from changefeed.core.sql import readable
 from changefeed.sources.base import Memo
 from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.publications import publication_gone, younger
@@ -236,8 +237,7 @@ def statement(
     connection: PsycopgConnection, publication: str, tables: Sequence[str], *, partitioned: bool
 ) -> str:
     """What an administrator runs so that the publication has these tables."""
-    name = sql.Identifier(publication).as_string(connection)
-    name = publication if name == f'"{publication}"' and _plain(publication) else name
+    name = readable(publication)
     listed = ", ".join(tables)
     there = connection.execute(
         "SELECT FROM pg_catalog.pg_publication WHERE pubname = %s", [publication]
@@ -248,10 +248,6 @@ def statement(
     return f"CREATE PUBLICATION {name} FOR TABLE {listed}{root};"
 
 
-def _plain(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and name == name.lower()
-
-
 def publication_problems(found: Publication) -> Iterator[ChangefeedError]:
     """Why no table of the publication can be kept equal."""
     if found.unpublished:
@@ -259,20 +255,20 @@ def publication_problems(found: Publication) -> Iterator[ChangefeedError]:
         yield _wrong(
             f"publication {found.name} does not publish {missing}: a copy would keep what the "
             "source changed",
-            f"ALTER PUBLICATION {_quoted(found.name)} SET "
+            f"ALTER PUBLICATION {readable(found.name)} SET "
             "(publish = 'insert, update, delete, truncate');",
         )
     if found.generated:
         yield _wrong(
             f"publication {found.name} publishes generated columns, which a feed does not have",
-            f"ALTER PUBLICATION {_quoted(found.name)} SET (publish_generated_columns = none);",
+            f"ALTER PUBLICATION {readable(found.name)} SET (publish_generated_columns = none);",
         )
 
 
 def table_problem(found: Publication, oid: int) -> ChangefeedError | None:
     """Why the feed cannot have this table from the publication."""
     table = found.tables.get(oid)
-    name = _quoted(found.name)
+    name = readable(found.name)
     if table is None or not table.covered:
         shown = table.name if table else f"with oid {oid}"
         return _wrong(
@@ -361,10 +357,6 @@ def lost_slot_hint(state: SlotState, slot: str) -> str:
         f"{drop}SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput'); "
         "-- then ALTER CHANGEFEED .. RESCAN"
     )
-
-
-def _quoted(name: str) -> str:
-    return name if _plain(name) else '"' + name.replace('"', '""') + '"'
 
 
 def _wrong(message: str, hint: str, *, detail: str = "") -> ChangefeedError:

@@ -17,6 +17,7 @@ from psycopg import sql
 from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
+from changefeed.core.sql import quoted
 from changefeed.sources.base import Handover, Memo
 from changefeed.sources.connector_offset import demand_streaming
 from changefeed.sources.postgres import publications, server, slots
@@ -80,7 +81,7 @@ def handover(
         f"slot {before.slot!r} and publication {before.publication!r} stay at the server until "
         "you remove them, after the feed's first SYNC: "
         f"SELECT pg_drop_replication_slot({_literal(connection, before.slot)}); "
-        f"DROP PUBLICATION {_identifier(connection, before.publication)};",
+        f"DROP PUBLICATION {quoted(before.publication)};",
     )
     return Handover(position, {"predecessor": before.memo()}, notices)
 
@@ -238,10 +239,6 @@ def take_over(
         )
     publications.await_elders(connection, publication)
     return replace(before, until=server.current_position(connection))
-
-
-def _identifier(connection: PsycopgConnection, name: str) -> str:
-    return sql.Identifier(name).as_string(connection)
 
 
 def _literal(connection: PsycopgConnection, text: str) -> str:

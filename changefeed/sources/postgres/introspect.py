@@ -15,6 +15,7 @@ from psycopg import errors
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.sql import readable
 from changefeed.sources.base import TableInfo, TableLocations, Watch
 from changefeed.sources.postgres.connect import SEARCH_PATH, PsycopgConnection
 from changefeed.sources.postgres.details import identity_of, read_details
@@ -380,19 +381,13 @@ def table_list(
     ]
 
 
-def quoted(name: str) -> str:
-    """An identifier as SQL wants it; plain when it needs no quotes (keywords get none)."""
-    plain = name.isidentifier() and name.isascii() and name == name.lower()
-    return name if plain else '"' + name.replace('"', '""') + '"'
-
-
 def _note(schema: str, name: str, identity: ReplicaIdentity, has_key: bool) -> str:
     """What CREATE CHANGEFEED would refuse of a table in SHOW TABLES."""
     nothing = identity in (ReplicaIdentity.NOTHING, ReplicaIdentity.CHANGE)
     if not nothing and (identity is not ReplicaIdentity.DEFAULT or has_key):
         return ""
     why = f"replica identity {identity}" if nothing else "no primary key"
-    return f"{why}: ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL; first"
+    return f"{why}: ALTER TABLE {readable(schema)}.{readable(name)} REPLICA IDENTITY FULL; first"
 
 
 _EXTENSIONS = """

@@ -21,10 +21,10 @@ from psycopg import sql
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.sql import readable
 from changefeed.sources import scans
 from changefeed.sources.postgres.connect import PsycopgConnection, connect, is_quiet, translate
 from changefeed.sources.postgres.copyout import CopyBlock, copy_out, parse_csv
-from changefeed.sources.postgres.introspect import quoted
 from changefeed.sources.postgres.values import text_column
 from changefeed.sources.scans import table_changed
 
@@ -274,8 +274,8 @@ def reading_failed(table: TableSchema, error: psycopg.Error, role: str) -> Chang
         return table_changed(table.table, error.diag.message_primary or "it was altered")
     known = translate(error, f"read table {table.table}")
     if known.code is Code.SOURCE_PERMISSION_MISSING:
-        name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
-        hint = f"GRANT SELECT ON {name} TO {quoted(role)};"
+        name = f"{readable(table.table.schema)}.{readable(table.table.name)}"
+        hint = f"GRANT SELECT ON {name} TO {readable(role)};"
         return ChangefeedError(
             Code.TABLE_NOT_SCANNABLE, known.message, detail=known.detail, hint=hint
         )

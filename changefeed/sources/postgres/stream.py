@@ -20,6 +20,7 @@ from typing import Any
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier, Position
+from changefeed.core.sql import literal, quoted
 from changefeed.sources.base import StreamFallback, StreamRequest
 from changefeed.sources.postgres.assemble import SMALL, Assembler, LookupCall
 from changefeed.sources.postgres.connect import LateSession, source_errors
@@ -44,8 +45,6 @@ from changefeed.sources.postgres.visibility import Unseen, Visibility
 from changefeed.sources.postgres.wire import (
     ReplicationConnection,
     SystemIdentity,
-    identifier,
-    literal,
 )
 
 #: Bytes received that are decoded together at most (a larger message still is).
@@ -425,7 +424,7 @@ class ReplicationStream:
         return start
 
     def _begin(self, connection: ReplicationConnection, start: _Start) -> None:
-        options = {"proto_version": "1", "publication_names": identifier(self._slot.publication)}
+        options = {"proto_version": "1", "publication_names": quoted(self._slot.publication)}
         streaming = self._slot.streaming and self._slot.upto is None
         self._streams = streaming and connection.server_version >= 140_000
         if self._streams:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.sql import quoted
 from changefeed.core.types import Kind, LogicalType
 
 
@@ -359,7 +360,4 @@ def spelled(oid: int, typmod: int, types: Mapping[int, TypeInfo]) -> str:
 
 
 def _quoted(name: str) -> str:
-    if _PLAIN.match(name):
-        return name
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'
+    return name if _PLAIN.match(name) else quoted(name)

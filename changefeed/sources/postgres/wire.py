@@ -22,6 +22,7 @@ from psycopg import pq
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
+from changefeed.core.sql import literal, quoted
 from changefeed.sources.postgres.connect import (
     apply_settings,
     connect_replication,
@@ -240,10 +241,7 @@ class ReplicationConnection:
                 "use": "USE_SNAPSHOT",
                 "nothing": "NOEXPORT_SNAPSHOT",
             }[snapshot]
-        command = (
-            f"CREATE_REPLICATION_SLOT {identifier(name)} {kept}LOGICAL {identifier(plugin)}"
-            f" {option}"
-        )
+        command = f"CREATE_REPLICATION_SLOT {quoted(name)} {kept}LOGICAL {quoted(plugin)} {option}"
         with readable("an answer to CREATE_REPLICATION_SLOT"):
             [row] = self.query(command)
             return CreatedSlot(
@@ -252,7 +250,7 @@ class ReplicationConnection:
 
     def drop_slot(self, name: str, *, wait: bool = True) -> None:
         """DROP_REPLICATION_SLOT; ``wait`` for whoever holds it to leave."""
-        self.query(f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if wait else ''}")
+        self.query(f"DROP_REPLICATION_SLOT {quoted(name)}{' WAIT' if wait else ''}")
 
     def start_replication(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:
         """START_REPLICATION ... LOGICAL: from here on only :meth:`receive_into` reads.
@@ -260,8 +258,8 @@ class ReplicationConnection:
         Raises:
             ChangefeedError: CF2102 no such slot, or the server threw away what it needs.
         """
-        shown = ", ".join(f"{identifier(k)} {literal(v)}" for k, v in options.items())
-        command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {format_lsn(lsn)} ({shown})"
+        shown = ", ".join(f"{quoted(k)} {literal(v)}" for k, v in options.items())
+        command = f"START_REPLICATION SLOT {quoted(slot)} LOGICAL {format_lsn(lsn)} ({shown})"
         with self._command:
             self._check_open()
             begin = self._begin if self.plain else self._begin_encrypted
@@ -418,14 +416,3 @@ def _needed(inbox: bytearray) -> int:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
-
-
-def identifier(name: str) -> str:
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'
-
-
-def literal(value: str) -> str:
-    """A quoted string of the replication grammar."""
-    doubled = value.replace("'", "''")
-    return f"'{doubled}'"

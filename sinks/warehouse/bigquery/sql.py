@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
@@ -100,8 +101,7 @@ class BigQueryDialect(Dialect):
         return f"`{escape_name(name)}`"
 
     def literal(self, text: str) -> str:
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        return "'" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "'"
+        return escaped(text).replace("\n", "\\n").replace("\r", "\\r")
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         for name, (whole, part) in (("NUMERIC", _NUMERIC), ("BIGNUMERIC", _BIGNUMERIC)):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from changefeed.core.schema import Column
+from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
 from sinks.warehouse.dialect import Dialect, TypeRule, decimal_pattern
 
@@ -78,12 +79,10 @@ class ClickHouseDialect(Dialect):
     # ------------------------------------------------------------------ names and types
 
     def quote(self, name: str) -> str:
-        escaped = name.replace("\\", "\\\\").replace("`", "\\`")
-        return f"`{escaped}`"
+        return escaped(name, "`")
 
     def literal(self, text: str) -> str:
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
+        return escaped(text)
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         if precision > self.max_precision:

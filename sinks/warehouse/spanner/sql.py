@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
 from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
 
@@ -71,12 +72,10 @@ class SpannerDialect(Dialect):
     # ------------------------------------------------------------------ names and types
 
     def quote(self, name: str) -> str:
-        escaped = name.replace("\\", "\\\\").replace("`", "\\`")
-        return f"`{escaped}`"
+        return escaped(name, "`")
 
     def literal(self, text: str) -> str:
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        return "'" + escaped.replace("\n", "\\n").replace("\r", "\\r") + "'"
+        return escaped(text).replace("\n", "\\n").replace("\r", "\\r")
 
     def decimal(self, precision: int, scale: int) -> TypeRule:
         """NUMERIC takes no digits of its own: what the column declares is checked before."""

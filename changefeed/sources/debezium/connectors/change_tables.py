@@ -12,10 +12,11 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.sql import literal
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.connectors.base import PREFIX, DescribedByDriver, Driver
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.sessions import CatalogSession, text
+from changefeed.sources.debezium.sessions import CatalogSession
 
 
 def position_of(lsn: str) -> Position:
@@ -140,8 +141,8 @@ class SQLServer(_ChangeTables):
         name = table.table
         tracked = session.value(
             "SELECT t.is_tracked_by_cdc FROM sys.tables t JOIN sys.schemas s"
-            f" ON s.schema_id = t.schema_id WHERE s.name = {text(name.schema)}"
-            f" AND t.name = {text(name.name)}"
+            f" ON s.schema_id = t.schema_id WHERE s.name = {literal(name.schema)}"
+            f" AND t.name = {literal(name.name)}"
         )
         if tracked in ("1", "true"):
             return []
@@ -149,8 +150,8 @@ class SQLServer(_ChangeTables):
             ChangefeedError(
                 Code.SOURCE_NOT_SET_UP,
                 f"the database does not capture table {name}",
-                hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N{text(name.schema)},"
-                f" @source_name = N{text(name.name)}, @role_name = NULL;",
+                hint=f"EXEC sys.sp_cdc_enable_table @source_schema = N{literal(name.schema)},"
+                f" @source_name = N{literal(name.name)}, @role_name = NULL;",
             )
         ]
 
@@ -197,14 +198,14 @@ class Db2(_ChangeTables):
     ) -> list[ChangefeedError]:
         name = table.table
         if session.rows(
-            f"SELECT 1 FROM ASNCDC.IBMSNAP_REGISTER WHERE SOURCE_OWNER = {text(name.schema)}"
-            f" AND SOURCE_TABLE = {text(name.name)}"
+            f"SELECT 1 FROM ASNCDC.IBMSNAP_REGISTER WHERE SOURCE_OWNER = {literal(name.schema)}"
+            f" AND SOURCE_TABLE = {literal(name.name)}"
         ):
             return []
         return [
             ChangefeedError(
                 Code.SOURCE_NOT_SET_UP,
                 f"the database does not capture table {name}",
-                hint=f"CALL ASNCDC.ADDTABLE({text(name.schema)}, {text(name.name)});",
+                hint=f"CALL ASNCDC.ADDTABLE({literal(name.schema)}, {literal(name.name)});",
             )
         ]

@@ -9,10 +9,11 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableSchema
+from changefeed.core.sql import literal
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.connectors.base import PREFIX, DescribedByDriver, Driver
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.sessions import CatalogSession, text
+from changefeed.sources.debezium.sessions import CatalogSession
 
 #: The SCN in front of each part of what Debezium calls ``commit_scn``: one of every redo thread.
 _SCN = re.compile(r"(?:^|,)(\d+)")
@@ -112,7 +113,7 @@ class Oracle(DescribedByDriver):
         name = table.table
         if session.rows(
             "SELECT 1 FROM ALL_LOG_GROUPS WHERE LOG_GROUP_TYPE = 'ALL COLUMN LOGGING'"
-            f" AND OWNER = {text(name.schema)} AND TABLE_NAME = {text(name.name)}"
+            f" AND OWNER = {literal(name.schema)} AND TABLE_NAME = {literal(name.name)}"
         ) or session.rows("SELECT 1 FROM V$DATABASE WHERE SUPPLEMENTAL_LOG_DATA_ALL = 'YES'"):
             return []
         quoted = ".".join('"' + part + '"' for part in (name.schema, name.name))

@@ -15,11 +15,12 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.sql import literal, quoted
 from changefeed.core.types import LogicalType
 from changefeed.sources.base import Watch
 from changefeed.sources.debezium.connectors.base import Connector, Driver, TableDescription
 from changefeed.sources.debezium.frames import Offset
-from changefeed.sources.debezium.sessions import CatalogSession, text
+from changefeed.sources.debezium.sessions import CatalogSession
 
 _LOGICAL = {
     "bool": "bool",
@@ -130,19 +131,19 @@ class PostgreSQL(Connector):
         self, session: CatalogSession, memo: Mapping[str, Any], tables: Sequence[TableName]
     ) -> None:
         name = str(memo["slot"])
-        listed = ", ".join(f"{_quoted(t.schema)}.{_quoted(t.name)}" for t in tables)
-        if not session.rows(f"SELECT 1 FROM pg_publication WHERE pubname = {text(name)}"):
+        listed = ", ".join(f"{quoted(t.schema)}.{quoted(t.name)}" for t in tables)
+        if not session.rows(f"SELECT 1 FROM pg_publication WHERE pubname = {literal(name)}"):
             session.rows(f"CREATE PUBLICATION {name}" + (f" FOR TABLE {listed}" if tables else ""))
         elif tables:
             session.rows(f"ALTER PUBLICATION {name} SET TABLE {listed}")
         if not self._slot(session, name):
-            session.rows(f"SELECT pg_create_logical_replication_slot({text(name)}, 'pgoutput')")
+            session.rows(f"SELECT pg_create_logical_replication_slot({literal(name)}, 'pgoutput')")
 
     @staticmethod
     def _slot(session: CatalogSession, name: str) -> list[list[str | None]]:
         return session.rows(
             "SELECT confirmed_flush_lsn - '0/0'::pg_lsn, wal_status FROM pg_replication_slots"
-            f" WHERE slot_name = {text(name)}"
+            f" WHERE slot_name = {literal(name)}"
         )
 
     def begin(
@@ -181,7 +182,7 @@ class PostgreSQL(Connector):
         return {(str(s), str(n)): (int(count or 0), int(size or 0)) for s, n, count, size in rows}
 
     def described(self, session: CatalogSession, schema: str, name: str) -> TableDescription | None:
-        where = f"n.nspname = {text(schema)} AND c.relname = {text(name)} AND c.relkind = 'r'"
+        where = f"n.nspname = {literal(schema)} AND c.relname = {literal(name)} AND c.relkind = 'r'"
         rows = session.rows(
             "SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.attnotnull,"
             " t.typtype, t.typcategory, c.relreplident, (SELECT e.typname FROM pg_type e"
@@ -221,7 +222,7 @@ class PostgreSQL(Connector):
     ) -> list[ChangefeedError]:
         if table.before_image is BeforeImage.FULL or not (table.keyless or watch.diff):
             return []
-        name = f"{_quoted(table.table.schema)}.{_quoted(table.table.name)}"
+        name = f"{quoted(table.table.schema)}.{quoted(table.table.name)}"
         return [
             ChangefeedError(
                 Code.SOURCE_NOT_SET_UP,
@@ -248,12 +249,8 @@ def _logical(kind: str, declared: str) -> str:
     return _LOGICAL.get(kind, "text")
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _drop_slot(session: CatalogSession, name: str) -> None:
-    where = f"slot_name = {text(name)}"
+    where = f"slot_name = {literal(name)}"
     session.rows(
         "DO $$ BEGIN FOR i IN 1..100 LOOP"
         f" PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE {where}"
