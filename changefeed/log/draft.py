@@ -91,7 +91,10 @@ class FrameBuilder:
         ordinal: int,
         declared: DeclaredSchemas,
         settings: LogSettings,
+        *,
+        durable: bool = True,
     ) -> None:
+        """``durable``: make segments durable; not where they are copies."""
         self.rows = 0
         self.events = 0
         self.segments: list[tuple[str, int]] = []
@@ -105,6 +108,7 @@ class FrameBuilder:
         self._ordinal = ordinal
         self._declared = declared
         self._settings = settings
+        self._durable = durable
         self._header: dict[str, Any] = {}
         self._entries: list[list[Any]] = []
         self._body: list[bytes] = []
@@ -176,7 +180,7 @@ class FrameBuilder:
 
     def close_segment(self, number: int, writer: SegmentWriter) -> None:
         """Finish a Parquet file and name it in the frame."""
-        writer.close()
+        writer.close(durable=self._durable)
         self.segments.append((writer.name, writer.size))
         self._entries.append(
             encode_segment(number, writer.name, writer.size, writer.groups, writer.marks)

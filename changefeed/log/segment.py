@@ -76,14 +76,15 @@ class SegmentWriter:
         """Uncompressed size of what was added."""
         return sum(m.bytes for m in self.groups)
 
-    def close(self) -> None:
-        """Finish the file and make its bytes durable. Its name is durable once the
+    def close(self, *, durable: bool = True) -> None:
+        """Finish the file and make its bytes ``durable``. Its name is durable once the
         directory is synced."""
         self._writer.close()
         self.size = self._path.stat().st_size
         # Before the sync: a sync that fails may drop the bytes that memory still has.
         self.marks = marks_of(self._path, [*_ends(self._written[0]), self.size])
-        sync_path(self._path)
+        if durable:
+            sync_path(self._path)
         fault_point(Point.LOG_SEGMENT_SYNCED)
 
     def discard(self) -> None:

@@ -208,7 +208,12 @@ class LogWriter:
     def _append(self, flush: Flush) -> None:
         live = self._live
         draft = FrameBuilder(
-            self.root, live.number, live.tally.ordinal, live.declared, self.settings
+            self.root,
+            live.number,
+            live.tally.ordinal,
+            live.declared,
+            self.settings,
+            durable=self._shared is None,
         )
         draft.lower_bounds.update(self._lower_bounds)
         try:
@@ -216,7 +221,7 @@ class LogWriter:
                 draft.add(event)
             draft.commits(flush.commits)
             self._check_order(draft, flush)
-            if draft.segments:
+            if draft.segments and self._shared is None:
                 sync_path(self.root)
             after = self._first_after(draft, flush.frontier)
             parts = draft.encode(live.sync, flush.frontier, after)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.clock import Timestamp
@@ -273,6 +275,66 @@ class TwoHosts(RuleBasedStateMachine):
         if self.writer is not None:
             assert self.rows(self.folder / self.owner) == self.appended
 
+    @invariant()
+    def what_rows_name_is_there(self) -> None:
+        """An object is written before a row names it, and removed after."""
+        manifest = self.catalog.log_manifest(SOURCE)
+        named = {name for _, name in manifest.objects.values()}
+        named |= {part.object for part in manifest.tail if part.object}
+        assert named <= {name for name, _ in ObjectStore(str(self.folder / "store")).names("")}
+
 
 TwoHosts.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestTwoHosts = TwoHosts.TestCase
+
+
+@pytest.fixture
+def hosts() -> Iterator[TwoHosts]:
+    """The model, for a history that a test writes."""
+    found = TwoHosts()
+    try:
+        yield found
+    finally:
+        found.teardown()
+
+
+def test_the_model_notices_a_row_before_its_object(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order is taken away: what is put is put after the next registration."""
+    late: list[tuple[Store, str, bytes | Path]] = []
+    put, register = Store.put, Register.register
+
+    def registered(rows: Register, change: LogChange) -> None:
+        register(rows, change)
+        while late:
+            put(*late.pop())
+
+    monkeypatch.setattr(Store, "put", lambda *what: late.append(what))
+    monkeypatch.setattr(Register, "register", registered)
+    hosts.append(9, 1)
+    hosts.what_rows_name_is_there()
+    hosts.fault("store", BEFORE)
+    hosts.append(9, 1)
+    with pytest.raises(AssertionError):
+        hosts.what_rows_name_is_there()
+
+
+def test_the_model_notices_a_writer_without_a_fence(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of the lease is not compared."""
+
+    @contextmanager
+    def unfenced(catalog: Catalog, lease: SourceLease) -> Iterator[Transaction]:
+        with catalog._database.append() as transaction:
+            yield transaction
+
+    hosts.append(1, 1)
+    hosts.freeze()
+    hosts.append(1, 1)
+    monkeypatch.setattr(Catalog, "_fenced", unfenced)
+    with pytest.raises((AssertionError, ChangefeedError, pytest.fail.Exception)):
+        hosts.thaw(False)
+        hosts.take(hosts.owner)
+        hosts.nothing_is_lost_or_made_up()

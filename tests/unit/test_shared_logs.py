@@ -17,7 +17,8 @@ from changefeed.core import elapsed
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
-from changefeed.log import LogReader, LogSettings, LogWriter, copies
+from changefeed.log import LogReader, LogSettings, LogWriter, copies, segment
+from changefeed.log import writer as writer_module
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import ORPHAN_AGE
 from changefeed.shared_logs import SharedSource, is_elsewhere, log_folder, remove_shared_log
@@ -91,6 +92,17 @@ def test_what_a_source_keeps_beside_its_log_comes_along(shared: Shared) -> None:
         assert [path.name for path in other.iterdir()] == ["prepared"]
         assert (other / "prepared").read_text() == "a transaction"
         assert shared.rows("two") == [1, 2]
+
+
+def test_what_is_a_copy_is_not_synced(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the store already, and proves nothing after a power failure."""
+    synced: list[Path] = []
+    monkeypatch.setattr(segment, "sync_path", synced.append)
+    monkeypatch.setattr(writer_module, "sync_path", synced.append)
+    with shared.open("one", LogSettings(segment_rows=1)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
+        assert shared.rows("one") == [1] and synced == []
 
 
 def test_a_log_that_was_given_up_is_not_taken_up_again(shared: Shared) -> None:
