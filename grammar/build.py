@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, cast
+from typing import Literal as Literals
 
 from lark import Token, Transformer, Tree, v_args
 from lark.tree import Meta
@@ -64,6 +65,9 @@ def _literal(token: Token, kind: str) -> Literal:
 
 
 _LITERAL_KINDS = {"OPTION_STRING": "string", "OPTION_NUMBER": "number"}
+
+#: IF NOT EXISTS, or OR REPLACE.
+Existing = Literals[True, "replace"]
 
 #: The nodes by the names of their rules: ``show_jobs`` makes a ShowJobs.
 _NODES: dict[str, type[nodes.SyntaxNode]] = {
@@ -150,14 +154,17 @@ class _Builder(Transformer[Token, Any]):
     # ------------------------------------------------------------ making feeds
 
     def create_changefeed(
-        self, meta: Meta, exists: bool | None, name: Token | None, *rest: Any
+        self, meta: Meta, exists: Existing | None, name: Token | None, *rest: Any
     ) -> Statement:
-        return _changefeed(meta, bool(exists), name, *rest)
+        return _changefeed(meta, exists, name, *rest)
+
+    def or_replace(self, _meta: Meta) -> Existing:
+        return "replace"
 
     def create_query(
         self,
         meta: Meta,
-        exists: bool | None,
+        exists: Existing | None,
         name: Token | None,
         sink: Literal | None,
         options: tuple[Option, ...] | None,
@@ -166,12 +173,12 @@ class _Builder(Transformer[Token, Any]):
         start = select.start_pos or 0
         table, query = read_select(str(select), start)
         target = nodes.TableTarget(table, query=query, span=_at(select))
-        return _changefeed(meta, bool(exists), name, (target,), None, sink, options)
+        return _changefeed(meta, exists, name, (target,), None, sink, options)
 
     def create_dataset(
         self,
         meta: Meta,
-        exists: bool | None,
+        exists: Existing | None,
         name: Token | None,
         location: Token,
         keys: tuple[Name, ...],
@@ -186,7 +193,8 @@ class _Builder(Transformer[Token, Any]):
             None if name is None else identifier(name),
             sink,
             options or (),
-            bool(exists),
+            exists is True,
+            exists == "replace",
             span=_span(meta),
             name_span=None if name is None else _at(name),
         )
@@ -230,7 +238,7 @@ class _Builder(Transformer[Token, Any]):
         source: Name | None,
         options: tuple[Option, ...] | None,
     ) -> Statement:
-        return _changefeed(meta, False, None, targets, source, None, options)
+        return _changefeed(meta, None, None, targets, source, None, options)
 
     def if_exists(self, _meta: Meta) -> bool:
         return True
@@ -476,7 +484,7 @@ class _Builder(Transformer[Token, Any]):
 
 def _changefeed(
     meta: Meta,
-    if_not_exists: bool,
+    exists: Existing | None,
     name: Token | None,
     targets: tuple[nodes.FeedTarget, ...],
     source: Name | None,
@@ -489,7 +497,8 @@ def _changefeed(
         source=None if source is None else source.text,
         sink=sink,
         options=options or (),
-        if_not_exists=if_not_exists,
+        if_not_exists=exists is True,
+        or_replace=exists == "replace",
         span=_span(meta),
         name_span=None if name is None else _at(name),
         source_span=None if source is None else source.span,

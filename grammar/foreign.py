@@ -145,10 +145,6 @@ _STATEMENTS = tuple(
         (r"DESC(RIBE)?\b", "\\d table shows the columns of a table"),
         (r"SHOW STATUS\b", "write SHOW CHANGEFEEDS"),
         (r"SHOW COLUMNS\b", "\\d table shows the columns of a table"),
-        (
-            r"CREATE OR REPLACE CHANGEFEED\b",
-            "ALTER CHANGEFEED name changes a feed that is there; DROP it to make another",
-        ),
         (r"EXPLAIN ALTER\b", "write VALIDATE ALTER CHANGEFEED, which stores nothing either"),
         (
             r"EXPLAIN (CANCEL|DROP|PAUSE|RESUME|SHOW|SYNC|VERIFY)\b",

@@ -259,6 +259,7 @@ class CreateChangefeed(Statement):
     sink: Literal | None = None
     options: tuple[Option, ...] = ()
     if_not_exists: bool = False
+    or_replace: bool = False
     span: Span | None = _span()
     name_span: Span | None = _span()
     source_span: Span | None = _span()
@@ -284,6 +285,7 @@ class CreateDataset(Statement):
     sink: Literal | None = None
     options: tuple[Option, ...] = ()
     if_not_exists: bool = False
+    or_replace: bool = False
     span: Span | None = _span()
     name_span: Span | None = _span()
 

@@ -241,7 +241,7 @@ class _Printer:
 
     def create(self, node: nodes.CreateChangefeed) -> str:
         head = _words(
-            "CREATE CHANGEFEED",
+            "CREATE OR REPLACE CHANGEFEED" if node.or_replace else "CREATE CHANGEFEED",
             "IF NOT EXISTS" if node.if_not_exists else None,
             None if node.name is None else name(node.name),
         )
@@ -264,7 +264,7 @@ class _Printer:
     def dataset(self, node: nodes.CreateDataset) -> str:
         ignored = _list(name(each.text) for each in node.ignored)
         return _words(
-            "CREATE CHANGEFEED",
+            "CREATE OR REPLACE CHANGEFEED" if node.or_replace else "CREATE CHANGEFEED",
             "IF NOT EXISTS" if node.if_not_exists else None,
             None if node.name is None else name(node.name),
             f"FOR DATASET {self.uri(node.location)}",

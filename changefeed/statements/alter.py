@@ -37,7 +37,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         rescan=plan.rescan,
         renew_log=log_is_lost,
         generation=job.generation,
-        noted=_changes(job, plan),
+        noted=changes(job, plan),
         by=context.session.user,
     )
     rescans = _others_of_the_log(job, context) if log_is_lost else []
@@ -75,7 +75,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     )
 
 
-def _changes(job: Job, plan: AlterPlan) -> list[str]:
+def changes(job: Job, plan: AlterPlan) -> list[str]:
     """Options and address before and after, without secrets."""
     old, new = Options.from_dict(job.options).display(), plan.options.display()
     stored = plan.options.to_dict()

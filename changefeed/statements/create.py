@@ -15,9 +15,10 @@ from changefeed.core.schema import TableName
 from changefeed.options import to_span
 from changefeed.plan import cdc
 from changefeed.plan.build import plan_create
+from changefeed.plan.replace import replacement
 from changefeed.plan.stages import FeedPlan
 from changefeed.statements import datasets
-from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.context import HANDLERS, Context, Result, handles
 from changefeed.statements.control import undo
 from changefeed.statements.notices import no_node, source_warnings, topic_notices
 from changefeed.statements.release import forget_source, leave_source
@@ -29,6 +30,8 @@ FEED_COLUMNS = ("job_id", "name")
 @handles(nodes.CreateChangefeed)
 def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
     """CREATE CHANGEFEED: plan, store, and wait until the source sends the tables."""
+    if statement.or_replace and (job := replaced(statement, context)) is not None:
+        return _replace(statement, job, context)
     existing = context.catalog.find_job(statement.name) if statement.name else None
     if existing is not None and statement.if_not_exists:
         notice = f'changefeed "{existing.name}" already exists, skipping'
@@ -68,6 +71,42 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             *late,
             *no_node(context),
         ],
+        job_id=job.id,
+        name=job.name,
+        tag="CREATE CHANGEFEED",
+    )
+
+
+def replaced(
+    statement: nodes.CreateChangefeed | nodes.CreateDataset, context: Context
+) -> Job | None:
+    """The feed that CREATE OR REPLACE changes; None if it makes a new one.
+
+    Raises:
+        ChangefeedError: CF1303 the statement does not name it.
+    """
+    if statement.name is None:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "CREATE OR REPLACE needs the name of a changefeed",
+            hint="write CREATE OR REPLACE CHANGEFEED name FOR ...",
+            span=to_span(statement.span),
+        )
+    return context.catalog.find_job(statement.name)
+
+
+def _replace(statement: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
+    """Alter the feed that is there."""
+    notices = [f'changefeed "{job.name}" is as the statement says: nothing was changed']
+    alteration = replacement(statement, job, context.surroundings(making=True))
+    if alteration is not None:
+        altered: Result = HANDLERS[type(alteration)](alteration, context)
+        notices = altered.notices
+    return Result(
+        "rows",
+        FEED_COLUMNS,
+        [(job.id, job.name)],
+        notices,
         job_id=job.id,
         name=job.name,
         tag="CREATE CHANGEFEED",
@@ -191,6 +230,14 @@ def _decoded(data: bytes | None) -> str | None:
 def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
     """CREATE CHANGEFEED FOR DATASET."""
     known = context.catalog.find_job(statement.name) if statement.name else None
+    if statement.or_replace and replaced(statement, context) is not None:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f'changefeed "{statement.name}" cannot be replaced: it is there, and a dataset stays '
+            "as it was defined",
+            hint="DROP CHANGEFEED first, or give this one another name.",
+            span=to_span(statement.name_span),
+        )
     if known is not None and statement.if_not_exists:
         return create(nodes.CreateChangefeed((), known.name, if_not_exists=True), context)
     if known is not None:

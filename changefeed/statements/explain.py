@@ -16,9 +16,12 @@ from changefeed.plan.build import check_create, check_living, distinct, plan_cre
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.names import choose_source
+from changefeed.plan.replace import replacement
 from changefeed.plan.stages import EXPLAIN_COLUMNS, explain_rows
 from changefeed.statements import brief, datasets
+from changefeed.statements.alter import changes
 from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.create import replaced
 from changefeed.statements.notices import source_warnings
 from changefeed.statements.show import create_sql
 from changefeed.statements.values import Cell
@@ -42,12 +45,40 @@ def _plain(
 @handles(nodes.Explain)
 def explain(statement: nodes.Explain, context: Context) -> Result:
     """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
+    job = _replaced(statement.statement, context)
+    if job is not None and isinstance(statement.statement, nodes.CreateChangefeed):
+        return _explain_replacement(statement.statement, job, context)
     plain, dataset = _plain(statement.statement, context)
     given = None if dataset is None else dataset.connection
     plan = plan_create(plain, replace(context.surroundings(), given=given))
     rows: list[tuple[Cell, ...]] = [*explain_rows(plan)]
     if dataset is not None:
         rows[:0] = datasets.explained(dataset.definition)
+    return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
+
+
+def _replaced(statement: Made, context: Context) -> Job | None:
+    """The feed that is there, of CREATE OR REPLACE."""
+    if isinstance(statement, nodes.CreateCdc) or not statement.or_replace:
+        return None
+    return replaced(statement, context)
+
+
+def _explain_replacement(statement: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
+    """What CREATE OR REPLACE would change, one row for each part."""
+    around = context.surroundings(making=True)
+    alteration = replacement(statement, job, around)
+    if alteration is None:
+        same = f'changefeed "{job.name}" is as the statement says'
+        return Result("rows", EXPLAIN_COLUMNS, [("nothing", same)])
+    plan = plan_alter(alteration, job, around)
+    rows: list[tuple[Cell, ...]] = []
+    rows += [("drop", target) for target in job.targets if target not in plan.targets]
+    rows += [("add", target) for target in plan.targets if target not in job.targets]
+    rows += [("change", text) for text in changes(job, plan)]
+    scanned = [stage.schema.table for stage in plan.add if stage.progress.scan_wanted]
+    rows += [("scan", str(table)) for table in scanned]
+    rows += [("leave", str(table)) for table in plan.drop if table not in scanned]
     return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
 
 
@@ -60,6 +91,9 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         return _validate_feed(asked, context)
     if isinstance(asked, nodes.AlterChangefeed):
         return _validate_alter(asked, context)
+    job = _replaced(asked, context)
+    if job is not None and isinstance(asked, nodes.CreateChangefeed):
+        return _validate_replacement(asked, job, context)
     rows: list[tuple[Cell, ...]] = []
     try:
         plain, dataset = _plain(asked, context)
@@ -102,6 +136,19 @@ def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
     rows.append(("ok", "", "", "", f"{job.name} can be altered", ""))
     rows += problem_rows(None, (), [*plan.notices, *warnings], context.text, asked)
     return _checked(rows, None)
+
+
+def _validate_replacement(asked: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
+    try:
+        alteration = replacement(asked, job, context.surroundings(probing=True))
+    except ChangefeedError as error:
+        rows: list[tuple[Cell, ...]] = []
+        rows += problem_rows(None, _problems(error), (), context.text, asked)
+        return _checked(rows, error)
+    if alteration is None:
+        same = f'changefeed "{job.name}" is as the statement says'
+        return _checked([("ok", "", "", "", same, "")], None)
+    return _validate_alter(alteration, context)
 
 
 def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:

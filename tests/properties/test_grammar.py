@@ -168,6 +168,7 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.Use, names),
     creates,
     st.builds(nodes.Explain, creates | datasets | cdcs),
+    st.builds(nodes.CreateChangefeed, target_lists, names, or_replace=st.just(True)),
     st.builds(nodes.Validate, creates | datasets | cdcs),
     cdcs,
     datasets,
