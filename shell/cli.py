@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _ORDER = "shell.cli.order"
 
 _EPILOG = (
-    "Exit status: 0 ok, 1 a statement failed, 2 wrong flags, 3 state, source or sink not "
-    "reachable, 4 timed out, 5 something differs (VERIFY, log verify), 130 interrupted, "
-    "141 reader of the output gone, 143 terminated. "
+    "Exit status: 0 ok, 1 a statement failed, 2 wrong flags, or something to do (apply --plan), "
+    "3 state, source or sink not reachable, 4 timed out, 5 something differs (VERIFY, "
+    "log verify), 130 interrupted, 141 reader of the output gone, 143 terminated. "
     "\\h at the prompt lists the statements."
 )
 
@@ -465,6 +465,48 @@ def drain(
     chosen = replace(context.obj, state=state or context.obj.state).directory
     with Application(chosen, must_exist=True) as opened:
         click.echo(opened.undo_drain(node) if undo else opened.drain(node, timeout))
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--plan", is_flag=True, help="Only print what differs; exit status 2 if anything does."
+)
+@click.option("--prune", is_flag=True, help="Also drop what the files do not name.")
+@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@click.pass_context
+def apply(
+    context: click.Context, files: tuple[str, ...], plan: bool, prune: bool, state: str | None
+) -> None:
+    """Make connections, functions and feeds equal to the CREATE statements of FILEs.
+
+    What is missing is made; what differs is changed, as ALTER does; - is standard input. ${NAME} in
+    a string is the value of an environment variable.
+    """
+    with loading():
+        from shell.apply import apply_files
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    chosen = replace(context.obj, state=state or context.obj.state).directory
+    context.exit(apply_files(chosen, files, plan=plan, prune=prune))
+
+
+@cli.command()
+@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@click.pass_context
+def export(context: click.Context, state: str | None) -> None:
+    """Print the statements that make what the state has, for changefeed apply.
+
+    Secrets are written as ${NAME}; changefeed apply reads them from the environment.
+    """
+    with loading():
+        from shell.apply import export_state
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    chosen = replace(context.obj, state=state or context.obj.state).directory
+    context.exit(export_state(chosen))
 
 
 @cli.group()

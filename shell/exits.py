@@ -15,6 +15,8 @@ class Exit(IntEnum):
     """A statement failed."""
     USAGE = 2
     """A flag or argument is wrong."""
+    DIFFERS = 2
+    """``apply --plan`` found something to do: the status of a plan in other tools."""
     CONNECTION = 3
     """The state, a source or a sink cannot be reached."""
     TIMEOUT = 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -34,6 +36,7 @@ from changefeed.statements.times import clock_text, date, instant, moment, reada
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 from grammar.printer import to_sql
+from grammar.split import LexemeKind, lexemes
 
 #: How many events SHOW CHANGEFEED f ERRORS and EVENTS look back, unless they select.
 SHOWN_EVENTS = 100
@@ -330,20 +333,45 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
     notices: list[str] = []
     if wanted != "changefeeds":
-        rows += [("connection", c.name, connection_sql(c)) for c in catalog.connections()]
+        rows += [
+            ("connection", c.name, with_references(connection_sql(c), c.name))
+            for c in catalog.connections()
+        ]
     if wanted is None:
         rows += [("function", f.name, function_sql(f)) for f in catalog.functions()]
     if wanted != "connections":
         every = [job for job in catalog.jobs() if not job.sinkless]
         over = [job.name for job in every if job.status is Status.SUCCEEDED]
-        rows += [("changefeed", j.name, create_sql(j)) for j in every if j.name not in over]
+        rows += [
+            ("changefeed", j.name, with_references(create_sql(j), j.name))
+            for j in every
+            if j.name not in over
+        ]
         if over:
             notices.append(f"feeds that have succeeded are left out: {', '.join(over)}")
-    return Result(
-        columns=("kind", *CREATE_COLUMNS),
-        rows=rows,
-        notices=[*notices, *_redacted(str(row[2]) for row in rows)],
-    )
+    if any("${" in str(row[2]) for row in rows):
+        notices.append(
+            "secrets are written as ${NAME}: changefeed apply reads them from the environment"
+        )
+    return Result(columns=("kind", *CREATE_COLUMNS), rows=rows, notices=notices)
+
+
+def with_references(sql: str, name: str) -> str:
+    """A statement with a reference, ``${SHOP_SECRET}``, in the place of each redacted secret."""
+    stem = re.sub(r"\W", "_", name).upper() + "_SECRET"
+    numbers = itertools.count(1)
+
+    def reference(_: re.Match[str]) -> str:
+        number = next(numbers)
+        return f"${{{stem}}}" if number == 1 else f"${{{stem}_{number}}}"
+
+    parts, end = [], 0
+    for lexeme in lexemes(sql):
+        if lexeme.kind is LexemeKind.STRING:
+            hidden = re.sub(rf"\b{REDACTED}\b", reference, sql[lexeme.start : lexeme.end])
+            parts += [sql[end : lexeme.start], hidden]
+            end = lexeme.end
+    return "".join([*parts, sql[end:]])
 
 
 def _redacted(statements: Iterable[str]) -> list[str]:

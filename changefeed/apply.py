@@ -1,0 +1,271 @@
+"""``changefeed apply``: the connections, functions and feeds of a state made equal to statements.
+
+A statement may refer to a secret as ``${NAME}`` inside a string: its value comes from an
+environment variable. SHOW CREATE ALL, and so ``changefeed export``, write them like that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from changefeed.api import Interpreter, Result, Session, parsed_statement
+from changefeed.catalog import Job
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.uri import REDACTED, redact
+from changefeed.dataset.definition import is_definition
+from grammar import nodes
+from grammar.printer import name as name_sql
+from grammar.printer import to_sql
+from grammar.split import LexemeKind, lexemes
+
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+#: Feeds that programs make for themselves.
+_READERS = "reader:"
+
+Made = nodes.CreateChangefeed | nodes.CreateDataset
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyStep:
+    """One difference between statements and a state.
+
+    Attributes:
+        sign: ``+`` makes something, ``~`` changes it, ``-`` drops it.
+        what: its kind and name.
+        details: what differs, without secrets.
+        statement: carries it out; holds secrets.
+        missing: environment variables that it needs and that are not set.
+    """
+
+    sign: str
+    what: str
+    details: tuple[str, ...] = ()
+    statement: str = field(default="", repr=False)
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    node: nodes.Statement
+    missing: tuple[str, ...]
+
+
+class Declaration:
+    """What statements say there shall be, compared with a state."""
+
+    def __init__(
+        self, texts: Iterable[str], interpreter: Interpreter, environment: Mapping[str, str]
+    ) -> None:
+        """
+        Args:
+            texts: single statements.
+            interpreter: of the state.
+            environment: values of the references.
+
+        Raises:
+            ChangefeedError: CF1001 a text is not a statement; CF1303 it creates nothing that has a
+                name; CF1102 two create the same.
+        """
+        self._interpreter = interpreter
+        self._session = Session(client="apply")
+        self._declared: dict[tuple[str, str], _Entry] = {}
+        self._sources: dict[str, str | None] = {}
+        for text in texts:
+            self._declare(*referenced(text, environment))
+
+    def _declare(self, text: str, missing: tuple[str, ...]) -> None:
+        node = parsed_statement(text)
+        match node:
+            case nodes.Use():
+                self._session.source = node.name
+                return
+            case nodes.CreateConnection():
+                key = ("connection", node.name)
+            case nodes.CreateFunction():
+                key = ("function", node.name)
+            case nodes.CreateChangefeed(name=str()) | nodes.CreateDataset(name=str()):
+                key = ("changefeed", node.name or "")
+                self._sources[key[1]] = self._session.source
+            case _:
+                raise ChangefeedError(
+                    Code.NOT_SUPPORTED,
+                    "changefeed apply takes statements that create something with a name, and USE",
+                    hint="CREATE EXTERNAL CONNECTION, CREATE FUNCTION, CREATE CHANGEFEED name ...; "
+                    "other statements run by changefeed -f.",
+                    span=None,
+                ).located(text)
+        if key in self._declared:
+            raise ChangefeedError(
+                Code.NAME_TAKEN, f"two statements create the {key[0]} {key[1]}"
+            ).located(text)
+        self._declared[key] = _Entry(node, missing)
+
+    # -- what differs ---------------------------------------------------------------------
+
+    def connections(self) -> Iterator[ApplyStep]:
+        """Connections and functions that are missing or differ.
+
+        Raises:
+            ChangefeedError: CF1303 a function differs: feeds were made with the old one.
+        """
+        catalog = self._interpreter.catalog
+        known = {c.name: c.uri for c in catalog.connections()}
+        functions = {f.name: f for f in catalog.functions()}
+        for (_, name), declared in self._declared.items():
+            node = declared.node
+            if isinstance(node, nodes.CreateConnection):
+                yield from _connection_change(node, declared.missing, known.get(name))
+            elif isinstance(node, nodes.CreateFunction):
+                old = functions.get(name)
+                if old is None:
+                    yield ApplyStep("+", f"function {name}", statement=to_sql(node))
+                elif (old.reference, old.path) != (
+                    node.reference.text,
+                    node.path.text if node.path else "",
+                ):
+                    raise ChangefeedError(
+                        Code.NOT_SUPPORTED,
+                        f"function {name} differs, and a function that is there stays as it is",
+                        hint=f"DROP FUNCTION {name} first, or give this one another name.",
+                    )
+
+    def feeds(self) -> Iterator[ApplyStep]:
+        """Feeds that are missing or differ.
+
+        Raises:
+            ChangefeedError: a statement is wrong, or asks for what an ALTER cannot change.
+        """
+        coming = {c.what.partition(" ")[2] for c in self.connections() if c.sign == "+"}
+        for (kind, name), declared in self._declared.items():
+            if kind == "changefeed" and isinstance(declared.node, Made):
+                change = self._feed_change(name, declared.node, bool(coming))
+                if change is not None:
+                    yield replace(change, missing=declared.missing)
+
+    def _feed_change(self, name: str, node: Made, unsure: bool) -> ApplyStep | None:
+        job = self._interpreter.catalog.find_job(name)
+        whole = replace(node, if_not_exists=False)
+        if isinstance(whole, nodes.CreateChangefeed):
+            whole = replace(whole, or_replace=True, source=whole.source or self._sources[name])
+        sql = to_sql(whole)
+        what = f"changefeed {name}"
+        if isinstance(whole, nodes.CreateDataset):
+            return None if job is not None else ApplyStep("+", what, statement=sql)
+        if job is None and whole.query is not None:
+            return ApplyStep("+", what, statement=sql)  # its plan needs Spark
+        try:
+            explained = self._interpreter.execute(f"EXPLAIN {sql}", self._session)
+        except ChangefeedError as error:
+            if not unsure or error.code is not Code.NAME_UNKNOWN:
+                raise
+            later = ("is compared when its connections are there",)
+            return ApplyStep("+" if job is None else "~", what, later, sql)
+        if job is None:
+            return ApplyStep("+", what, statement=sql)
+        rows = [tuple(map(str, row)) for row in explained.rows]
+        if rows[0][0] == "nothing":
+            return None
+        return ApplyStep("~", what, tuple(f"{stage} {detail}" for stage, detail in rows), sql)
+
+    def surplus(self) -> Iterator[ApplyStep]:
+        """What no statement names: feeds, then functions and connections without a feed that stays.
+
+        Feeds that programs read from are left alone.
+        """
+        catalog = self._interpreter.catalog
+        named = {name for kind, name in self._declared if kind == "changefeed"}
+        gone = [job for job in catalog.jobs() if job.name not in named and not _of_a_program(job)]
+        for job in gone:
+            yield ApplyStep(
+                "-",
+                f"changefeed {job.name}",
+                statement=f"DROP CHANGEFEED {name_sql(job.name)}",
+            )
+        for function in catalog.functions():
+            if ("function", function.name) not in self._declared:
+                yield ApplyStep(
+                    "-", f"function {function.name}", statement=f"DROP FUNCTION {function.name}"
+                )
+        dropped = {job.id for job in gone}
+        kept = [job for job in catalog.jobs() if job.id not in dropped]
+        used = {name for job in kept for name in catalog.connections_of(job)}
+        for connection in catalog.connections():
+            name = connection.name
+            if ("connection", name) in self._declared or name in used:
+                continue
+            if not is_definition(connection.uri):
+                yield ApplyStep(
+                    "-",
+                    f"connection {name}",
+                    statement=f"DROP EXTERNAL CONNECTION {name_sql(name)}",
+                )
+
+    # -- carrying out ---------------------------------------------------------------------
+
+    def plan(self, *, prune: bool) -> list[ApplyStep]:
+        """Everything that differs; changes nothing."""
+        surplus = self.surplus() if prune else ()
+        return [*self.connections(), *self.feeds(), *surplus]
+
+    def apply(self, *, prune: bool) -> Iterator[tuple[ApplyStep, Result]]:
+        """Carry out each change, and give it with its result when it is done.
+
+        Connections come first, because feeds are compared with what they name. Nothing of a kind
+        is changed before all statements of the kind were found right.
+
+        Raises:
+            ChangefeedError: CF1204 an environment variable is not set; else as the statements.
+        """
+        for found in (self.connections, self.feeds, self.surplus if prune else tuple):
+            changes = list(found())
+            for change in changes:
+                if change.missing:
+                    raise ChangefeedError(
+                        Code.INVALID_OPTION_VALUE,
+                        f"{change.what} needs the environment "
+                        f"{'variable' if len(change.missing) == 1 else 'variables'} "
+                        f"{', '.join(change.missing)}",
+                        hint="set it for changefeed apply.",
+                    )
+            for change in changes:
+                yield change, self._interpreter.execute(change.statement, self._session)
+
+
+def referenced(text: str, environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """A statement with the values of its references, and the names of those that have none: they
+    are ``redacted``, which means what the state has."""
+    missing: list[str] = []
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] in environment:
+            return environment[found[1]].replace("'", "''")
+        missing.append(found[1])
+        return REDACTED
+
+    parts, end = [], 0
+    for lexeme in lexemes(text):
+        if lexeme.kind is LexemeKind.STRING:
+            written = text[lexeme.start : lexeme.end]
+            parts += [text[end : lexeme.start], _REFERENCE.sub(value, written)]
+            end = lexeme.end
+    return "".join([*parts, text[end:]]), tuple(missing)
+
+
+def _connection_change(
+    node: nodes.CreateConnection, missing: tuple[str, ...], old: str | None
+) -> Iterator[ApplyStep]:
+    what, written = f"connection {node.name}", node.uri.text
+    if old is None:
+        sql = to_sql(replace(node, if_not_exists=False))
+        yield ApplyStep("+", what, statement=sql, missing=missing)
+    elif written not in (old, redact(old)):
+        before, after = redact(old), redact(written)
+        detail = f"change {before} to {after}" if before != after else "change what is secret of it"
+        altered = nodes.AlterConnection(node.name, node.uri, node.options)
+        yield ApplyStep("~", what, (detail,), to_sql(altered), missing)
+
+
+def _of_a_program(job: Job) -> bool:
+    return job.sinkless or (job.sink_uri or "").startswith(_READERS)
