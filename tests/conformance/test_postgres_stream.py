@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 from psycopg import pq
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, Flush, Frontier, SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage
@@ -360,22 +360,68 @@ def test_what_a_row_has_announced_is_not_a_change_again(postgres: Database, tmp_
     assert len({(c.old.version, c.new.version) for c in changes}) == 4
 
 
+class Watched(IdleChanges):
+    """Looks at nothing, as if it took so many seconds; the log ends where the stream is, or at the
+    next hundred."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.clock, self.looks, self.seconds = ManualClock(), list[int](), seconds
+        storage = StorageWatch(None)
+        super().__init__(LateSession(""), "", cast(Relations, None), storage, self.clock)
+
+    def _read(self, after: int) -> Any:
+        self.looks.append(after)
+        self.clock.advance(self.seconds)
+        return _Look(after + -after % 100, after, {})
+
+
 def test_the_catalog_is_asked_only_while_the_log_grows() -> None:
-    looks: list[int] = []
-
-    class Watched(IdleChanges):
-        def _look(self) -> Any:
-            looks.append(1)
-            return _Look(100 * len(looks), {})
-
-    watched = Watched(LateSession(""), "", cast(Relations, None), StorageWatch(None))
-    assert watched.due(50) == [] and len(looks) == 1
+    watched = Watched()
+    assert watched.due(50) == [] and watched.looks == [50]
     watched.due(99)
     watched.due(100, hasty=True)
     watched.due(100, hasty=True)
-    assert len(looks) == 1, "nothing was written since"
+    watched.due(100, hasty=True)
+    assert watched.looks == [50, 100], "nothing was written since"
     watched.due(101, hasty=True)
-    assert len(looks) == 2
+    assert watched.looks == [50, 100, 101]
+
+
+def test_a_place_is_examined_when_a_look_came_behind_it() -> None:
+    watched = Watched(seconds=1.0)
+    watched.due(100)
+    assert watched.examined(100) and not watched.examined(101)
+    watched.due(200)
+    assert not watched.examined(200), "looks take five percent of the time at most"
+    watched.due(200, hasty=True)
+    assert watched.examined(200)
+    watched.clock.advance(20.0)
+    watched.look(250)
+    assert watched.examined(250) and not watched.examined(251)
+    watched.due(300)
+    assert watched.looks == [100, 200, 250] and not watched.examined(300)
+
+
+@pytest.mark.parametrize("postgres", [16], indirect=True)
+def test_who_waits_for_a_place_gets_the_shapes_of_it(
+    postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However seldom the catalog is looked at, because it is slow."""
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.1)
+        return read_details(*given)
+
+    monkeypatch.setattr("changefeed.sources.postgres.idle_changes.read_details", slowly)
+    postgres.execute("create table t (id int primary key)")
+    prepare(postgres)
+    with tailing(postgres, tmp_path) as tail:
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+        for known in range(2):
+            postgres.execute(f"alter table t add c{known} int")
+            tail.catch_up()
+            assert len(_shape_changes(tail)) == known + 1
 
 
 def test_schema_change_inside_one_batch(postgres: Database, tmp_path: Path) -> None:

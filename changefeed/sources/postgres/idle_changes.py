@@ -35,15 +35,24 @@ class _Look:
 
     Attributes:
         lsn: where.
+        after: how far the stream was before: everything that committed up to there is shown.
+        second: it was made because the stream had gone on after another one.
         found: shapes that were not announced.
         tables: all tables.
         stored: what holds their rows is not what was seen last.
     """
 
     lsn: int
+    after: int
     found: Mapping[int, UnannouncedChange]
     tables: Mapping[int, TableDetails] = field(default_factory=dict)
     stored: bool = False
+    second: bool = False
+
+    @property
+    def finds(self) -> bool:
+        """Something has changed."""
+        return bool(self.found) or self.stored
 
 
 class IdleChanges:
@@ -70,11 +79,12 @@ class IdleChanges:
         self._looked = 0
         self._next = 0.0
 
-    @property
-    def waiting(self) -> bool:
-        """A change was found that is true from a place on which was not read yet."""
+    def examined(self, lsn: int) -> bool:
+        """Every change that is true up to ``lsn`` was returned: who waits for that place, as SYNC
+        does, may have it. It was not while a change is true from a place on that was not read yet,
+        and while looks would take too much of the time."""
         look = self._pending
-        return look is not None and (bool(look.found) or look.stored)
+        return lsn <= (self._looked if look is None or look.finds else look.after)
 
     def due(self, lsn: int, *, hasty: bool = False) -> list[ShapeChange]:
         """The changes that are true from here on; everything up to ``lsn`` was read.
@@ -84,18 +94,32 @@ class IdleChanges:
         Raises:
             ChangefeedError: the catalog cannot be read.
         """
-        began = self._clock.monotonic()
-        if self._pending is None and lsn > self._looked and (hasty or began >= self._next):
-            self._pending = self._look()
-            now = self._clock.monotonic()
-            self._next = now + (now - began) / _SHARE
-        if self._pending is None or lsn < self._pending.lsn:
+        look = self._pending
+        if look is None:
+            self.look(lsn, hasty=hasty)
+        elif look.finds and look.after < lsn >= look.lsn and not look.second:
+            # Its changes come with a frontier beyond it: what committed up to there belongs to
+            # them.
+            self._pending = replace(self._look(lsn), second=True)
+        look = self._pending
+        if look is None or lsn < look.lsn:
             return []
-        look, self._pending = self._pending, None
-        self._looked = look.lsn
+        self._pending = None
+        self._looked = look.after
         self._told = False
         shapes = {o: c for o, one in look.found.items() if (c := self._relations.adopt(o, one))}
         return [*self._with_rows(shapes, look), *shapes.values()]
+
+    def look(self, lsn: int, *, hasty: bool = False) -> None:
+        """Look at the catalog if the log has grown, for the next :meth:`due`; everything up to
+        ``lsn`` was read.
+
+        Raises:
+            ChangefeedError: the catalog cannot be read.
+        """
+        now = self._clock.monotonic()
+        if self._pending is None and lsn > self._looked and (hasty or now >= self._next):
+            self._pending = self._look(lsn)
 
     def _with_rows(self, shapes: dict[int, ShapeChange], look: _Look) -> list[ShapeChange]:
         """The changes of tables whose stored rows have changed; takes those from ``shapes``."""
@@ -113,7 +137,14 @@ class IdleChanges:
             self._told = True
             self._storage.told()
 
-    def _look(self) -> _Look:
+    def _look(self, after: int) -> _Look:
+        began = self._clock.monotonic()
+        look = self._read(after)
+        now = self._clock.monotonic()
+        self._next = now + (now - began) / _SHARE
+        return look
+
+    def _read(self, after: int) -> _Look:
         session = self._session.get()
         with source_errors("look for schema changes"), session.transaction():
             session.execute("set transaction isolation level repeatable read, read only")
@@ -128,7 +159,7 @@ class IdleChanges:
         if end is None:
             raise ChangefeedError(Code.STREAM_BROKE, "the source did not say where its log ends")
         stored = self._storage.look(storage)
-        return _Look(parse_lsn(end[0]), self._relations.unannounced(found), found, stored)
+        return _Look(parse_lsn(end[0]), after, self._relations.unannounced(found), found, stored)
 
 
 def _stored(change: ShapeChange, stored: StoredChange) -> ShapeChange:

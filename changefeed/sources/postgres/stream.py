@@ -510,7 +510,10 @@ class ReplicationStream:
                         yield from changed
                     if self._acknowledged:
                         idle_changes.delivered()
-                    if assembler.frontier != given and not idle_changes.waiting:
+                        if ours:
+                            idle_changes.look(assembler.position, hasty=hasty)
+                    known = not ours or idle_changes.examined(assembler.position)
+                    if assembler.frontier != given and known:
                         given = assembler.frontier
                         yield Flush((), given)
                 beaten = assembler.frontier
