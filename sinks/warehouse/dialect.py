@@ -31,6 +31,7 @@ so a refused value is reported by table and column, never by a database's messag
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ import pyarrow as pa
 from changefeed.core import sql
 from changefeed.core.schema import Column
 from changefeed.core.types import Kind, LogicalType
+
+#: Types of columns that may have a collation, as catalogs print them.
+_TEXTS = re.compile("VARCHAR|CHAR|TEXT|STRING", re.IGNORECASE)
+#: Texts that a collation which compares bytes has for different.
+_DIFFERENT = ("a", "A", "á")
 
 #: The pattern of a :class:`TypeRule` that accepts every text.
 ANY = ""
@@ -357,6 +363,25 @@ class Warehouse(ABC):
         """Columns of a table by which different texts may be equal -> what makes them so. Optional:
         none where the target does not say. ``table`` as in :meth:`columns`."""
         return {}
+
+    def probed_folding(self, table: str) -> Mapping[str, str]:
+        """:meth:`folding` where the catalog has no collations: texts that are compared with a
+        column are equal by its collation. Reads no row."""
+        names = [n for n, sql in self.columns(table).items() if _TEXTS.match(sql)]
+        if not names:
+            return {}
+        d = self.dialect
+        listed = ", ".join(f"{d.quote(name)} AS c{i}" for i, name in enumerate(names))
+        parts = [f"SELECT {listed} FROM {self.name(table)} WHERE 1 = 0"]
+        for text in _DIFFERENT:
+            parts.append("SELECT " + ", ".join([d.literal(text)] * len(names)))
+        counts = ", ".join(f"COUNT(DISTINCT c{i})" for i in range(len(names)))
+        [found] = self.query(f"SELECT {counts} FROM ({' UNION ALL '.join(parts)}) AS texts")
+        return {
+            name: "a collation that ignores case or accents"
+            for name, count in zip(names, found, strict=True)
+            if count != len(_DIFFERENT)
+        }
 
     @abstractmethod
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:

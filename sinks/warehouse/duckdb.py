@@ -219,6 +219,9 @@ class DuckDB(Warehouse):
         )
         return {str(name): str(kind) for name, kind in rows}
 
+    def folding(self, table: str) -> Mapping[str, str]:
+        return self.probed_folding(table)
+
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         cursor = self._opened()
         names = ", ".join(map(self.dialect.quote, rows.column_names))

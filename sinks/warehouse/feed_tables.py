@@ -95,7 +95,7 @@ class FeedTables(ABC):
         return None
 
     def refuse_folding(self, table: TargetTable, schema: TableSchema) -> None:
-        """In a target that is there, different keys are different.
+        """In a target, if it is there, different keys are different.
 
         Raises:
             ChangefeedError: CF5006, a text of the key may be equal to another one.
@@ -103,6 +103,8 @@ class FeedTables(ABC):
         declared = table.declared_key(schema)
         # No two texts of a UUID are alike.
         texts = [c.name for c in schema.key_columns if declared and c.kind is not Kind.UUID]
+        if not texts:
+            return
         key = {name.casefold(): name for name in texts}
         found = self.warehouse.folding(self.warehouse.dialect.fit(self.strategy.place(table.topic)))
         for name, why in found.items():
@@ -257,7 +259,6 @@ class FeedTables(ABC):
         present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
         if present:
             self.complete(known, shape, present)
-            self.refuse_folding(table, shape.schema)
         else:
             if not scan and (known.applied.version or known.scanned):
                 raise ChangefeedError(
@@ -270,6 +271,8 @@ class FeedTables(ABC):
                 )
             self.make(known, shape)
             known.applied, known.scanned = NOTHING_APPLIED, 0
+        # A new table, too: it has the default collation of its dataset, account or database.
+        self.refuse_folding(table, shape.schema)
         beside = strategy.settle(table, shape.schema)
         if beside:
             self.define(beside, shape.topic)

@@ -121,7 +121,7 @@ class Redshift(PostgreSQL):
         return f"lower(c.relname) = lower({self.dialect.literal(table)})"
 
     def folding(self, table: str) -> Mapping[str, str]:
-        return {}
+        return self.probed_folding(table)
 
     def identity(self) -> str:
         return ""

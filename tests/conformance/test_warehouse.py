@@ -24,6 +24,7 @@ from changefeed_testing.sinks.rounds import run_random_rounds
 from changefeed_testing.sinks.rows import RowFeed, SourceDouble, delete, insert, table_of
 from sinks.base import Sink, SinkContext, Target
 from sinks.registry import open_sink
+from sinks.warehouse.duckdb import DuckDB
 from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database, PostgresCluster
@@ -446,6 +447,30 @@ def test_keys_that_postgresql_does_not_hold(postgres: Database) -> None:
     assert (caught.value.code, caught.value.target) == (Code.SINK_CANNOT_TAKE_TABLE, "t")
     assert "t_pkey" in caught.value.detail and digests[:20] not in str(caught.value)
     sink.close()
+
+
+def test_keys_that_duckdb_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column with a collation is refused before there is a feed; where a database gives one to
+    new tables, the first round is refused."""
+    folded, uri = table_of("t", key=("a",), a="text", b="text"), f"duckdb://{tmp_path}/t.duckdb"
+    kinds = {"nocase": True, "noaccent": True, "noaccent.nocase": True, "C": False}
+    for kind, folds in kinds.items():
+        with duckdb.connect(f"{tmp_path}/t.duckdb") as connection:
+            connection.execute(
+                f"create or replace table t (a varchar collate {kind} primary key, b varchar)"
+            )
+        found = [f"{p.code.number} {p.message}" for p in _problems(open_sink(uri), folded)]
+        said = "CF5006 shop.public.t: column a of the target has a collation that ignores case or"
+        assert [text[: len(said)] for text in found] == [said] * folds, found
+    source = SourceDouble(folded)
+    source.commit(insert("t", a="x", b="y"))
+    with monkeypatch.context() as patched:
+        patched.setattr(DuckDB, "folding", lambda *_: {"a": "the collation und:ci"})
+        sink = open_sink(f"duckdb://{tmp_path}/new.duckdb")
+        RowFeed(source).open(sink)
+        with pytest.raises(ChangefeedError, match="a of the target has the collation und:ci"):
+            RowFeed(source).deliver(sink)
+        sink.close()
 
 
 @pytest.mark.slow

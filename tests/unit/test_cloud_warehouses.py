@@ -13,6 +13,7 @@ import requests
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
+from google.cloud.bigquery import SchemaField
 from hypothesis import given
 from hypothesis import strategies as st
 from snowflake.connector import errors as snow
@@ -20,7 +21,7 @@ from snowflake.connector import errors as snow
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.uri import sink_location
 from sinks.registry import check, open_sink
-from sinks.warehouse.bigquery.client import _scripts
+from sinks.warehouse.bigquery.client import _scripts, folding_of
 from sinks.warehouse.bigquery.errors import sorted_out
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
 from sinks.warehouse.clickhouse.client import Address, ClickHouse
@@ -263,3 +264,13 @@ def test_old_clickhouse_is_refused(
         warehouse.connect()
     assert caught.value.code.number == code
     assert commands == ["close"]
+
+
+def test_collations_of_bigquery_are_those_of_its_fields() -> None:
+    plain = {"type": "STRING", "mode": "REQUIRED"}
+    fields = [
+        SchemaField.from_api_repr({"name": "a", **plain, "collation": "und:ci"}),
+        SchemaField.from_api_repr({"name": "b", **plain, "collation": ""}),
+        SchemaField.from_api_repr({"name": "c", **plain}),
+    ]
+    assert folding_of(fields) == {"a": "the collation und:ci"}

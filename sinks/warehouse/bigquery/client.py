@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -230,6 +230,13 @@ class BigQueryWarehouse(Warehouse):
             return [tuple(row.values()) for row in job.result(retry=self._retry, job_retry=None)]
 
     def columns(self, table: str) -> dict[str, str]:
+        return {plain_name(field.name): _type_name(field) for field in self._fields(table)}
+
+    def folding(self, table: str) -> Mapping[str, str]:
+        return folding_of(self._fields(table))
+
+    def _fields(self, table: str) -> Sequence[bigquery.SchemaField]:
+        """The columns of a table; none if it is not there."""
         reference, what = self._reference(table), "looking at a table"
         with translated(self.place, what, table), readable(self.place, what):
             try:
@@ -237,8 +244,8 @@ class BigQueryWarehouse(Warehouse):
                     reference, retry=self._retry, timeout=self._limits.idle
                 )
             except api.NotFound:
-                return {}
-            return {plain_name(field.name): _type_name(field) for field in found.schema}
+                return ()
+            return list(found.schema)
 
     def _reference(self, table: str) -> str:
         return f"{self._project}.{self.schema}.{escape_name(table)}"
@@ -356,6 +363,13 @@ def _one_line(sql: str) -> str:
 
 def _named(what: str, job: Any) -> str:
     return f"{what}, job {job.job_id} in {job.location}" if job is not None else what
+
+
+def folding_of(fields: Sequence[bigquery.SchemaField]) -> dict[str, str]:
+    """Columns with a collation (``und:ci``) -> what to call it. A column gets that of its dataset
+    unless it says another."""
+    shown = {plain_name(field.name): field.to_api_repr().get("collation") for field in fields}
+    return {name: f"the collation {found}" for name, found in shown.items() if found}
 
 
 def _type_name(field: bigquery.SchemaField) -> str:

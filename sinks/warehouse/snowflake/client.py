@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -278,6 +278,9 @@ class SnowflakeWarehouse(Warehouse):
                     return {}
                 raise
         return {folded(str(row[0])): str(row[1]) for row in found}
+
+    def folding(self, table: str) -> Mapping[str, str]:
+        return self.probed_folding(table)
 
     # ------------------------------------------------------------------ loads
 
