@@ -57,7 +57,6 @@ _OPTIONS = {
     "provide_transaction_metadata": "write transaction_metadata",
     "publication_autocreate_mode": _SLOT,
     "publication_name": _SLOT,
-    "partition_alg": "it is not supported: keys go to partitions by FNV-1a, as in CockroachDB",
     "pubsub_sink_config": "Pub/Sub is not supported; kafka_sink_config is for Kafka",
     "scan_startup_mode": _SCAN,
     "schema_include_list": _TABLES,

@@ -38,6 +38,7 @@ from changefeed.options.values import (
     OnError,
     OnMaxDisk,
     OnPartitionChange,
+    PartitionAlgorithm,
     RowImages,
     SchemaChangeEvents,
     SchemaChangePolicy,
@@ -53,7 +54,8 @@ __all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY")
 __all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
 __all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
 __all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
-__all__ += ("OPTIMIZE", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR", "ROW_IMAGES")
+__all__ += ("OPTIMIZE", "PARTITION_ALG", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR")
+__all__ += ("ROW_IMAGES",)
 __all__ += ("ROW_IMAGES_MAX_DISK", "SCHEMAS_ENABLE", "SCHEMA_CHANGE_EVENTS")
 __all__ += ("SCHEMA_CHANGE_POLICY", "SEQUENCE_COLUMN", "TOPIC_IN_VALUE", "TRANSACTION_METADATA")
 __all__ += ("TRANSACTION_TOPIC", "UNORDERED", "UNSENT_VALUES", "UPDATED", "VERIFY")
@@ -462,6 +464,17 @@ KAFKA_SINK_CONFIG = _SINK.option(
     example="""kafka_sink_config = '{"Flush": {"MaxMessages": 500}, "RequiredAcks": "ALL"}'""",
     shown="the client's defaults",
     feature=Feature.KAFKA_PRODUCER,
+)
+PARTITION_ALG = _SINK.option(
+    "partition_alg",
+    Choice(PartitionAlgorithm),
+    PartitionAlgorithm.FNV_1A,
+    summary="How the key of a message chooses its partition: fnv-1a as CockroachDB, murmur2 as "
+    "Java's client.",
+    example="partition_alg = 'murmur2'",
+    shown="fnv-1a",
+    feature=Feature.KAFKA_PRODUCER,
+    alterable=False,
 )
 WEBHOOK_SINK_CONFIG = _SINK.option(
     "webhook_sink_config",

@@ -108,6 +108,13 @@ class Feature(StrEnum):
     COMPARISON = "targets that can be compared with the source"
 
 
+class PartitionAlgorithm(StrEnum):
+    """Values of ``partition_alg``: the hash of a key, by which its partition is chosen."""
+
+    FNV_1A = "fnv-1a"
+    MURMUR2 = "murmur2"
+
+
 class Compression(StrEnum):
     """How files or batches are compressed."""
 

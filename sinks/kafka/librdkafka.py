@@ -83,10 +83,29 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rd_kafka_error_string": (c_char_p, [c_void_p]),
     "rd_kafka_error_is_retriable": (c_int, [c_void_p]),
     "rd_kafka_error_destroy": (None, [c_void_p]),
+    "rd_kafka_msg_partitioner_murmur2": (
+        c_int32,
+        [c_void_p, c_char_p, c_size_t, c_int32, c_void_p, c_void_p],
+    ),
     "rd_kafka_headers_new": (c_void_p, [c_size_t]),
     "rd_kafka_header_add": (c_int, [c_void_p, c_char_p, c_size_t, c_char_p, c_size_t]),
     "rd_kafka_headers_destroy": (None, [c_void_p]),
 }
+
+
+def property_refusal(name: str, value: str) -> str:
+    """What librdkafka has against a property and its value; empty if it takes them.
+
+    Raises:
+        ChangefeedError: as :func:`library`.
+    """
+    client = library()
+    config, said = client.rd_kafka_conf_new(), ctypes.create_string_buffer(512)
+    try:
+        refused = client.rd_kafka_conf_set(config, name.encode(), value.encode(), said, len(said))
+        return said.value.decode(errors="replace") if refused else ""
+    finally:
+        client.rd_kafka_conf_destroy(config)
 
 
 @functools.cache

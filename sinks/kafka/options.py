@@ -12,10 +12,21 @@ from functools import cached_property
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.formats import formats_with, traits_of
-from changefeed.core.settings import ParameterKind, Settings, Tls, group, invalid, setting
+from changefeed.core.settings import (
+    Parameter,
+    ParameterKind,
+    Settings,
+    Tls,
+    group,
+    invalid,
+    setting,
+    several,
+)
 from changefeed.core.uri import invalid_uri
 from changefeed.encoding.registry import RegistrySettings, parse_registry
 from changefeed.options.sink_config import KafkaSinkConfig
+from sinks.kafka.librdkafka import property_refusal
+from sinks.kafka.topics import TopicForm
 from sinks.naming import TOPIC_PREFIX, kafka_topic_name
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -73,6 +84,47 @@ PRODUCER_ONLY = frozenset(BASE) - {
     "socket.keepalive.enable",
     "reconnect.backoff.max.ms",
     "log.connection.close",
+}
+
+
+#: Prefixes of parameters that are handed on.
+TOPIC_SETTING = "topic."
+CLIENT_PROPERTY = "librdkafka."
+
+CLEANUP_POLICIES = ("delete", "compact", "compact,delete")
+
+_DELIVERY = "messages would be lost, repeated late or out of order"
+_URI = "a parameter of the URI sets it"
+#: Properties of librdkafka that the sink relies on, with the reason.
+REFUSED_PROPERTIES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "acks",
+            "request.required.acks",
+            "enable.idempotence",
+            "enable.gapless.guarantee",
+            "max.in.flight",
+            "max.in.flight.requests.per.connection",
+            "message.timeout.ms",
+            "delivery.timeout.ms",
+            "message.send.max.retries",
+            "retries",
+            "queuing.strategy",
+        ),
+        _DELIVERY,
+    ),
+    **dict.fromkeys(
+        ("partitioner", "partitioner_cb"), "a row must keep its partition; see partition_alg"
+    ),
+    **dict.fromkeys(
+        ("transactional.id", "transaction.timeout.ms"), "delivery = 'exactly_once' sets it"
+    ),
+    **dict.fromkeys(("bootstrap.servers", "metadata.broker.list"), "the URI names the brokers"),
+    **dict.fromkeys(
+        ("security.protocol", "ssl.ca.pem", "ssl.certificate.pem", "ssl.key.pem"), _URI
+    ),
+    **dict.fromkeys(("compression.type", "compression.codec"), "the option compression sets it"),
+    "client.id": "ClientID of kafka_sink_config sets it",
 }
 
 
@@ -178,6 +230,28 @@ class KafkaSettings(Settings):
         ParameterKind.DURATION,
         shown="the client's",
     )
+    topic_partitions: int = setting(
+        1, "Partitions of topics that are made.", least=1, most=2**31 - 1
+    )
+    replication_factor: int = setting(
+        0, "Replicas of topics that are made.", shown="the broker's", least=1, most=32767
+    )
+    cleanup_policy: str = setting(
+        "",
+        "What the broker removes from topics that are made.",
+        values=CLEANUP_POLICIES,
+        shown="the broker's",
+    )
+    others: Mapping[str, str] = several(
+        Parameter(
+            f"{TOPIC_SETTING}*",
+            "Any setting of topics that are made, as topic.retention.ms=86400000.",
+        ),
+        Parameter(
+            f"{CLIENT_PROPERTY}*",
+            "Any property of librdkafka, as librdkafka.socket.timeout.ms=30000.",
+        ),
+    )
     schema_topic: str = setting(
         "",
         "A topic that gets every change of a table's schema, its drop, and its statements of DDL.",
@@ -202,6 +276,21 @@ class KafkaSettings(Settings):
         return kafka_topic_name(prefix + (self.topic_name or name))
 
     @property
+    def topic_form(self) -> TopicForm:
+        """How missing topics are made."""
+        settings = self._others(TOPIC_SETTING)
+        if self.cleanup_policy:
+            settings["cleanup.policy"] = self.cleanup_policy
+        return TopicForm(self.topic_partitions, self.replication_factor or -1, settings)
+
+    def _others(self, prefix: str) -> dict[str, str]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.others.items()
+            if name.startswith(prefix)
+        }
+
+    @property
     def exactly_once(self) -> bool:
         """Messages are written in transactions, with the progress in ``progress_topic``."""
         return str(self.options.get("delivery", "")) == "exactly_once"
@@ -210,7 +299,8 @@ class KafkaSettings(Settings):
     def connection(self) -> Mapping[str, str]:
         """What any client of these brokers needs: addresses, TLS, login."""
         port = HUB_PORT if self.uri.scheme == "azure-event-hub" else DEFAULT_PORT
-        return {"bootstrap.servers": ",".join(self.uri.addresses(port))} | self._login()
+        brokers = {"bootstrap.servers": ",".join(self.uri.addresses(port))}
+        return brokers | self._login() | self._others(CLIENT_PROPERTY)
 
     def _login(self) -> dict[str, str]:
         if self.uri.scheme == "confluent-cloud":
@@ -244,7 +334,11 @@ class KafkaSettings(Settings):
         compression = self.options.get("compression")
         chosen = compression and compression != "none"
         more = {"compression.type": str(compression)} if chosen else {}
-        return BASE | _sink_config(_config_of(self.options)) | more
+        if str(self.options.get("partition_alg", "")) == "murmur2":
+            # As Java's client, but rows without a key share one partition here, too.
+            more["partitioner"] = "murmur2"
+        own = self._others(CLIENT_PROPERTY)
+        return BASE | _sink_config(_config_of(self.options)) | more | own
 
     @property
     def compressed(self) -> bool:
@@ -288,6 +382,26 @@ class KafkaSettings(Settings):
         if acks == "1" and self.exactly_once:
             yield invalid("kafka_sink_config: RequiredAcks ONE cannot be exactly once")
         yield from self._check_registry()
+        if "compact" in self.topic_form.settings.get("cleanup.policy", "") and (
+            self.options.get("resolved") is not None
+        ):
+            yield invalid(
+                "a topic with cleanup_policy=compact takes no message without a key, and resolved "
+                "timestamps have none",
+                "leave resolved out, or compact the topics only.",
+            )
+        if "cleanup_policy" in self.given and f"{TOPIC_SETTING}cleanup.policy" in self.others:
+            yield invalid("cleanup_policy is given twice: topic.cleanup.policy is the same")
+        yield from self._check_properties()
+
+    def _check_properties(self) -> Iterator[ChangefeedError]:
+        given = self._others(CLIENT_PROPERTY)
+        for name, value in given.items():
+            if name in REFUSED_PROPERTIES or name.startswith("sasl."):
+                why = REFUSED_PROPERTIES.get(name, "the sasl_* parameters of the URI set it")
+                yield invalid(f"librdkafka.{name} cannot be set: {why}")
+            elif problem := property_refusal(name, value):
+                yield invalid(f"librdkafka.{name}: {problem}")
 
     def _check_registry(self) -> Iterator[ChangefeedError]:
         """``confluent_schema_registry`` and ``avro_schema_prefix`` are parameters of the URI and

@@ -146,7 +146,7 @@ class KafkaSink(Sink):
         self._remote = False  # a copy that is opened where it runs is committed there too
         self._admin().ensure(self._names())
         if self.settings.schema_topic:
-            self._admin().ensure([self.settings.schema_topic])
+            self._admin().ensure([self.settings.schema_topic], {})
         if self.settings.exactly_once:
             self._admin().ensure([self.settings.progress_topic], PROGRESS_TOPIC_SETTINGS)
             if self._channel is None and not context.scan:
@@ -185,7 +185,12 @@ class KafkaSink(Sink):
             producer = self.settings.producer
             shared = {k: v for k, v in producer.items() if k not in PRODUCER_ONLY}
             shared = {k: v for k, v in shared.items() if not k.startswith("compression")}
-            self._topics = Topics(self._config(shared), self._reasons, self.request_seconds)
+            self._topics = Topics(
+                self._config(shared),
+                self._reasons,
+                self.request_seconds,
+                form=self.settings.topic_form,
+            )
         return self._topics
 
     def _config(self, settings: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
@@ -14,9 +15,29 @@ from sinks.kafka.errors import Reasons, explain, explain_name
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+#: Errors of a broker that has something against how a topic is to be made.
+_FORM_REFUSED = ("INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR")
 
 REQUEST_SECONDS = 10.0
 """How long one administrative request may take before the broker counts as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicForm:
+    """How topics of rows are made.
+
+    Attributes:
+        partitions: one, because a single order is what a reader expects of a table that nobody
+            thought about.
+        replication: -1 is the broker's default.
+        settings: of the topic, by Kafka's names.
+    """
+
+    partitions: int = 1
+    replication: int = -1
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Topics:
@@ -28,9 +49,11 @@ class Topics:
         reasons: Reasons,
         request_seconds: float = REQUEST_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
+        form: TopicForm | None = None,
     ) -> None:
         from confluent_kafka.admin import AdminClient
 
+        self._form = form or TopicForm()
         self._reasons = reasons
         self._clock = clock
         self._request_seconds = request_seconds
@@ -63,24 +86,22 @@ class Topics:
         return counts
 
     def ensure(self, names: Sequence[str], settings: Mapping[str, str] | None = None) -> list[str]:
-        """Make the topics that are missing, with one partition; return the names made.
+        """Make the topics that are missing; return the names made. With ``settings`` they are of
+        the sink itself, not of rows: these settings and one partition.
 
         Raises:
             ChangefeedError: as :meth:`partitions`; CF5003 when a topic is missing and the
                 broker does not let us make it.
         """
         from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.cimpl import NewTopic
 
         missing = [name for name, count in self.partitions(names).items() if not count]
         if not missing:
             return []
-        # Replication -1 is the broker's default; one partition, because a single order is
-        # what a reader expects of a table it did not think about.
-        wanted = [
-            NewTopic(name, num_partitions=1, replication_factor=-1, config=dict(settings or {}))
-            for name in missing
-        ]
+        form = self._form
+        if settings is not None:
+            form = replace(form, partitions=1, settings=settings)
+        wanted = [_new_topic(name, form) for name in missing]
         made = []
         for name, answer in self._admin.create_topics(
             wanted, request_timeout=self._request_seconds
@@ -100,7 +121,6 @@ class Topics:
     def hindrances(self, names: Sequence[str]) -> list[ChangefeedError]:
         """What a feed of these topics would meet; asks only, makes nothing."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.cimpl import NewTopic
 
         try:
             if not names:
@@ -112,7 +132,7 @@ class Topics:
             return [error]
         if not missing:
             return []
-        wanted = [NewTopic(name, num_partitions=1, replication_factor=-1) for name in missing]
+        wanted = [_new_topic(name, self._form) for name in missing]
         asked = self._admin.create_topics(
             wanted, request_timeout=self._request_seconds, validate_only=True
         )
@@ -213,10 +233,24 @@ class Topics:
         return found
 
 
+def _new_topic(name: str, form: TopicForm) -> NewTopic:
+    from confluent_kafka.cimpl import NewTopic
+
+    return NewTopic(
+        name,
+        num_partitions=form.partitions,
+        replication_factor=form.replication,
+        config=dict(form.settings),
+    )
+
+
 def _cannot_make(name: str, cause: KafkaError) -> ChangefeedError:
+    hint = "create the topic yourself, or grant CREATE on it to this user."
+    if cause.name() in _FORM_REFUSED:
+        hint = "change topic_partitions, replication_factor or the topic.* setting in the sink URI."
     return ChangefeedError(
         Code.SINK_REFUSED_DATA,
         f"topic {name} does not exist and the broker does not allow its creation",
         detail=str(cause.str()),
-        hint="create the topic yourself, or grant CREATE on it to this user.",
+        hint=hint,
     )

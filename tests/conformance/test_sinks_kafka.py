@@ -250,6 +250,33 @@ def test_partition_is_the_hash_of_the_key(kafka: KafkaBroker, channel: Channel, 
     assert placed == {key: fnv1a_partition(key, 7) for key in keys}
 
 
+def murmur2(key: bytes) -> int:
+    """The hash of Java's client, from the text of its algorithm."""
+    word = 0x5BD1E995
+    value = 0x9747B28C ^ len(key)
+    whole = len(key) & ~3
+    for start in range(0, whole, 4):
+        part = int.from_bytes(key[start : start + 4], "little") * word & 0xFFFFFFFF
+        part = (part ^ part >> 24) * word & 0xFFFFFFFF
+        value = (value * word & 0xFFFFFFFF) ^ part
+    if whole < len(key):
+        value = (value ^ int.from_bytes(key[whole:], "little")) * word & 0xFFFFFFFF
+    value = (value ^ value >> 13) * word & 0xFFFFFFFF
+    return value ^ value >> 15
+
+
+def test_murmur2_chooses_the_partitions_of_java_s_client(kafka: KafkaBroker, topic: str) -> None:
+    sink = KafkaSink(f"{kafka.uri}?topic_partitions=7", {"partition_alg": "murmur2"})
+    feed = FeedDouble({"t": topic})
+    feed.open(sink)
+    feed.deliver(sink, [put(number, "x", 1 + number) for number in range(100)])
+    sink.close()
+    records = kafka.messages(topic)
+    assert len({record.partition for record in records}) == 7
+    placed = {record.key or b"": record.partition for record in records}
+    assert placed == {key: (murmur2(key) & 0x7FFFFFFF) % 7 for key in placed}
+
+
 def test_rows_without_a_key_share_a_partition(
     kafka: KafkaBroker, channel: Channel, topic: str
 ) -> None:
@@ -349,6 +376,38 @@ def test_missing_topics_are_made_with_one_partition(kafka: KafkaBroker, topic: s
     while not wanted.keys() <= kafka.topics().keys() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert wanted.items() <= kafka.topics().items()
+    sink.close()
+
+
+def test_missing_topics_are_made_as_the_uri_says(kafka: KafkaBroker, topic: str) -> None:
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+        ConfigResource,
+        ResourceType,
+    )
+
+    form = "topic_partitions=3&replication_factor=1&cleanup_policy=compact&topic.retention.ms=5000"
+    sink = KafkaSink(f"{kafka.uri}?{form}&schema_topic={topic}_schemas&librdkafka.linger.ms=5")
+    FeedDouble({"t": topic}).open(sink)
+    sink._admin().known([topic, f"{topic}_schemas"])
+    sink.close()
+    assert (kafka.topics()[topic], kafka.topics()[f"{topic}_schemas"]) == (3, 1)
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = kafka.admin()
+    (answer,) = admin.describe_configs([resource]).values()
+    found = answer.result(30)
+    assert (found["cleanup.policy"].value, found["retention.ms"].value) == ("compact", "5000")
+
+
+@pytest.mark.parametrize("form", ["replication_factor=3", "topic.retention.ms=soon"])
+def test_a_topic_that_cannot_be_made_so_is_found_before(
+    kafka: KafkaBroker, topic: str, form: str
+) -> None:
+    sink = KafkaSink(f"{kafka.uri}?{form}")
+    targets = (Target(table_schema("t").table, topic),)
+    (problem,) = sink.check(SinkContext("validate", 0, targets))
+    assert "topic_partitions, replication_factor or the topic.* setting" in problem.hint
+    with pytest.raises(ChangefeedError, match="does not exist"):
+        FeedDouble({"t": topic}).open(sink)
     sink.close()
 
 

@@ -169,8 +169,8 @@ def test_an_offered_value_is_one_literal(row: OptionRow[Any]) -> None:
 def test_parameters_of_a_uri() -> None:
     head = "CREATE CHANGEFEED FOR t INTO 'kafka://h:9092?"
     offered = after(f"{head}topic_")
-    assert offered == [f"{head}topic_prefix=", f"{head}topic_name="]
-    assert after(f"{head}topic_prefix=a&topic_") == [f"{head}topic_prefix=a&topic_name="]
+    assert offered == [f"{head}topic_prefix=", f"{head}topic_name=", f"{head}topic_partitions="]
+    assert after(f"{head}topic_prefix=a&topic_n") == [f"{head}topic_prefix=a&topic_name="]
     assert after(f"{head}topic_prefix=") == []
     assert after(f"{head}a=b&sasl_mechanism=PL") == [f"{head}a=b&sasl_mechanism=PLAIN"]
     (password,) = found(f"{head}sasl_pass")

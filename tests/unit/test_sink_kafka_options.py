@@ -9,8 +9,10 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.options.sink_config import kafka_sink_config
 from sinks.kafka.errors import Reasons, explain_name
-from sinks.kafka.options import BASE, KafkaSettings
+from sinks.kafka.librdkafka import library
+from sinks.kafka.options import BASE, REFUSED_PROPERTIES, KafkaSettings
 from sinks.kafka.sink import KafkaSink
+from sinks.kafka.topics import TopicForm
 from sinks.registry import check
 
 PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----").decode()
@@ -33,9 +35,79 @@ def test_producers_are_idempotent_and_wait_for_all_replicas() -> None:
     assert producer == BASE
 
 
+def test_topics_are_made_as_the_uri_says() -> None:
+    given = KafkaSettings.read(
+        "kafka://a?topic_partitions=6&replication_factor=3&cleanup_policy=compact,delete"
+        "&topic.retention.ms=1000"
+    )
+    assert given.topic_form == TopicForm(
+        6, 3, {"cleanup.policy": "compact,delete", "retention.ms": "1000"}
+    )
+    assert KafkaSettings.read("kafka://a").topic_form == TopicForm(1, -1, {})
+
+
+def test_properties_of_librdkafka_go_to_every_client() -> None:
+    given = KafkaSettings.read("kafka://a?librdkafka.linger.ms=5&librdkafka.socket.timeout.ms=9000")
+    assert given.producer["linger.ms"] == "5"
+    assert given.connection["socket.timeout.ms"] == "9000"
+
+
+@pytest.mark.parametrize("name", [*REFUSED_PROPERTIES, "sasl.password", "sasl.username"])
+def test_properties_that_would_break_a_promise_are_refused(name: str) -> None:
+    (said,) = problems(f"kafka://a?librdkafka.{name}=1")
+    assert said.startswith(f"librdkafka.{name} cannot be set: ")
+
+
+def test_every_property_that_the_sink_sets_for_delivery_is_refused() -> None:
+    for name in ("enable.idempotence", "acks", "partitioner", "message.timeout.ms"):
+        assert name in BASE and name in REFUSED_PROPERTIES
+    assert "enable.gapless.guarantee" in REFUSED_PROPERTIES
+
+
+def test_compacted_topics_take_no_resolved_timestamps() -> None:
+    uri = "kafka://a?cleanup_policy=compact"
+    assert problems(uri) == []
+    assert problems("kafka://a?topic.cleanup.policy=delete", resolved=1.0) == []
+    for written in (uri, "kafka://a?topic.cleanup.policy=compact"):
+        (said,) = problems(written, resolved=1.0)
+        assert "takes no message without a key" in said
+
+
+#: From the tests of Kafka's own murmur2 (``UtilsTest``), and their partitions of 1,000.
+VECTORS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.mark.parametrize("key", VECTORS)
+def test_murmur2_is_that_of_java_s_client(key: bytes) -> None:
+    assert KafkaSettings.read("kafka://a", {"partition_alg": "murmur2"}).producer[
+        "partitioner"
+    ] == ("murmur2")
+    chosen = library().rd_kafka_msg_partitioner_murmur2(None, key, len(key), 1000, None, None)
+    assert chosen == (VECTORS[key] & 0x7FFFFFFF) % 1000
+
+
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
+        (
+            "kafka://a?topic_partitions=0",
+            ["param topic_partitions must be between 1 and 2147483647"],
+        ),
+        (
+            "kafka://a?librdkafka.foo.bar=1",
+            ['librdkafka.foo.bar: No such configuration property: "foo.bar"'],
+        ),
+        (
+            "kafka://a?cleanup_policy=compact&topic.cleanup.policy=delete",
+            ["cleanup_policy is given twice: topic.cleanup.policy is the same"],
+        ),
         ("kafka://", ["the sink URI names no broker"]),
         ("kafka://a?x=1&y=2", ["unknown kafka sink query parameters: [x, y]"]),
         ("kafka://a?topic_name=", ["param topic_name must not be empty"]),
