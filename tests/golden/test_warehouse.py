@@ -29,7 +29,6 @@ from sinks.warehouse.mysql import MySQLDialect
 from sinks.warehouse.postgresql import PostgreSQLDialect
 from sinks.warehouse.redshift import RedshiftDialect
 from sinks.warehouse.snowflake.sql import SnowflakeDialect
-from sinks.warehouse.spanner.sql import SpannerDialect
 from sinks.warehouse.staging import TargetShape
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import StagedRows, TargetTable
@@ -164,51 +163,3 @@ def test_every_dialect_has_every_case() -> None:
         file = runner.FOLDER / "warehouse" / f"{name}.txt"
         wanted = [case for case in CASES if (name, case) != ("redshift", "no key")]
         assert [case.input for case in runner.cases(file)] == wanted
-
-
-# ------------------------------------------------------------------------------- documentation
-
-_PAGE = Path(__file__).parents[2] / "docs" / "sink-warehouse.md"
-_BEGIN = "<!-- types: written by tests/golden/test_warehouse.py --rewrite -->\n"
-_END = "<!-- end of types -->"
-_LOGICAL = {
-    "bool": "boolean",
-    "int16": "smallint",
-    "int32": "integer",
-    "int64": "bigint",
-    "float32": "real",
-    "float64": "double precision",
-    "decimal(12,2)": "numeric(12,2)",
-    "decimal": "numeric",
-    "text": "text, varchar, enum",
-    "bytes": "bytea",
-    "date": "date",
-    "time": "time",
-    "timetz": "timetz",
-    "timestamp": "timestamp",
-    "timestamptz": "timestamptz",
-    "interval": "interval",
-    "json": "json, jsonb",
-    "uuid": "uuid",
-    "array<int32>": "integer[]",
-    "array<timestamptz>": "timestamptz[]",
-    "other": "any other",
-}
-
-
-def test_the_page_shows_the_types(rewrite: bool) -> None:
-    shown = [make() for name, make in DIALECTS.items() if name != "postgresql14"]
-    shown.append(SpannerDialect())
-    lines = ["| source | " + " | ".join(d.name for d in shown) + " |"]
-    lines.append("|---" * (len(shown) + 1) + "|")
-    for logical, source in _LOGICAL.items():
-        column = column_of("c", logical, 1)
-        kept = [(d.rule(column).sql, d.rule(column, key=True).sql) for d in shown]
-        cells = (f"`{sql}`" + (f", key `{key}`" if key != sql else "") for sql, key in kept)
-        lines.append(f"| {source} | {' | '.join(cells)} |")
-    page = _PAGE.read_text("utf-8")
-    head, rest = page.split(_BEGIN)
-    new = head + _BEGIN + "\n".join(lines) + "\n" + _END + rest.partition(_END)[2]
-    if rewrite:
-        _PAGE.write_text(new, "utf-8")
-    assert new == _PAGE.read_text("utf-8")
