@@ -71,7 +71,8 @@ class Application:
             max_memory: limit in bytes for encoded messages that the feeds of this node share.
             max_disk: limit in bytes for the change log of each source.
             logs: the store that keeps the change logs (:mod:`changefeed.shared_logs`); the state
-                remembers it, and keeps them on this machine where there is none.
+                remembers it, and keeps them on this machine where there is none. ``local`` brings
+                them back to this machine.
             lease: seconds that leases of nodes last; the state remembers it.
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
@@ -79,11 +80,16 @@ class Application:
 
         Raises:
             ChangefeedError: CF6001, CF6002; for ``logs`` as
+                :func:`changefeed.stored_files.bring_logs_home` and
                 :func:`changefeed.shared_logs.keep_logs_at`; CF1204 ``lease`` is out of bounds.
         """
         self.state = state
         self.catalog = Catalog.open(state, must_exist=must_exist)
-        if logs is not None:
+        if logs == "local":
+            from changefeed.stored_files import bring_logs_home
+
+            bring_logs_home(self.catalog)
+        elif logs is not None:
             from changefeed.shared_logs import keep_logs_at
 
             keep_logs_at(self.catalog, logs)

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from changefeed.api import Result
 from changefeed.catalog import Catalog, SourceLease
+from changefeed.catalog.shared_logs import held_elsewhere
 from changefeed.core.clock import Timestamp
-from changefeed.core.durable import PROOF, UNFINISHED, read_durable, verify_proven
+from changefeed.core.durable import PROOF, UNFINISHED, read_durable, sync_path, verify_proven
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.proofs import AlteredBytes, stretches
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import LONGEST_LEASE
 from changefeed.dataset.definition import SCHEME
 from changefeed.dataset.source import DatasetSource
 from changefeed.images.runs import ImageRun
-from changefeed.images.shared import SharedImages
+from changefeed.images.shared import TOKEN_NAME, SharedImages
 from changefeed.images.states import MANIFEST, StoreState, read_manifest
+from changefeed.log.copies import COPIES_NAME
 from changefeed.log.frame import frame_extents
 from changefeed.log.journal import FIRST_FRAME, JournalFile, damaged, journal_name
 from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME, Head, Ledger, read_head, read_ledger
+from changefeed.log.objects import ObjectStore
 from changefeed.log.rows import check
 from changefeed.shared_logs import SharedSource
 from changefeed.sources.decoded.stored import NOTE, StoredTransaction
@@ -142,7 +148,7 @@ def _copied(
     """Copy the shared log of a source; returns what was not as it is registered."""
     shared = SharedSource(catalog, SourceLease(source, "", 0), place, layout)
     root, images = layout.log(source), layout.images(source)
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
         seen = catalog.log_manifest(source)
         try:
@@ -158,6 +164,72 @@ def _copied(
                 return error
             found = error
     return found
+
+
+def bring_logs_home(catalog: Catalog) -> None:
+    """Move the shared logs of a state, with all that belongs to them, into this machine's folder.
+    The state then has one node. Does nothing if no log is shared.
+
+    Raises:
+        ChangefeedError: CF1303 a node runs, or the log of a source is on the disk of another
+            machine; CF6003 another node has a source; CF3001, CF3007 something of a log cannot be
+            read. The logs then stay where they are.
+    """
+    place = catalog.log_place
+    if place is None:
+        return
+    for node in catalog.live_nodes():
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"node {node.id} on {node.host.partition(' ')[0]} runs this state",
+            hint="stop all nodes first (SHOW NODES); one that has died is gone after 10 seconds.",
+        )
+    leases: list[SourceLease] = []
+    try:
+        _copy_home(catalog, place, leases)
+        objects = catalog.forget_log_place(leases)
+    except BaseException:
+        for lease in leases:
+            with suppress(ChangefeedError):  # it ends by itself
+                catalog.release_lease(lease)
+        raise
+    ObjectStore(place).discard(objects)
+
+
+def _copy_home(catalog: Catalog, place: str, leases: list[SourceLease]) -> None:
+    """Take every source, adding to ``leases``, and copy what is shared of it."""
+    layout, mover = StateLayout(Path(catalog.directory)), f"move-{uuid.uuid4().hex[:12]}"
+    for source in [state.name for state in catalog.source_states()]:
+        lease = catalog.acquire_source(source, mover, LONGEST_LEASE)
+        if lease is None:
+            raise held_elsewhere(source)
+        leases.append(lease)
+        if source in catalog.unmoved_logs():
+            if not (layout.log(source) / LEDGER_NAME).exists():
+                raise ChangefeedError(
+                    Code.NOT_SUPPORTED,
+                    f"the change log of {source!r} is on the disk of another machine",
+                    hint="run this there.",
+                )
+            continue
+        damage = _copied(catalog, source, place, layout)
+        if damage is not None:
+            raise damage
+        _make_own(layout, source)
+        catalog.heartbeat(mover, leases, LONGEST_LEASE)
+
+
+def _make_own(layout: StateLayout, source: str) -> None:
+    """Make copies durable, and no longer copies. The next writer says how far the log is whole."""
+    (layout.log(source) / HEAD_NAME).unlink(missing_ok=True)
+    for folder in (layout.log(source), layout.beside_log(source), layout.images(source)):
+        if folder.exists():
+            for path in (*folder.rglob("*"), folder):
+                sync_path(path)
+    for mark in (layout.log(source) / COPIES_NAME, layout.images(source) / TOKEN_NAME):
+        mark.unlink(missing_ok=True)
+        if mark.parent.exists():
+            sync_path(mark.parent)
 
 
 def _of_source(source: str, layout: StateLayout) -> Iterator[StoredFile]:

@@ -290,8 +290,9 @@ def _address(
     metavar="URL|DIR",
     envvar="CHANGEFEED_LOG",
     help="Keep the change logs in an object store, so that any node can go on after this one: "
-    "s3://, gs://, azure:// or a directory that all nodes see; the state remembers it (default: "
-    "$CHANGEFEED_LOG, else what the state remembers, else this machine).",
+    "s3://, gs://, azure:// or a directory that all nodes see; local moves them back to this "
+    "machine. The state remembers it (default: $CHANGEFEED_LOG, else what the state remembers, "
+    "else this machine).",
 )
 @click.option(
     "--lease",

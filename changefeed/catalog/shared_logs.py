@@ -8,7 +8,7 @@ not know it yet, registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -63,6 +63,27 @@ class SharedLogs(CatalogPart):
                 for name in names:
                     transaction.execute(insert(_ledger).values(source=name, ledger=UNMOVED))
             transaction.execute(insert(tables.meta).values(key=_PLACE, value=address))
+
+    def forget_log_place(self, leases: Sequence[SourceLease]) -> list[str]:
+        """Keep the logs of this state in its node's folder from now on; returns the objects that no
+        row names any more.
+
+        Raises:
+            ChangefeedError: CF6003, another node has taken one of the sources; nothing was changed.
+        """
+        objects: list[str] = []
+        with self._database.write() as transaction:
+            for lease in leases:
+                _check_held(transaction, lease)
+                free = update(tables.source_lease).where(holds([lease]))
+                transaction.execute(free.values(node=None, expires=0))
+            for table in (_tail, _object):
+                found = select(table.c.object).where(table.c.object.is_not(None))
+                objects += transaction.execute(found).scalars()
+            for table in (_tail, _object, _ledger, _note):
+                transaction.execute(delete(table))
+            transaction.execute(delete(tables.meta).where(tables.meta.c.key == _PLACE))
+        return objects
 
     @property
     def lease_seconds(self) -> float | None:
@@ -172,10 +193,7 @@ class SharedLogs(CatalogPart):
     @contextmanager
     def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:
         with self._database.append() as transaction:
-            query = select(tables.source_lease.c.token).where(holds([lease]))
-            held = transaction.execute(query.with_for_update(read=True)).first()
-            if held is None:
-                raise held_elsewhere(lease.source)
+            _check_held(transaction, lease)
             yield transaction
 
     def forget_shared_log(self, lease: SourceLease) -> list[str]:
@@ -190,6 +208,12 @@ class SharedLogs(CatalogPart):
             for table in (_tail, _object, _ledger, _note):
                 transaction.execute(delete(table).where(table.c.source == source))
         return objects
+
+
+def _check_held(transaction: Transaction, lease: SourceLease) -> None:
+    query = select(tables.source_lease.c.token).where(holds([lease]))
+    if transaction.execute(query.with_for_update(read=True)).first() is None:
+        raise held_elsewhere(lease.source)
 
 
 def held_elsewhere(source: str) -> ChangefeedError:

@@ -3,6 +3,7 @@ its disk takes nothing with it, and another goes on."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from changefeed.core.timings import Timings
 from changefeed.drain import drain, undo_drain
 from changefeed.log.objects import ObjectStore
 from changefeed.shared_logs import keep_logs_at
-from changefeed.stored_files import verify_files
+from changefeed.stored_files import bring_logs_home, verify_files
 from changefeed_testing.sinks.messages import Message
 from changefeed_testing.sinks.readers import read_files
 from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
@@ -229,6 +230,23 @@ def test_logs_of_one_host_move_to_the_store(
         )
         one.kill(disk=True)
         team.execute("RESUME CHANGEFEED f")
+        team.write()
+        team.check()
+        # And back, to a machine that has nothing of it, with changes that nobody has delivered.
+        with pytest.raises(ChangefeedError, match=r"node \w+ on .* runs this state"):
+            bring_logs_home(catalog)
+        two.stop()
+        shutil.rmtree(two.home)
+        (home,) = stack.enter_context(hosts(tmp_path, state.uri, "home", log="local"))
+        team.write(3)
+        home.start()
+        until(lambda: catalog.log_place is None and not catalog.source_holders(), "it moves")
+        team.write()
+        team.check()
+        assert list(ObjectStore(store).names("")) == []
+        home.kill()
+        (again,) = stack.enter_context(hosts(tmp_path, state.uri, "home"))
+        again.start()
         team.write()
         team.check()
 

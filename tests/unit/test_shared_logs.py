@@ -22,6 +22,7 @@ from changefeed.log import writer as writer_module
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import ORPHAN_AGE
 from changefeed.shared_logs import SharedSource, is_elsewhere, log_folder, remove_shared_log
+from changefeed.stored_files import bring_logs_home
 from tests.helpers.log_samples import SOURCE, Row, batch, clocks, drop_process, flush, keys, narrow
 
 A = narrow("a")
@@ -289,3 +290,32 @@ def test_merging_fetches_what_it_merges(shared: Shared) -> None:
         append(again, 1_005, 5)
         assert again.maintain(clocks(Timestamp(2_001))).merged
         assert shared.rows("two") == [1, 2, 3, 4, 5]
+
+
+def test_logs_that_cannot_come_home_stay_in_the_store(shared: Shared) -> None:
+    writer = shared.open("one", LogSettings(segment_rows=1))
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    append(writer, 1_001, 1)
+    drop_process(writer)
+    shared.catalog.save_source_state(SOURCE, status="running")
+    held = shared.catalog.acquire_source(SOURCE, "two", 60.0)
+    assert held is not None
+    with pytest.raises(ChangefeedError, match="another node captures"):
+        bring_logs_home(shared.catalog)
+    shared.catalog.release_lease(held)
+    (named,) = shared.objects
+    path = shared.folder / "store" / named
+    body = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ChangefeedError) as lost:
+        bring_logs_home(shared.catalog)
+    assert lost.value.code is Code.LOG_STORE_UNREACHABLE
+    assert shared.catalog.log_place == shared.store.shown
+    path.write_bytes(body)
+    bring_logs_home(shared.catalog)
+    assert shared.catalog.log_place is None and not shared.objects
+    with LogWriter(StateLayout(Path(shared.catalog.directory)).log(SOURCE)) as again:
+        append(again, 1_002, 2)
+    with LogReader(StateLayout(Path(shared.catalog.directory)).log(SOURCE)) as reader:
+        found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
+        assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1, 2]
