@@ -135,6 +135,26 @@ def fill(server: BinlogServer, rows: int) -> None:
             cursor.execute(_insert(first, min(first + _STATEMENT - 1, rows)))
 
 
+#: Other keys of the filled table: the column and what it has.
+KEYS = {
+    "text": ("k varchar(40) character set utf8mb4", "md5(id)", "k"),
+    "uuid": ("k binary(16)", "unhex(md5(id))", "k"),
+    "pair": ("k int", "id % 8", "k, id"),
+}
+
+
+def rekey(server: BinlogServer, kind: str) -> None:
+    """Give the filled table a key of :data:`KEYS`; rows come in another order then."""
+    if kind in KEYS:
+        column, value, key = KEYS[kind]
+        server.run(
+            f"ALTER TABLE {TABLE} ADD {column} FIRST",
+            f"UPDATE {TABLE} SET k = {value}",
+            f"ALTER TABLE {TABLE} DROP PRIMARY KEY, ADD PRIMARY KEY ({key})",
+            database=DATABASE,
+        )
+
+
 def change(server: BinlogServer, workload: str, rows: int) -> int:
     """Commit changes to the empty table; how many, which is ``rows`` rounded up to what the
     workload writes at once."""

@@ -41,7 +41,7 @@ Contender = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks for."""
+    """What the command line asks for; ``key`` is the kind of key that the table has."""
 
     mode: str
     workload: Workload
@@ -50,6 +50,7 @@ class Asked:
     rate: int
     seconds: float
     settings: Mapping[str, str]
+    key: str = "number"
 
 
 def ours_of(run: Run) -> Ours:

@@ -3,6 +3,7 @@
     python -m benchmarks.mysql_kafka drain --rows 2000000
     python -m benchmarks.mysql_kafka small --rows 200000 --server mariadb
     python -m benchmarks.mysql_kafka scan --rows 5000000
+    python -m benchmarks.mysql_kafka scan --rows 1000000 --key text --only outfile ours
     python -m benchmarks.mysql_kafka latency --rate 100 --seconds 60
 
 *drain*: a backlog of 60 % inserts, 25 % updates and 15 % deletes, 500 a transaction, behind the
@@ -95,6 +96,7 @@ def _behind(run: BinlogRun, asked: Asked, workload: str) -> dict[str, Contender]
 def scan(run: BinlogRun, asked: Asked) -> dict[str, Contender]:
     """Contenders for an initial scan."""
     binlog.fill(run.server, asked.rows)
+    binlog.rekey(run.server, asked.key)
     run.server.run(f"ANALYZE TABLE {TABLE}", database=DATABASE)
     ours = run.ours()
     create = (
@@ -184,17 +186,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 2)
     parser.add_argument("--rate", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--only", choices=["ours", "debezium"])
+    parser.add_argument("--key", choices=["number", *binlog.KEYS], default="number")
+    parser.add_argument("--only", nargs="+", choices=["outfile", "ours", "debezium"])
     parser.add_argument("--defaults", action="store_true", help="Debezium as it comes")
     given = parser.parse_args()
     settings = {} if given.defaults else debezium.TUNED
     asked = Asked(
-        given.mode, NARROW, given.rows, given.threads, given.rate, given.seconds, settings
+        given.mode,
+        NARROW,
+        given.rows,
+        given.threads,
+        given.rate,
+        given.seconds,
+        settings,
+        given.key,
     )
     what = f"{given.rate}/s" if given.mode == "latency" else f"{given.rows:,} rows"
     with place(given.server) as run:
         for name, contend in MODES[given.mode](run, asked).items():
-            if given.only in (None, name):
+            if given.only is None or name in given.only:
                 print(f"{given.mode}, {given.server}, {what}, {name}: {contend()}", flush=True)
 
 
