@@ -372,6 +372,14 @@ class _Builder(Transformer[Token, Any]):
     def alter_unset(self, _meta: Meta, *names: Name) -> nodes.AlterAction:
         return nodes.AlterUnset(names)
 
+    def alter_filter(
+        self, meta: Meta, filtered: tuple[nodes.Filter, tuple[str, ...]]
+    ) -> nodes.AlterAction:
+        return nodes.AlterFilter(*filtered, span=_span(meta))
+
+    def alter_unfiltered(self, meta: Meta, how: Token) -> nodes.AlterAction:
+        return nodes.AlterFilter(nodes.Filter(how.lower()), span=_span(meta))
+
     def alter_into(self, _meta: Meta, uri: Token) -> nodes.AlterAction:
         return nodes.AlterInto(_literal(uri, "string"))
 

@@ -388,7 +388,16 @@ class AlterRescan(SyntaxNode):
     tables: tuple[QualifiedName, ...] = ()
 
 
-AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto | AlterRescan
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AlterFilter(SyntaxNode):
+    """``SET INCLUDE|EXCLUDE TABLES pattern, ..``; without patterns it is ``UNSET``."""
+
+    filter: Filter
+    patterns: tuple[str, ...] = ()
+    span: Span | None = _span()
+
+
+AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto | AlterRescan | AlterFilter
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -286,6 +286,10 @@ class _Printer:
                 return f"UNSET {_list(name(option.text) for option in action.names)}"
             case nodes.AlterInto():
                 return f"INTO {self.uri(action.sink)}"
+            case nodes.AlterFilter():
+                patterns = _list(map(_pattern, action.patterns))
+                verb = "SET" if patterns else "UNSET"
+                return _words(verb, action.filter.upper(), "TABLES", patterns)
             case nodes.AlterRescan():
                 return _words("RESCAN", _list(map(_qualified, action.tables)))
 

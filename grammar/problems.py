@@ -292,12 +292,8 @@ def _foreign_option(failure: ParseFailure) -> str | None:
 
 
 def _foreign_target(failure: ParseFailure) -> str | None:
-    """``FOR public.*``, ``FOR ALL TABLES``, ``FOR orders WHERE ..``, ``SET INCLUDE TABLES ..``"""
+    """``FOR public.*``, ``FOR ALL TABLES``, ``FOR orders WHERE ..``"""
     words = [token.upper() for token in failure.before[-1:]] + [failure.text.upper()]
-    if words in (["INCLUDE", "TABLES"], ["EXCLUDE", "TABLES"]) and (
-        _seen(failure, "_SET") or _seen(failure, "_UNSET")
-    ):
-        return "write ALTER CHANGEFEED name ADD table, ... or DROP table, ..."
     if not _seen(failure, "_FOR") or _seen(failure, "_INTO") or _seen(failure, "_WITH"):
         return None
     if failure.text == "*" and failure.last == "_DOT":

@@ -319,6 +319,33 @@ class _Alteration:
             elif isinstance(action, nodes.AlterDrop):
                 for target in action.targets:
                     self._drop(target)
+            elif isinstance(action, nodes.AlterFilter):
+                self._filter(action, sink, options)
+
+    def _filter(self, action: nodes.AlterFilter, sink: ResolvedSink, options: Options) -> None:
+        """Give the one target that has patterns others. Tables that both select go on."""
+        wide = [t for t in self.targets if isinstance(t, nodes.SchemaTarget | nodes.DatabaseTarget)]
+        if len(wide) != 1:
+            has = "several SCHEMA and DATABASE targets" if wide else "no SCHEMA or DATABASE target"
+            hint = "ADD one and DROP another: ADD SCHEMA s INCLUDE TABLES a* DROP SCHEMA s."
+            hint = hint if wide else "ADD and DROP tables of it."
+            self._problem(Code.TARGET_NOT_WATCHABLE, f"the changefeed has {has}", hint, action.span)
+            return
+        (old,) = wide
+        if not action.patterns and old.filter is not action.filter:
+            self._problem(
+                Code.TARGET_NOT_WATCHABLE,
+                f"{target_text(old)} has no {action.filter.upper()} TABLES",
+                span=action.span,
+            )
+            return
+        how = action.filter if action.patterns else None
+        new = type(old)(old.name, how, action.patterns, span=action.span)
+        if new == old:
+            return
+        self._add(nodes.AlterAdd((new,)), sink, options)
+        if new in self.targets:
+            self._drop_pattern(old)
 
     def _add(self, action: nodes.AlterAdd, sink: ResolvedSink, options: Options) -> None:
         scan = parse_add_options(action.options, text=self.around.text)

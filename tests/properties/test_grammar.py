@@ -126,6 +126,7 @@ actions = st.one_of(
     st.builds(nodes.AlterUnset, tuples(st.builds(Name, names))),
     st.builds(nodes.AlterInto, strings),
     st.builds(nodes.AlterRescan, tuples(qualified(3), least=0)),
+    st.builds(nodes.AlterFilter, st.sampled_from(nodes.Filter), tuples(patterns, least=0)),
 )
 conditions: st.SearchStrategy[nodes.Test] = st.recursive(
     st.one_of(
