@@ -128,6 +128,12 @@ class Application:
             log.info("node %s started, state %s", node.id, self.catalog.shown)
         return started
 
+    @property
+    def beats(self) -> int:
+        """How often the pulse of this process's node has begun."""
+        node = self._node
+        return 0 if node is None else node.beats
+
     def check_node(self) -> None:
         """Raise an error unless the node of this process is running.
 

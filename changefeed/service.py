@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,34 @@ def stop_on_signals() -> threading.Event:
 
 
 def serve_until_told(application: Application, stopping: threading.Event) -> None:
-    """Wait for ``stopping``, while the node runs.
+    """Wait for ``stopping``, while the node runs. A service manager hears that it runs, and each
+    time that its pulse has gone on.
 
     Raises:
         ChangefeedError: CF6005, the node has ended by itself.
     """
-    while not stopping.wait(_TICK):
-        application.check_node()
+    notify_manager("READY=1")
+    seen = application.beats
+    try:
+        while not stopping.wait(_TICK):
+            application.check_node()
+            if application.beats != seen:
+                seen = application.beats
+                notify_manager("WATCHDOG=1")
+    finally:
+        notify_manager("STOPPING=1")
+
+
+def notify_manager(fact: str) -> None:
+    """Say something to the service manager that asked for it (systemd, ``Type=notify``)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    # Loaded on use: most processes have no manager.
+    import socket
+
+    if address.startswith("@"):
+        address = f"\0{address[1:]}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with suppress(OSError):  # the manager has gone: it starts us again, or nobody cares
+            sender.sendto(fact.encode(), address)

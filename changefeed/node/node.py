@@ -116,6 +116,8 @@ class Node:
         self._seen_version: object = None
         self._news = threading.Event()
         self._next_turn = 0.0
+        #: How often the pulse has begun: it stands still while one hangs.
+        self.beats = 0
         #: The error that each thread met last.
         self._errors: dict[str, str] = {}
         self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
@@ -251,6 +253,7 @@ class Node:
         """
 
         def beat() -> None:
+            self.beats += 1
             leases = self.feeds.leases | self.sources.leases
             lost = self.catalog.heartbeat(self.id, leases, self.timings.lease)
             self.feeds.stop_without_lease(lost)

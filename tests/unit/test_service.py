@@ -1,0 +1,81 @@
+"""What a service manager hears of a node (systemd, ``Type=notify``)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from changefeed.app import Application
+from changefeed.service import notify_manager, serve_until_told
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The manager's end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield heard
+
+
+def test_a_service_is_ready_lives_and_stops(manager: socket.socket, tmp_path: Path) -> None:
+    node = subprocess.Popen(
+        [sys.executable, "-m", "shell", "start", "--state", str(tmp_path / "state")],
+        env={**os.environ, "HOME": str(tmp_path)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert manager.recv(100) == b"READY=1"
+        assert manager.recv(100) == b"WATCHDOG=1"
+        node.terminate()
+        while (fact := manager.recv(100)) == b"WATCHDOG=1":
+            pass  # one more may have been on its way
+        assert fact == b"STOPPING=1"
+        assert node.wait(60) == 0
+    finally:
+        node.kill()
+        node.wait()
+
+
+class Hanging:
+    """A node whose pulse stands still."""
+
+    beats = 7
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._looks = 0
+        self._stopping = stopping
+
+    def check_node(self) -> None:
+        """Its threads are all there."""
+        self._looks += 1
+        if self._looks == 2:
+            self._stopping.set()
+
+
+def test_a_pulse_that_hangs_is_not_called_alive(manager: socket.socket) -> None:
+    stopping = threading.Event()
+    serve_until_told(cast(Application, Hanging(stopping)), stopping)
+    assert [manager.recv(100) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+
+
+def test_a_manager_that_is_gone_or_was_never_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind("\0changefeed-test-" + tmp_path.name)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@changefeed-test-" + tmp_path.name)
+        notify_manager("READY=1")
+        assert heard.recv(100) == b"READY=1"
+    notify_manager("STOPPING=1")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify_manager("STOPPING=1")
