@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -186,16 +186,6 @@ class Dataset:
         scheme = "md5-2" if self.hash is Hash.MD5 else self.hash.value
         text = json.dumps([scheme, *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def with_columns(self, columns: tuple[DatasetColumn, ...]) -> Dataset:
-        """The same dataset with these columns, checked.
-
-        Raises:
-            ChangefeedError: CF1204 the columns cannot be compared.
-        """
-        made = replace(self, columns=columns)
-        check_columns(made)
-        return made
 
 
 def _compared(columns: tuple[DatasetColumn, ...]) -> tuple[DatasetColumn, ...]:

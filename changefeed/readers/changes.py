@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -61,8 +60,6 @@ _COMMIT_FIELDS = (
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
 )
 _TYPES = pa.array([INSERT, PREIMAGE, POSTIMAGE, DELETE])
-
-RowNumbers = npt.NDArray[np.int64]
 
 
 def change_schema(schema: TableSchema) -> pa.Schema:

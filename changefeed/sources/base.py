@@ -100,7 +100,7 @@ class CaptureResult:
     Attributes:
         problems: the tables that could not be captured, each with its reason; the others are
             captured.
-        altered: tables whose changes may be missing, because somebody else had changed what makes
+        altered: tables whose changes may be missing, because others had changed what makes
             the source send them, and what was changed.
     """
 
@@ -160,7 +160,7 @@ class StreamRequest:
         intern: gives a schema its version number.
         latest: the last shape of a table that all its feeds know; None if it was never seen.
         names: the names by which readers of the log may know a table, by its id. If rows begin to
-            come under another name, readers of each of these names are told.
+            come under another name, readers of each of these names learn it.
         logged: the shape in which rows of a table go into the change log, given the one that the
             source has for them. It may promise whole old rows although the source sends only their
             key: the caller of the stream then adds the rest. It does not change while the stream
@@ -289,10 +289,10 @@ class Snapshot(Protocol):
     ) -> Sequence[ScanPart] | None:
         """The parts that a scan still has to read of a table, in the order of their places.
 
-        Each row of this image is in one of these parts, or the stream told of it since the earlier
-        image (as an inserted or updated row), or it was in a part of the earlier image that is not
-        ``left`` and is unchanged. None if that cannot be said: of a table whose rows moved without
-        a change, for example.
+        Each row of this image is in one of these parts, or the stream has shown it since the
+        earlier image (as an inserted or updated row), or it was in a part of the earlier image that
+        is not ``left`` and is unchanged. None if that cannot be said: of a table whose rows moved
+        without a change, for example.
 
         Args:
             places: all places of the earlier image's parts (:meth:`part_range`).
@@ -388,7 +388,7 @@ class Attachment(ABC):
         """
 
     def altered(self, tables: Collection[int]) -> Mapping[int, str]:
-        """Which of ``tables`` (by table id) may lack changes because somebody else changed what
+        """Which of ``tables`` (by table id) may lack changes because others changed what
         makes the source send them, and why. Cheap: called every few seconds.
 
         Raises:
@@ -442,7 +442,7 @@ class Source(ABC):
     #: The parameters that its URIs take (:class:`changefeed.core.settings.Settings`).
     parameters: tuple[Parameter, ...] = ()
 
-    #: Changes can be completed from row images beside the change log (``row_images = 'store'``):
+    #: Changes can be completed from row images next to the change log (``row_images = 'store'``):
     #: the source's streams use :attr:`StreamRequest.logged`.
     takes_row_images: bool = False
 
@@ -450,7 +450,7 @@ class Source(ABC):
     #: known.
     waits_for: str = ""
 
-    #: The log of a source whose tables have no ids tells a rename this long after it at the latest,
+    #: The log of a source whose tables have no ids shows a rename this long after it at the latest,
     #: by the log's own time, in ns.
     rename_delay_ns: int = 0
 
@@ -593,7 +593,7 @@ class Source(ABC):
         """One partition of a table, at any level.
 
         Raises:
-            ChangefeedError: CF1101, there is none of that name; CF1303, its rows cannot be told
-                from those of others, or partitions cannot be watched at this source.
+            ChangefeedError: CF1101, there is none of that name; CF1303, its rows cannot be
+                distinguished from those of others, or partitions cannot be watched at this source.
         """
         raise ChangefeedError(Code.NOT_SUPPORTED, f"source {self.name} has no partitions to watch")

@@ -1,4 +1,4 @@
-"""Databases that Debezium reads: its engine runs in a JVM beside the process that needs it.
+"""Databases that Debezium reads: its engine runs in a JVM of the process that needs it.
 
 ``docs/source-debezium.md`` is the page for users. The way of a change::
 

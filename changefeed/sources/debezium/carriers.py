@@ -96,14 +96,14 @@ class Carrier:
 
     @property
     def type_name(self) -> str:
-        """The type as the database calls it, as far as Debezium tells."""
-        told = {
+        """The type as the database calls it, as far as Debezium says."""
+        declared = {
             name.removeprefix(_SOURCE_TYPE): value
             for name, value in self.parameters.items()
             if name.startswith(_SOURCE_TYPE)
         }
-        sizes = [told[name] for name in ("length", "scale") if name in told]
-        named = told.get("type", self.type).lower()
+        sizes = [declared[name] for name in ("length", "scale") if name in declared]
+        named = declared.get("type", self.type).lower()
         return f"{named}({','.join(sizes)})" if sizes else named
 
 
@@ -138,11 +138,11 @@ def fits(carrier: Carrier, column: Column, *, long_times: bool) -> bool:
     """Whether values of the carrier are values of the column."""
     if carrier.name != column.name:
         return False
-    told = carried(carrier, long_times=long_times)
-    if told == column.logical:
+    declared = carried(carrier, long_times=long_times)
+    if declared == column.logical:
         return True
     # The database knows the precision, and what is JSON or a UUID; the carrier may not.
-    return (told.kind, column.kind) in _WIDER
+    return (declared.kind, column.kind) in _WIDER
 
 
 _WIDER = frozenset({(Kind.DECIMAL, Kind.DECIMAL), (Kind.TEXT, Kind.OTHER)})

@@ -1,7 +1,7 @@
 """The JVM with Debezium's engine, as a child process that is spoken to by pipes.
 
 The process that captures needs a JVM of its own: the one of Spark belongs to the node, which may
-end, or run out of memory in somebody's query, while the capture goes on. It costs no Spark: the
+end, or run out of memory in a query, while the capture goes on. It costs no Spark: the
 class path has Debezium's jars, and of Spark's those of the compiler and of the log alone.
 
 Passwords go through the pipe: neither arguments nor environment nor a file has them. The JVM ends
@@ -33,7 +33,7 @@ from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 from changefeed.spark.packs import jar_folder, paths
 
-#: Frames that wait for whoever reads them.
+#: Frames that wait for a reader.
 _AHEAD = 4
 #: Seconds for one answer of a database.
 ANSWER_SECONDS = 120.0
@@ -316,7 +316,7 @@ def compiled(jars: Sequence[Path], packs: Sequence[str] = ()) -> Path:
                 "the part of the Debezium source that is Java could not be compiled",
                 detail=next((s for s in run.stderr.splitlines() if "Caused" in s), "")[:500],
             )
-        # Somebody else may have been faster.
+        # Another thread may have been faster.
         with contextlib.suppress(OSError):
             partial.rename(folder)
     finally:

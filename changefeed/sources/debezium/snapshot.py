@@ -40,7 +40,7 @@ from changefeed.sources.scans import chosen_columns, table_changed
 #: Rows of one batch in a file: a part reads whole batches.
 BATCH_ROWS = 1024
 _LOOK = 0.2
-#: What Debezium tells of its snapshot.
+#: What Debezium says of its snapshot.
 _COMPLETED = "Initial Snapshot: COMPLETED"
 _FAILED = frozenset({"Initial Snapshot: ABORTED", "Initial Snapshot: SKIPPED"})
 

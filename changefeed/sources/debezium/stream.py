@@ -104,7 +104,7 @@ class DoorStream:
         return self.run()
 
     def acknowledge(self, position: Position) -> None:
-        """Everything up to ``position`` is durable: the engine may tell the database."""
+        """Everything up to ``position`` is durable: the engine may acknowledge it."""
         self._acknowledged = max(self._acknowledged, position)
 
     def hasten(self) -> None:

@@ -240,8 +240,8 @@ def _batch(part: StoredRows) -> pa.RecordBatch:
     arrays = [pa.array(part.number), pa.array(rows.op), *rows.after, *rows.before]
     arrays += [pa.array(unsent) for unsent in rows.unchanged.values()]
     batch = pa.RecordBatch.from_arrays(arrays, names)
-    told = {_SCHEMA: schema.to_json().encode(), _VERSION: str(schema.version).encode()}
-    return batch.replace_schema_metadata(told)
+    described = {_SCHEMA: schema.to_json().encode(), _VERSION: str(schema.version).encode()}
+    return batch.replace_schema_metadata(described)
 
 
 def _read(file: _File) -> StoredRows:

@@ -1,4 +1,4 @@
-"""Values that the source did not send: what earlier rows of a transaction tell of them, and the
+"""Values that the source did not send: what earlier rows of a transaction have of them, and the
 column of the log that names them."""
 
 from __future__ import annotations

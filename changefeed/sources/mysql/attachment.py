@@ -1,6 +1,6 @@
 """What a state holds at a MySQL server: nothing but a start, a list of tables and a reader's id.
 
-The server keeps its binlog for as long as its own settings say, whoever reads it.
+The server keeps its binlog for as long as its own settings say, whether it is read or not.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MySQLAttachment(Attachment):
         problems = {
             table: problem[0] for table, problem in zip(tables, found, strict=True) if problem
         }
-        # One that is not there may have another name, or be dropped: the binlog tells.
+        # One that is not there may have another name, or be dropped: the binlog shows which.
         refused = {t for t, problem in problems.items() if problem.code is not Code.NAME_UNKNOWN}
         self._memo["tables"] = [[t.schema, t.name] for t in sorted(tables) if t not in refused]
         self._note_left_out()
@@ -213,7 +213,7 @@ class MySQLAttachment(Attachment):
             return coordinates.present(session, str(self._memo["mode"])).position
 
     def release(self) -> None:
-        """See :class:`changefeed.sources.base.Attachment`. Nothing of ours is at the server."""
+        """See :class:`changefeed.sources.base.Attachment`. Nothing is created at the server."""
 
 
 def _nothing_held() -> ChangefeedError:

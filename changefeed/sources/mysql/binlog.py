@@ -63,7 +63,7 @@ class EventType(IntEnum):
 
 
 #: Types without meaning for a reader of rows: what replicas of statements need, files of LOAD DATA,
-#: statements beside their rows, checkpoints, and what members of a group tell one another.
+#: statements next to their rows, checkpoints, and messages between members of a group.
 MEANINGLESS = frozenset(
     {1, 3, 5, 7, 8, 9, 10, 11, 12, 13, 14, 17, 28, 29, 35, 36, 37, 160, 161, 163, 164}
 )

@@ -200,7 +200,7 @@ def _kind_problem(table: ServerTable, watch: Watch) -> ChangefeedError | None:
 
 
 def kind_problem(session: MySQLSession, name: TableName) -> ChangefeedError | None:
-    """Why a table cannot be watched, whatever the user's rights: what it is, or its engine."""
+    """Why a table cannot be watched, whatever the user's rights: its kind, or its engine."""
     named = (name.schema, name.name)
     table = describe.read_tables(session, [named]).get(named)
     return None if table is None else _kind_problem(table, Watch(name=name.name))

@@ -426,7 +426,7 @@ def effect(
             if not _reads_the_same(was, defined, strict=strict):
                 reasons.append(clause)
                 moved |= was in key
-    # A name that was another column's: consumers by name cannot tell whose values they have.
+    # A name that was another column's: consumers by name do not know whose values they have.
     taken = {new.casefold() for old, new in renamed.items() if old.casefold() != new.casefold()}
     again = {column.name.casefold() for column in added} | taken
     if not reasons and again & columns.keys():

@@ -1,12 +1,12 @@
 """Is the binlog still the one that was read?
 
-A server that was restored, or whose binlog was reset, numbers its transactions anew. Once it has
-passed the number that was read last, it would go on from there as if nothing had happened. So a
-transaction is remembered with the moment in which it was made, the *witness*. A stream begins
+A server that was restored, or whose binlog was reset, begins to number its transactions again. Once
+it has passed the number that was read last, it would go on from there as if nothing had happened.
+So a transaction is remembered with the moment in which it was made, the *witness*. A stream begins
 before it, and compares.
 
-A reset is not told to who reads: it waits at the end of a file that is gone. So an idle stream asks
-where the server's log ends.
+A reset is not announced to readers: they wait at the end of a file that is gone. So an idle stream
+asks where the server's log ends.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Continuity:
     """
 
     def __init__(self, folder: Path, server: str) -> None:
-        """``server``: what tells the present server from others."""
+        """``server``: what distinguishes the present server from others."""
         self._folder = folder
         self._server = server
         self._turn, self._known = self._load()
@@ -173,7 +173,7 @@ class EndOfLog:
     """Compares where the server's log ends with where an idle stream stands."""
 
     def __init__(self, ask: Ask, end_query: str) -> None:
-        """``end_query`` tells the present binlog file and its length."""
+        """``end_query`` returns the present binlog file and its length."""
         self._ask = ask
         self._end_query = end_query
         self._behind = 0

@@ -72,7 +72,7 @@ def file_end(session: MySQLSession) -> tuple[str, int]:
 
 
 def end_query(version: tuple[int, ...]) -> str:
-    """The statement that tells the present binlog file and its length. MariaDB, whose versions
+    """The statement that returns the present binlog file and its length. MariaDB, whose versions
     begin with 10, knows the old name too."""
     renamed = (8, 2, 0) <= version < (10,)
     return "SHOW BINARY LOG STATUS" if renamed else "SHOW MASTER STATUS"
@@ -105,7 +105,7 @@ def has(session: MySQLSession, history: str) -> bool:
 
 def reaches(session: MySQLSession, history: str) -> bool:
     """Whether the server still has every transaction that is not in a history in the mode
-    ``gtid``. MariaDB tells only when it is asked to send them: true then."""
+    ``gtid``. MariaDB reports them only when it is asked to: true then."""
     if session.is_mariadb:
         return True
     known = "".join(filter(lambda letter: letter in _GTID_LETTERS, history))
@@ -121,6 +121,6 @@ def _listed(gtids: str) -> list[str]:
 
 
 def server_of(session: MySQLSession) -> str:
-    """What tells this server from all others; empty where it does not say."""
+    """What distinguishes this server from all others; empty where it does not say."""
     variable = "server_uid" if session.is_mariadb else "server_uuid"
     return session.variables(variable).get(variable, "-") or "-"

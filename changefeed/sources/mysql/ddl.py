@@ -1,6 +1,6 @@
 """Which tables a statement of DDL in the binlog is about.
 
-The binlog has the statement as somebody wrote it. What its clauses do to the rows of a table is the
+The binlog has the statement as it was written. What its clauses do to the rows of a table is the
 matter of :mod:`.clauses`.
 """
 
@@ -176,7 +176,7 @@ class _Reader(TokenReader):
         return None if second is None else (first, second)
 
 
-#: Words between the verb and what it is about.
+#: Words between the verb and its object.
 _BEFORE_TABLE = frozenset(
     {"ONLINE", "OFFLINE", "IGNORE", "OR", "REPLACE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR"}
 )

@@ -196,8 +196,8 @@ def _columns(
 ) -> list[pa.Array]:
     found = cells(block, images, layout)[: len(shape.columns)]
     return [
-        decode_column(block, some, told, column, charsets)
-        for some, told, column in zip(found, shape.columns, schema.columns, strict=True)
+        decode_column(block, some, sent, column, charsets)
+        for some, sent, column in zip(found, shape.columns, schema.columns, strict=True)
     ]
 
 

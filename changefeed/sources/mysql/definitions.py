@@ -16,7 +16,7 @@ from changefeed.sources.mysql.open_transaction import ReadTransaction
 from changefeed.sources.mysql.shapes import Shapes
 from changefeed.sources.mysql.tokens import conditional
 
-#: Database and name of the tables that somebody watches.
+#: Database and name of the tables that are watched.
 Tables = frozenset[tuple[str, str]]
 
 
@@ -102,7 +102,7 @@ class Definitions:
             if found.ignores:
                 done = replace(done, why="IGNORE", moved=True)
             if found.moves:
-                # Of the rename, which readers are told later, and of no other name.
+                # Of the rename, which readers learn later, and of no other name.
                 self._shapes.defer(self._shapes.name(*found.moves[0][1]), done)
             else:
                 yield from self._shapes.altered(name, done)

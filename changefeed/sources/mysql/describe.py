@@ -33,7 +33,7 @@ class ServerTable:
         kind: ``TABLE_TYPE``: ``BASE TABLE``, ``VIEW``, ``SYSTEM VERSIONED``, ``SEQUENCE``.
         engine: of storage, in lower case.
         columns: in the table's order, invisible ones too.
-        key: names of the columns that tell rows apart; empty when there are none.
+        key: names of the columns that distinguish rows; empty when there are none.
         key_is_primary: the key is the PRIMARY KEY.
         rows, bytes: by the server's statistics.
         partitioned: it has partitions.

@@ -1,6 +1,6 @@
 """Tables of which the binlog has only parts of rows (``binlog_row_image`` MINIMAL and NOBLOB).
 
-Which of them lack values that nothing else tells, and what is said of the others.
+Which of them lack values that nothing else shows, and what is said of the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALM_SECONDS = 10
 
 
 class PartialTables:
-    """Tables with rows that have values which neither the binlog nor an older row tells."""
+    """Tables with rows that have values which neither the binlog nor an older row has."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
@@ -61,13 +61,13 @@ class PartialTables:
     @property
     def lacking(self) -> list[TableSchema]:
         """The tables: a row was made with such values, or the last of several changes of a key
-        has some that an earlier one may have told."""
+        has some that an earlier one may have had."""
         twice = {name: s for name, s in self._unsent.items() if name in self._twice}
         return list({**self._found, **twice}.values())
 
 
 def may_be_raised(table: WatchedTable, operation: int) -> bool:
-    """Whole rows may tell that a table's rows before a change are whole again."""
+    """Whole rows may show that a table's rows before a change are whole again."""
     return table.schema.before_image is BeforeImage.KEY and operation != INSERT
 
 

@@ -273,7 +273,7 @@ def _set(shape: ColumnShape, column: Column, charsets: Charsets) -> ValueReader:
 def uuid_text(data: bytes) -> str:
     """MariaDB's UUID. Those of versions 1 to 5 are stored with their last part first, so that an
     index has them by node and time; the first bit of byte 6 (where such a one has its variant)
-    tells them from those that are stored as they are."""
+    distinguishes them from those that are stored as they are."""
     data = data.ljust(16, b"\0")[:16]
     if data[6] & 0x80:
         data = data[12:16] + data[10:12] + data[8:10] + data[6:8] + data[:6]

@@ -94,7 +94,7 @@ class Shapes:
         self._latest = latest
         self._known: dict[TableName, TableSchema] = {}
         self._noted: dict[TableName, _StatementNotes] = {}
-        #: By table, names of columns that it had and lost, in lower case. Kept beside the change
+        #: By table, names of columns that it had and lost, in lower case. Kept next to the change
         #: log: a stream that begins behind the statement knows them, too.
         self._lost: dict[TableName, set[str]] = {}
         self._path: Path | None = None
@@ -222,7 +222,7 @@ class Shapes:
         return self._known.get(name) or self._latest(name)
 
     def problem(self, name: TableName) -> ChangefeedError | None:
-        """Why the server's table cannot be watched as it is now: what it is, or its engine."""
+        """Why the server's table cannot be watched as it is now: its kind, or its engine."""
         return self._problem(name)
 
     def visible(self, shape: TableShape) -> TableShape:
@@ -351,7 +351,7 @@ class Shapes:
         places = {column.name: place for place, column in enumerate(columns)}
         key = shape.key
         if not key and like is not None and not like.keyless:
-            # A unique index, which the map does not tell.
+            # A unique index, which the map does not show.
             names = [column.name for column in like.key_columns]
             if all(name in places for name in names):
                 key = tuple(places[name] for name in names)

@@ -68,7 +68,7 @@ def find_short(
     """
     form = _MARIADB if mariadb else _MYSQL
     parts = packets[at : at + len(form)]
-    # The last event first: it tells this form from most others.
+    # The last event first: it distinguishes this form from most others.
     if len(parts) < len(form) or not _is_commit(*parts[-1]):
         return None
     events: list[EventBytes] = []

@@ -57,7 +57,7 @@ class MySQLSource(Source):
     def identity(self) -> str:
         """See :class:`changefeed.sources.base.Source`: the server's own id.
 
-        A MariaDB that does not tell one (before 10.10 none does) is known by its address.
+        A MariaDB that does not report one (before 10.10 none does) is known by its address.
         """
         with self.sessions.session() as session:
             known = coordinates.server_of(session)

@@ -104,7 +104,7 @@ class BinlogStream:
         self._acknowledged = max(self._acknowledged, position)
 
     def hasten(self) -> None:
-        """Somebody waits for the frontier of an idle source: it comes with the next look."""
+        """A caller waits for the frontier of an idle source: it comes with the next look."""
         self._hasty = True
 
     def close(self) -> None:
@@ -389,6 +389,6 @@ def read_charsets(session: MySQLSession) -> Charsets:
 
 
 def _clock_skew(session: MySQLSession, clock: Clock) -> int:
-    """How far the server's clock is ahead of ours, nanoseconds (less the way of the answer)."""
+    """How far the server's clock is ahead of this machine's, ns (less the way of the answer)."""
     [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
     return int(float(seconds) * 1e9) - clock.now().wall

@@ -226,7 +226,7 @@ def read_table_map(
     if not 0 < count <= MAX_COLUMNS:
         raise misfit(f"a table of {count} columns")
     kinds = cursor.take(count)
-    types = _types(kinds, ByteReader(told := cursor.take(cursor.packed()), 0, len(told)))
+    types = _types(kinds, ByteReader(raw := cursor.take(cursor.packed()), 0, len(raw)))
     nulls = cursor.take((count + 7) // 8)
     found = _metadata(cursor)
     columns = _columns(types, nulls, found, mariadb)

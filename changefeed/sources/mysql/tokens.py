@@ -1,4 +1,4 @@
-"""The tokens of a statement as somebody wrote it, in the spellings of MySQL and MariaDB."""
+"""The tokens of a statement as it was written, in the spellings of MySQL and MariaDB."""
 
 from __future__ import annotations
 

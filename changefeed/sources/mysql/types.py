@@ -129,7 +129,7 @@ _NOISE = re.compile(r" zerofill| /\*.*\*/", re.I)
 
 
 def canonical(text: str) -> str:
-    """A COLUMN_TYPE without what the binlog does not tell: widths of display."""
+    """A COLUMN_TYPE without what the binlog does not have: widths of display."""
     head, quote, values = text.partition("'")
     head = _NOISE.sub("", _WIDTH.sub(r"\1", head.lower().strip()))
     if text.lower().rstrip().endswith("zerofill") and "unsigned" not in head:

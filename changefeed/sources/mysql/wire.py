@@ -70,10 +70,10 @@ class BinlogConnection:
 
     def dump_gtid(self, server_id: int, known: GtidSet) -> None:
         """Ask for every transaction that is not in ``known``."""
-        told = known.encoded()
+        encoded = known.encoded()
         # Flag 4: the set counts, not the offset.
-        head = struct.pack("<HIIQI", 4, server_id, 0, 4, len(told))
-        self._send(_DUMP_GTID, head + told)
+        head = struct.pack("<HIIQI", 4, server_id, 0, 4, len(encoded))
+        self._send(_DUMP_GTID, head + encoded)
         self._socket.setblocking(False)
 
     def _send(self, command: int, payload: bytes) -> None:
@@ -221,7 +221,7 @@ def event_of(packet: Packet) -> EventBytes:
 
 
 #: What error 1236 says, in lower case, and what it means for us. The number stands for any failure
-#: to send the binlog; which one is told in words alone, which servers do not translate.
+#: to send the binlog; only the text says which one, and servers do not translate.
 _FATAL = (
     (
         ("purged", "could not find first log file", "could not find gtid state"),

@@ -27,7 +27,7 @@ from changefeed.core.settings import (
 from changefeed.core.uri import Parts, without
 from changefeed.sources.postgres.connect import read_uri
 
-#: Parameters of libpq that say where the server is, beside the hosts before the path.
+#: Parameters of libpq that say where the server is, in addition to the hosts before the path.
 _PLACES = frozenset({"host", "hostaddr", "port", "service"})
 #: What PostgreSQL takes as the name of a slot.
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -120,7 +120,7 @@ class Address(Settings):
 
     @property
     def named(self) -> str:
-        """libpq's URI of the hosts that the URI has beside ``read_from``; empty without that."""
+        """libpq's URI of the URI's hosts in addition to ``read_from``; empty without that."""
         return self._plain if self.apart else ""
 
     @cached_property

@@ -89,7 +89,7 @@ class Assembler:
             visibility: what is looked up is waited for until the server shows it.
             small: below this many rows the decoder of single rows is used.
             history: of the server that is read; that of ``start`` when not given.
-            messages: whether somebody wants logical messages that are not ours.
+            messages: whether logical messages of others are wanted.
             ddl: by which name statements of DDL are written into messages; empty: they are not.
             wanted: the tables whose rows are wanted, by oid; None: those of all.
             redelivery: judges what comes again, before anything new is given out.
@@ -245,7 +245,7 @@ class Assembler:
     # ---------------------------------------------------------------------------- rows
 
     def shapes(self, oids: Iterable[int]) -> Shapes:
-        """What tables look like to the rows that come now; a change is told once."""
+        """What tables look like to the rows that come now; a change is reported once."""
         wanted = list(oids)
         changes = self.relations.resolve(wanted)
         return Shapes({oid: self.relations.schema(oid) for oid in wanted}, changes)
@@ -258,7 +258,7 @@ class Assembler:
         shapes: Shapes | None = None,
         collapsed: Collapse | None = None,
     ) -> None:
-        """Decode a stretch of row messages, and tell the statements of DDL among them: each before
+        """Decode a stretch of row messages, and report the statements of DDL in it: each before
         the rows of its transaction, because these may be of what it made.
 
         The arguments are those of :meth:`_rows`.

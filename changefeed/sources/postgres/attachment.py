@@ -67,7 +67,7 @@ class SetupPatience:
 
     Attributes:
         settle: for transactions that wrote to a table when it joined the publication.
-        lock: for a table that somebody else has locked.
+        lock: for a table that others have locked.
         slot: for the slot, at first.
         longest_slot: for the slot, at most.
     """
@@ -126,7 +126,7 @@ class Server(Protocol):
 class PostgresAttachment(Attachment):
     """See :class:`changefeed.sources.base.Attachment`. The memo: ``slot`` and ``publication``,
     the ``predecessor`` whose slot ours is a copy of, ``messages`` where logical ones are wanted,
-    ``ddl`` where event triggers of ours are there, ``given`` where the publication is an
+    ``ddl`` where our event triggers are there, ``given`` where the publication is an
     administrator's (:class:`.given.GivenPublication`), ``stored`` with the storage of each table
     when it joined (:meth:`.storage.Storage.fingerprints`).
     """
@@ -299,7 +299,7 @@ class PostgresAttachment(Attachment):
         create: bool,
     ) -> Mapping[int, str]:
         """Make our publication hold exactly the tables ``wanted`` that it can hold; which of its
-        tables somebody else's change concerned. ``problems`` gets the tables left out."""
+        tables that a change of others concerned. ``problems`` gets the tables left out."""
         publication = self.publication
         # One table that is not ours to add must not keep the others out.
         for oid, name in publications.of_others(connection, publication, wanted).items():

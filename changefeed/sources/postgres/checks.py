@@ -261,7 +261,7 @@ def _explain_refusal(connection: PsycopgConnection, error: ChangefeedError) -> C
 
 
 def is_pooled(connection: PsycopgConnection) -> bool:
-    """Somebody between us and the server hands out connections.
+    """A program between us and the server hands out connections.
 
     A pooler makes up the process id in the key for cancelling, since any server process may
     serve us; the server's own answer differs.
@@ -593,7 +593,7 @@ def _facts(connection: PsycopgConnection, relations: Sequence[Relation]) -> dict
 
 
 def check_table(version: int, table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
-    """What hinders a feed of this one table, whoever publishes it."""
+    """What hinders a feed of this one table, whatever publishes it."""
     if table.relation.partitioned and version < PARTITIONED:
         yield _problem(
             Code.SOURCE_NOT_SET_UP,
@@ -643,7 +643,7 @@ def _check_rights(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
 
 
 def _check_identity(table: TableFacts, watch: Watch) -> Iterator[ChangefeedError]:
-    """Old rows must be told apart, and carry what the feed needs of them."""
+    """Old rows must be distinguishable, and carry what the feed needs of them."""
     publishable = not (table.elsewhere or table.foreign)
     for problem in _check_publishable(table, watch):
         publishable = publishable and problem.code is not Code.SOURCE_NOT_SET_UP

@@ -109,7 +109,7 @@ def _of_service(service: str, given: Mapping[str, Any]) -> dict[str, str]:
     Put into the connection string, they go the way of those of a URI: psycopg tries several
     hosts one by one, and our defaults give way to them.
 
-    libpq tells what it found only of a connection. Two that end before they reach a server, each
+    libpq reports what it found of a connection only. Two that end before they reach a server, each
     by another parameter of its own, together show all.
     """
     found: dict[str, str] = {}
@@ -422,12 +422,12 @@ def translate(error: psycopg.Error, doing: str) -> ChangefeedError:
     return ChangefeedError(code, f"cannot {doing}: {message}", detail=detail, hint=hint)
 
 
-#: Code and hint for a text of libpq that tells us nothing.
+#: Code and hint for a text of libpq that says nothing.
 _NOT_UNDERSTOOD = (Code.SOURCE_UNREACHABLE, "")
 
 
 def _understood(message: str) -> bool:
-    """The text alone tells what is wrong with a connection that could not be made."""
+    """Only the text says what is wrong with a connection that could not be made."""
     return _of_login(message) is not _NOT_UNDERSTOOD
 
 

@@ -2,7 +2,7 @@
 
 A restored snapshot, a promoted standby that lacks the last changes, an old primary that came back:
 each is the same server by its identifier, and each would lose rows, because positions that were
-read once mean other changes now. Three things tell them apart:
+read once mean other changes now. Three things distinguish them:
 
 * **Where the log ends.** A server whose log ends below the frontier has lost what we read.
 * **Timelines.** A promotion begins a new timeline; its history file says where it left ours.

@@ -1,4 +1,4 @@
-"""Statements of DDL in PostgreSQL's log: event triggers of ours write them there as messages.
+"""Statements of DDL in PostgreSQL's log: our event triggers write them there as messages.
 
 The log has no statements. With ``ddl_events=true`` in the URI of the connection two event triggers
 write each statement that defines a table into the log, inside of its transaction. They never make a
@@ -112,18 +112,18 @@ class TableDefinition:
 def read_definition(content: bytes) -> TableDefinition | None:
     """What a message of the triggers says; None for one that they did not write."""
     try:
-        told = json.loads(content)
+        found = json.loads(content)
         tables = tuple(
             (int(t["oid"]), str(t["schema"]), str(t["name"]), bool(t["part"]))
-            for t in told["tables"]
+            for t in found["tables"]
         )
-        return TableDefinition(str(told["tag"]), tables, shown(str(told["statement"])))
+        return TableDefinition(str(found["tag"]), tables, shown(str(found["statement"])))
     except (ValueError, TypeError, KeyError):
         return None
 
 
 def make_text(name: str) -> str:
-    """The SQL that makes the triggers, for whoever may."""
+    """The SQL that makes the triggers, for a user who may."""
     return _text(_MAKE, name)
 
 

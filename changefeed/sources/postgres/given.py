@@ -7,7 +7,7 @@ The publication decides what a feed can see. A column list cuts the table's shap
 make a copy differ from that (a publication without deletes, partitions under their own names) is a
 problem with the administrator's statement.
 
-Whether somebody changes it later is seen by the numbers of the transactions that wrote its rows in
+Whether others change it later is seen by the numbers of the transactions that wrote its rows in
 the catalog: the memo keeps a number below which every transaction had ended when the tables joined
 (:attr:`GivenPublication.seen`), and each younger row is a change since then, even one that was
 taken back. Other tables of the publication come in the stream, too; they are dropped there.

@@ -24,9 +24,9 @@ from changefeed.sources.postgres import publications, server, slots
 from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.lsn import format_lsn, lsn_of, position_of
 
-#: What Debezium calls them unless it is told otherwise.
+#: What Debezium calls them by default.
 _SLOT, _PUBLICATION = "debezium", "dbz_publication"
-#: What may stand beside the offset, as in the connector's configuration.
+#: What may stand next to the offset, as in the connector's configuration.
 _SLOT_NAME, _PUBLICATION_NAME = "slot.name", "publication.name"
 
 

@@ -89,7 +89,7 @@ class IdleChanges:
     def due(self, lsn: int, *, hasty: bool = False) -> list[ShapeChange]:
         """The changes that are true from here on; everything up to ``lsn`` was read.
 
-        ``hasty``: somebody waits, so the catalog is looked at, however soon after the last time.
+        ``hasty``: a caller waits, so the catalog is looked at, however soon after the last time.
 
         Raises:
             ChangefeedError: the catalog cannot be read.
@@ -135,7 +135,7 @@ class IdleChanges:
         """What :meth:`due` returned is durable in the change log."""
         if not self._told:
             self._told = True
-            self._storage.told()
+            self._storage.reported()
 
     def _look(self, after: int) -> _Look:
         began = self._clock.monotonic()

@@ -349,7 +349,7 @@ _ESTIMATED_TABLES = f"""
     ORDER BY 1, 2
 """
 
-#: How long SHOW TABLES waits for a table that somebody alters at the moment.
+#: How long SHOW TABLES waits for a table that is being altered.
 _LOCK_SECONDS = 1.0
 
 

@@ -64,7 +64,7 @@ def decode_messages(
     """Decode the logical messages at ``tags``; our own are left out.
 
     Args:
-        wanted: somebody reads messages; else all are left out.
+        wanted: messages are read; else all are left out.
         streamed: of a streamed transaction, with its number behind the tag.
 
     Raises:

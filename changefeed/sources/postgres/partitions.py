@@ -7,7 +7,7 @@ the session prints them, so they become log values like any others::
     FOR VALUES FROM ('2026-01-01', MINVALUE) TO ('2026-02-01', MINVALUE)
     FOR VALUES IN ('new', 'paid', NULL)
 
-What cannot be told from a row of the stream is refused: a HASH partition, a DEFAULT one (what
+What cannot be known from a row of the stream is refused: a HASH partition, a DEFAULT one (what
 it holds changes with every partition made), and an order we do not have (texts of a collation
 other than C, enums).
 """
@@ -80,7 +80,7 @@ def find(connection: PsycopgConnection, table: TableSchema, name: str) -> Partit
 
     Raises:
         ChangefeedError: CF1101 there is none (with a suggestion), CF1303 its rows cannot be
-            told from those of others.
+            distinguished from those of others.
     """
     oid = oid_of(connection, table, name)
     rows, size = connection.execute(_SIZE, [oid]).fetchone() or (0, 0)

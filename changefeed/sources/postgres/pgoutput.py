@@ -61,7 +61,7 @@ class ServerFailed(ChangefeedError):
     """The server ended the stream with an error of its own.
 
     ``in_decoding``: it failed at its own work (an internal error, SQLSTATE class XX), not because
-    somebody ended it, a resource ran out or a right is missing.
+    a person ended it, a resource ran out or a right is missing.
     """
 
     def __init__(self, error: ChangefeedError, state: str) -> None:

@@ -14,7 +14,7 @@ look again. Which tables still wait is kept in the publication's comment: a cras
 cannot make us forget.
 
 The comment also has the number of the transaction that changed the publication last for us: what
-has a younger row in the catalog was changed by somebody else, and may have missed changes.
+has a younger row in the catalog was changed by others, and may have missed changes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from changefeed.sources.postgres.server import (
     slot_waits,
 )
 
-#: What a publication of ours carries.
+#: What our publications carry.
 PUBLISH = "insert, update, delete, truncate"
 
 #: How long one call waits for transactions that were writing to a table when it was added. Most
 #: end at once; who calls says why it waits for the others, and calls again.
 SETTLE_SECONDS = 2.0
 
-#: How long a change of the publication waits for a table that somebody else has locked. While
+#: How long a change of the publication waits for a table that others have locked. While
 #: it waits it holds up no reader and no writer, only other changes of the table's definition.
 LOCK_SECONDS = 3.0
 
@@ -75,7 +75,7 @@ class Member:
 class PublicationChange:
     """What :func:`set_tables` did.
 
-    ``refused`` became unsafe just before it was added. ``altered`` has the tables that somebody
+    ``refused`` became unsafe just before it was added. ``altered`` has the tables that others
     else's change of the publication concerned, with what it was; it is undone.
     """
 
@@ -120,13 +120,13 @@ def set_tables(
 ) -> PublicationChange:
     """Make the publication exist and hold exactly ``wanted``.
 
-    ``unsafe`` tells which tables must not be published. It is asked of those that were added,
+    ``unsafe`` says which tables must not be published. It is asked of those that were added,
     under the lock that adding takes: a replica identity that is dropped at the same moment
     waits for our commit, or is seen here.
 
     Raises:
         psycopg.Error: a right is missing, or a table is gone.
-        ChangefeedError: CF2005 somebody has locked one of the tables; CF2102 the publication
+        ChangefeedError: CF2005 one of the tables is locked; CF2102 the publication
             does not exist, and ``create`` is false.
     """
     target = {member.oid: member for member in wanted}
@@ -189,7 +189,7 @@ class _Publication:
     def last_change(self) -> int | None:
         """The number of the transaction that changed the publication last for us.
 
-        None when it has no note of ours, or so long ago that numbers of 32 bits do not compare with
+        None when our note is missing, or so long ago that numbers of 32 bits do not compare with
         it.
         """
         found = _CHANGED.search(self.comment)
@@ -355,7 +355,7 @@ def _locked(connection: PsycopgConnection, tables: Sequence[int]) -> ChangefeedE
 def of_others(
     connection: PsycopgConnection, publication: str, wanted: Iterable[int]
 ) -> dict[int, str]:
-    """Tables that are still to be added and that only somebody else may add, by name."""
+    """Tables that are still to be added and that only others may add, by name."""
     present = members(connection, publication) or {}
     rows = connection.execute(
         """

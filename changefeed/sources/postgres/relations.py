@@ -175,7 +175,7 @@ class Relations:
                 changes[oid] = change
         for oid in messages:
             if oid in unseen:
-                # A key may have changed in it, which the message does not tell.
+                # A key may have changed in it, which the message does not show.
                 self._look_again[oid] = self._clock.monotonic() + self._pause
             else:
                 self._stale.discard(oid)

@@ -4,7 +4,7 @@ No chunk knows the others' keys, so the transaction is read up to three times:
 
 1. its messages are found, the shapes of its tables looked up, and which kinds of changes each
    table has;
-2. where a key may be written twice (an update, or inserts beside deletes), the keys are compared
+2. where a key may be written twice (an update, or inserts and deletes), the keys are compared
    (:mod:`changefeed.sources.decoded.repeats`);
 3. the rows are decoded and given out, a flush without a frontier for each chunk but the last,
    which waits for its commit. An image before the transaction is read where the key's first
@@ -376,7 +376,7 @@ class _Replay:
         ]
 
     def _frames(self, places: Places64) -> tuple[Bytes, Places]:
-        """The messages whose tags lie at ``places``, beside each other, and their tags there."""
+        """The messages whose tags lie at ``places``, next to each other, and their tags there."""
         sizes = self._lengths(places)
         ends = np.cumsum(sizes)
         starts = ends - sizes

@@ -100,13 +100,13 @@ class PostgresSource(Source):
 
     def warnings(self, watches: Sequence[Watch] = ()) -> list[str]:
         """What does not hinder a feed but deserves a notice."""
-        told = [ddl_events.NOTICE] if self.address.ddl_events else []
+        notices = [ddl_events.NOTICE] if self.address.ddl_events else []
         with self.sessions.session("look at the server's settings") as connection:
             if not self.address.apart:
-                return [*told, *checks.warnings(connection, watches)]
+                return [*notices, *checks.warnings(connection, watches)]
             with self.readers.session("look at the standby's settings") as reader:
                 found = checks.warnings(connection, watches, reader)
-                return [*told, *found, *standby.warnings(connection, reader)]
+                return [*notices, *found, *standby.warnings(connection, reader)]
 
     def tables(self) -> list[TableInfo]:
         with self.sessions.session("list tables") as connection:
@@ -200,7 +200,7 @@ class PostgresSource(Source):
         self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
     ) -> Handover:
         """See :class:`changefeed.sources.base.Source`. What the connector's configuration calls
-        ``slot.name`` and ``publication.name`` may stand beside the offset."""
+        ``slot.name`` and ``publication.name`` may stand next to the offset."""
         if self.address.publication:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,

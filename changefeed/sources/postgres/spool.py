@@ -127,7 +127,7 @@ class Spool:
 class ScannedTransaction:
     """A kept transaction whose messages are found once, at the first pass over its chunks.
 
-    Where the row messages lie is kept in a file beside it, so that further passes need not look
+    Where the row messages lie is kept in a file next to it, so that further passes need not look
     for them again and memory does not grow with the transaction.
     """
 

@@ -131,7 +131,7 @@ def demand(primary: PsycopgConnection, standby: PsycopgConnection, named: str) -
 def check(
     primary: PsycopgConnection, standby: PsycopgConnection, named: str
 ) -> Iterator[ChangefeedError]:
-    """What hinders reading from this server, beside what every server needs.
+    """What hinders reading from this server, in addition to what every server needs.
 
     ``named`` leads to the hosts of the connection without this one.
     """

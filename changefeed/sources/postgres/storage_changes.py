@@ -1,7 +1,7 @@
 """Changes of a table's rows that no row of the stream describes.
 
 A partition that is attached, detached, dropped or truncated brings or takes rows, and an ALTER may
-write every stored value anew: the server sends none of these rows. So what holds the rows
+write every stored value again: the server sends none of these rows. So what holds the rows
 (:mod:`.storage`) is compared with what was seen last. VACUUM FULL, CLUSTER, another tablespace and
 a new partition write other files, too, and change no row. Two observations make the difference:
 
@@ -32,11 +32,11 @@ from changefeed.sources.postgres.connect import LateSession, PsycopgConnection
 from changefeed.sources.postgres.storage import Fingerprints, Heap, Storage, columns_of
 from changefeed.sources.postgres.types import TableDetails
 
-#: The file beside the change log with what was seen last.
+#: The file next to the change log with what was seen last.
 FILE_NAME = "postgres-storage.json"
 #: So many rows of a heap are looked at.
 _ROWS = 1000
-#: A heap that somebody has locked is waited for a moment only: the stream is not read meanwhile. A
+#: A heap that is locked is waited for a moment only: the stream is not read meanwhile. A
 #: policy that would hide rows is an error then.
 _CAREFUL = """
 set local lock_timeout = '100ms'; set local statement_timeout = '1s'; set local row_security = off
@@ -269,7 +269,7 @@ class StorageWatch:
     def changes(
         self, rows: HeapEvidence, tables: Mapping[int, TableDetails]
     ) -> dict[int, StoredChange]:
-        """What changed from the last call of :meth:`told` to the last look, by oid. ``tables``:
+        """What changed from the last call of :meth:`reported` to the last look, by oid. ``tables``:
         as that look found them."""
         changes = {}
         for oid in filter(self._differs, self._found):
@@ -295,7 +295,7 @@ class StorageWatch:
         what = "partitions" if moved else "stored rows or types"
         return StoredChange(f"its {what} changed when it was read for the first time", moved)
 
-    def told(self) -> None:
+    def reported(self) -> None:
         """The changes are durable in the change log."""
         changed = self._changed or self._found.keys() != self._seen.keys()
         self._seen, self._changed, self._damaged = self._found, False, False

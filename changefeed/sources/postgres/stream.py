@@ -114,7 +114,7 @@ class LogicalSlot:
             :class:`~changefeed.sources.base.StreamFallback` once they are and it has not.
         wanted: the tables of the publication that are wanted, by oid, where it is not ours; rows of
             others are dropped. None: it has no others.
-        ddl: by which name event triggers of ours write statements of DDL into logical messages;
+        ddl: by which name our event triggers write statements of DDL into logical messages;
             empty: they do not.
         decoding_failed: called when the server could not decode its log while ``streaming`` was on,
             before :class:`~changefeed.sources.base.StreamFallback` is raised.
@@ -254,7 +254,7 @@ class ReplicationStream:
             reporter.acknowledge(lsn_of(position))
 
     def hasten(self) -> None:
-        """Somebody waits for the frontier: the heartbeats of the next moment come at once."""
+        """A caller waits for the frontier: the heartbeats of the next moment come at once."""
         self._hasty_until = self._clock.monotonic() + HASTY_SECONDS
         reporter = self._reporter
         if reporter is not None:

@@ -223,7 +223,7 @@ class Transport:
                     return  # the pipe is full of wake-ups already
 
     def interrupt(self) -> None:
-        """End the connection under whoever waits for libpq."""
+        """End the connection while another thread waits for libpq."""
         with self._use:
             if not self._closed:
                 try:
@@ -233,7 +233,7 @@ class Transport:
 
     def close(self, farewell: bytes = b"") -> None:
         """Close the socket after a last word. Idempotent; a thread in :meth:`wait` leaves first:
-        a descriptor closed under poll may by then be somebody else's."""
+        a descriptor closed under poll may by then be another's."""
         self._closing = True
         self.wake()
         with self._waiting:

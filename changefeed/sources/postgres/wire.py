@@ -249,7 +249,7 @@ class ReplicationConnection:
             )
 
     def drop_slot(self, name: str, *, wait: bool = True) -> None:
-        """DROP_REPLICATION_SLOT; ``wait`` for whoever holds it to leave."""
+        """DROP_REPLICATION_SLOT; ``wait`` until its present reader leaves."""
         self.query(f"DROP_REPLICATION_SLOT {quoted(name)}{' WAIT' if wait else ''}")
 
     def start_replication(self, slot: str, lsn: int, options: Mapping[str, str]) -> None:

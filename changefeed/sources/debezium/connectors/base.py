@@ -41,7 +41,7 @@ class Driver:
 class Connector(ABC):
     """One kind of database, read through one connector."""
 
-    #: Scheme of the URI; class of Debezium; jar packs beside Debezium's own; TCP port.
+    #: Scheme of the URI; class of Debezium; jar packs in addition to Debezium's own; TCP port.
     scheme: str
     connector_class: str
     packs: tuple[str, ...]
@@ -134,7 +134,7 @@ class Connector(ABC):
 
     @abstractmethod
     def position(self, offset: Mapping[str, Any]) -> Position:
-        """The position that an offset outside of a transaction stands for; empty where it tells
+        """The position that an offset outside of a transaction stands for; empty where it says
         nothing of what was read."""
 
     def scan_position(self, offset: Mapping[str, Any]) -> Position:

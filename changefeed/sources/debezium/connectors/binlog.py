@@ -131,10 +131,10 @@ class _Binlog(Connector):
         self, session: CatalogSession, memo: Mapping[str, Any]
     ) -> tuple[Position, Offset | None]:
         file, offset, gtids = self._end(session)
-        told = {"file": file, "pos": offset}
+        offsets = {"file": file, "pos": offset}
         if gtids := self._gtids(session, file, offset, gtids):
-            told["gtids"] = gtids.replace("\n", "")
-        return position_of(file, offset), ({"server": PREFIX}, told)
+            offsets["gtids"] = gtids.replace("\n", "")
+        return position_of(file, offset), ({"server": PREFIX}, offsets)
 
     def _gtids(self, session: CatalogSession, file: str, offset: int, executed: str) -> str:
         return executed

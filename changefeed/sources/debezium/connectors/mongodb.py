@@ -162,9 +162,13 @@ class MongoDB(Connector):
         return (int(source["sec"]) << 32 | int(source["ord"])) & (1 << 63) - 1
 
     def current(self, session: CatalogSession) -> Position:
-        told = session.command("admin", {"hello": 1})
+        answer = session.command("admin", {"hello": 1})
         # A router of a sharded cluster has no log of its own.
-        last = told["lastWrite"]["opTime"]["ts"] if "lastWrite" in told else told["operationTime"]
+        last = (
+            answer["lastWrite"]["opTime"]["ts"]
+            if "lastWrite" in answer
+            else answer["operationTime"]
+        )
         return position_of(last["$timestamp"]["t"], last["$timestamp"]["i"])
 
     def identity(self, session: CatalogSession) -> str:
@@ -218,8 +222,8 @@ class MongoDB(Connector):
     # -- checks ----------------------------------------------------------------------
 
     def server_problems(self, session: CatalogSession) -> list[ChangefeedError]:
-        told = session.command("admin", {"hello": 1})
-        if told.get("maxWireVersion", 0) < _OLDEST_WIRE:
+        answer = session.command("admin", {"hello": 1})
+        if answer.get("maxWireVersion", 0) < _OLDEST_WIRE:
             return [
                 ChangefeedError(
                     Code.SOURCE_NOT_SET_UP,
@@ -227,7 +231,7 @@ class MongoDB(Connector):
                     hint="upgrade it: Debezium needs the change streams of MongoDB 6.0.",
                 )
             ]
-        if not told.get("setName") and not _is_router(told):
+        if not answer.get("setName") and not _is_router(answer):
             return [
                 ChangefeedError(
                     Code.SOURCE_NOT_SET_UP,
@@ -237,12 +241,12 @@ class MongoDB(Connector):
                 )
             ]
         found = self._rights(session)
-        if told.get("setName") and not self._names_replica_set:
+        if answer.get("setName") and not self._names_replica_set:
             found.append(
                 ChangefeedError(
                     Code.SOURCE_NOT_SET_UP,
                     "the URI of the connection does not name the replica set",
-                    hint=f"add the parameter replicaSet={told['setName']} to it.",
+                    hint=f"add the parameter replicaSet={answer['setName']} to it.",
                 )
             )
         return found
@@ -304,8 +308,8 @@ def _connection_string(parts: Parts, options: Sequence[tuple[str, str]]) -> str:
     return f"{parts.scheme}://{user}{at}{hosts}/{database}{query}"
 
 
-def _is_router(told: Mapping[str, Any]) -> bool:
-    return told.get("msg") == "isdbgrid"
+def _is_router(answer: Mapping[str, Any]) -> bool:
+    return answer.get("msg") == "isdbgrid"
 
 
 def _all(
