@@ -120,6 +120,33 @@ def slots(postgres: Database) -> list[tuple[object, ...]]:
         return connection.execute(query).fetchall()
 
 
+def test_a_state_is_made_equal_to_a_file_while_a_node_runs(
+    shop: Shell, postgres: Database, tmp_path: Path
+) -> None:
+    postgres.execute("create table customers (id int primary key)")
+    postgres.execute("insert into customers values (7)")
+    lake, script = tmp_path / "lake", tmp_path / "feeds.sql"
+    feed = f"CREATE CHANGEFEED lake FOR orders INTO '{lake.as_uri()}' WITH resolved = '1s';"
+    script.write_text(f"USE shop;\n{feed}\n")
+    applied = shop.run("apply", str(script))
+    assert (applied.returncode, applied.stdout) == (0, "+ changefeed lake\n1 made\n")
+    with shop.running("start") as node:
+        read_until(node, b"running", errors=True)
+        assert shop.run("-c", "SYNC ALL CHANGEFEEDS TIMEOUT '120s'").returncode == 0
+        assert shop.run("apply", str(script), "--plan").returncode == 0
+        script.write_text(f"USE shop;\n{feed.replace('FOR orders', 'FOR orders, customers')}\n")
+        planned = shop.run("apply", str(script), "--plan")
+        assert planned.returncode == 2 and "add public.customers" in planned.stdout
+        assert shop.run("apply", str(script)).returncode == 0
+        assert shop.run("-c", "SYNC ALL CHANGEFEEDS TIMEOUT '120s'").returncode == 0
+        (row,) = shop.rows("SHOW CHANGEFEED lake TABLES WHERE emitted_rows = 1")
+        assert row["table"] == "public.customers"
+        exported = shop.run("export")
+        assert exported.returncode == 0
+        script.write_text(exported.stdout)
+        assert shop.run("apply", str(script), "--plan", "--prune").returncode == 0
+
+
 def test_a_feed_through_its_life(shop: Shell, postgres: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     script = tmp_path / "feeds.sql"
