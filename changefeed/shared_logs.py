@@ -3,20 +3,26 @@ store that they name."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.shared_logs import held_elsewhere
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.log_manifest import LogChange, LogManifest
+from changefeed.core.log_manifest import LogChange, LogManifest, LogNews
 from changefeed.core.processes import process_space
 from changefeed.core.state import StateLayout
 
 # Loaded on use, as all of the log: a listing needs none of it.
 if TYPE_CHECKING:
+    from changefeed.log.follower import LogFollower
     from changefeed.log.objects import ObjectStore
     from changefeed.log.shared import SharedLog
 
@@ -58,25 +64,6 @@ def keep_logs_at(catalog: Catalog, address: str) -> None:
     catalog.set_log_place(address)
 
 
-def log_folder(catalog: Catalog, source: str) -> Path:
-    """The directory of a source's change log, which this process may read.
-
-    Raises:
-        ChangefeedError: CF1303, the log is shared, and a node elsewhere has the copy that grows.
-    """
-    folder = StateLayout(Path(catalog.directory)).log(source)
-    if not is_elsewhere(catalog, source):
-        return folder
-    holder = catalog.source_holders().get(source)
-    hosts = [node.host.partition(" ")[0] for node in catalog.live_nodes() if node.id == holder]
-    raise ChangefeedError(
-        Code.NOT_SUPPORTED,
-        f"the change log of {source!r} is read where its node runs"
-        + (f", on {hosts[0]}" if hosts else ""),
-        hint="run this there: SHOW NODES lists the nodes and what they capture.",
-    )
-
-
 def is_elsewhere(catalog: Catalog, source: str) -> bool:
     """Whether the log of a source is shared, and no node of this machine's directory writes it."""
     if catalog.log_place is None:
@@ -89,17 +76,18 @@ def is_elsewhere(catalog: Catalog, source: str) -> bool:
     return all(node.host != process_space() for node in catalog.live_nodes() if node.id == holder)
 
 
-class SourceRegister:
-    """The rows of one source's log, for the node that holds ``lease``
-    (:class:`~changefeed.log.shared.LogRegister`)."""
+class SourceManifest:
+    """The rows of one source's log (:class:`~changefeed.log.follower.LogRows`)."""
 
-    def __init__(self, catalog: Catalog, lease: SourceLease) -> None:
+    def __init__(self, catalog: Catalog, source: str) -> None:
         self._catalog = catalog
-        self._lease = lease
-        self._source = lease.source
+        self._source = source
 
-    def register(self, change: LogChange) -> None:
-        self._catalog.register(self._lease, change)
+    def news(self, journal: int, start: int) -> LogNews:
+        return self._catalog.log_news(self._source, journal, start)
+
+    def objects(self, names: Collection[str]) -> Mapping[str, tuple[int, str]]:
+        return self._catalog.log_objects(self._source, names)
 
     def manifest(self) -> LogManifest:
         return self._catalog.log_manifest(self._source)
@@ -107,8 +95,107 @@ class SourceRegister:
     def bodies(self, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
         return self._catalog.tail_bodies(self._source, journal, start)
 
+
+class SourceRegister(SourceManifest):
+    """The rows of one source's log, for the node that holds ``lease``
+    (:class:`~changefeed.log.shared.LogRegister`)."""
+
+    def __init__(self, catalog: Catalog, lease: SourceLease) -> None:
+        super().__init__(catalog, lease.source)
+        self._lease = lease
+
     def notes(self) -> Mapping[str, bytes]:
         return self._catalog.log_notes(self._source)
+
+    def register(self, change: LogChange) -> None:
+        self._catalog.register(self._lease, change)
+
+
+class FollowedLogs:
+    """The logs of other nodes that this process follows: one follower of each, whoever reads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By state and source, each with the count of those that read it.
+        self._followers: dict[tuple[str, str], tuple[LogFollower, int]] = {}
+
+    def open(self, catalog: Catalog, source: str) -> LogFollower:
+        """The follower of a log, which :meth:`close` gives back.
+
+        Raises:
+            ChangefeedError: CF6001 the state, CF3007 the store cannot be reached; CF3001 the log is
+                damaged; CF3004 this host has no room for its newest part.
+        """
+        key = catalog.state_id, source
+        with self._lock:
+            follower, readers = self._followers.get(key) or (_follower(catalog, source), 0)
+            self._followers[key] = follower, readers + 1
+            return follower
+
+    def close(self, follower: LogFollower) -> None:
+        """Give back what :meth:`open` returned; with the last one its directory goes."""
+        with self._lock:
+            key = next(k for k, (found, _) in self._followers.items() if found is follower)
+            readers = self._followers[key][1] - 1
+            self._followers[key] = follower, readers
+            if readers:
+                return
+            del self._followers[key]
+        follower.close()
+        shutil.rmtree(follower.root, ignore_errors=True)
+
+
+def _follower(catalog: Catalog, source: str) -> LogFollower:
+    from changefeed.log.follower import LogFollower
+    from changefeed.log.objects import ObjectStore
+    from changefeed.log.writer import lock_log
+
+    place, folder = catalog.log_place, StateLayout(Path(catalog.directory).absolute()).follow
+    if place is None:
+        raise ValueError("the logs of the state are not shared")
+    for left in folder.glob("log-*"):
+        # Of a process that has ended.
+        with suppress(ChangefeedError, OSError):
+            os.close(lock_log(left))
+            shutil.rmtree(left)
+    name = uuid.uuid4().hex[:12]
+    fresh, root = folder / f"new-{name}", folder / f"log-{name}"
+    fresh.mkdir(parents=True, mode=0o700)
+    lock = lock_log(fresh)
+    # Only now another process may find it.
+    fresh.rename(root)
+    follower = LogFollower(SourceManifest(catalog, source), ObjectStore(place), root, lock)
+    try:
+        follower.start()
+    except BaseException:
+        follower.close()
+        shutil.rmtree(root)
+        raise
+    return follower
+
+
+@cache
+def followed_logs() -> FollowedLogs:
+    """Those of this process."""
+    return FollowedLogs()
+
+
+@contextmanager
+def readable_log(catalog: Catalog, source: str) -> Iterator[Path]:
+    """The directory of a source's change log, for a short look: the node's, or what this process
+    follows.
+
+    Raises:
+        ChangefeedError: as :meth:`FollowedLogs.open`.
+    """
+    if not is_elsewhere(catalog, source):
+        yield StateLayout(Path(catalog.directory)).log(source)
+        return
+    follower = followed_logs().open(catalog, source)
+    try:
+        yield follower.root
+    finally:
+        followed_logs().close(follower)
 
 
 class SharedSource:

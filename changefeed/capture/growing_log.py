@@ -13,6 +13,8 @@ from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
+from changefeed.log.follower import LogFollower
+from changefeed.shared_logs import followed_logs
 
 
 class LogAccess(Protocol):
@@ -45,31 +47,49 @@ class GrowingLog:
     (capture waits).
     """
 
-    def __init__(self, name: str, folder: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        clock: Clock | None = None,
+        follow: Callable[[], LogFollower] | None = None,
+    ) -> None:
+        """``follow``: makes a copy of the log of another node, which is read in place of
+        ``folder``; it is given back with :meth:`release`."""
         self._clock = clock or SystemClock()
         self._name = name
         self._folder = folder
+        self._follow = follow
+        self._copy: LogFollower | None = None
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
         self._reader: LogReader | None = None
         self._error: ChangefeedError | None = None
         self._wakes = 0
         self._closed = threading.Event()
-        self._follower: threading.Thread | None = None
+        self._looking: threading.Thread | None = None
         #: Why capture does not write to the log for now, or an empty string.
         self.stalled = ""
 
     @property
     def folder(self) -> Path:
-        """The log's directory, for code that opens its own reader."""
-        return self._folder
+        """The log's directory, for code that opens its own reader.
+
+        Raises:
+            ChangefeedError: as :meth:`changefeed.shared_logs.FollowedLogs.open`.
+        """
+        with self._lock:
+            if self._follow is not None and self._copy is None:
+                self._copy = self._follow()
+                self._folder = self._copy.root
+            return self._folder
 
     def _log(self) -> LogReader:
         """The reader; hold :attr:`_lock` for several looks at one state of the log."""
         with self._lock:
             if self._reader is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._reader = LogReader(self._folder)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._reader = LogReader(self.folder)
                 self._reader.refresh()
             return self._reader
 
@@ -152,13 +172,13 @@ class GrowingLog:
                 log.error("log of %s: %s %s", self._name, error.code.number, error.message)
             self._error = error
         else:
-            self._error = None
+            self._error = None if self._copy is None else self._copy.error
 
     def follow(self) -> None:
         """Refresh periodically, for a log that another process writes."""
-        if self._follower is None:
-            self._follower = threading.Thread(target=self._look, name="log-follower", daemon=True)
-            self._follower.start()
+        if self._looking is None:
+            self._looking = threading.Thread(target=self._look, name="log-follower", daemon=True)
+            self._looking.start()
 
     def _look(self) -> None:
         while not self._clock.wait(self._closed, POLL_SECONDS):
@@ -282,3 +302,6 @@ class GrowingLog:
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
+            copy, self._copy = self._copy, None
+        if copy is not None:
+            followed_logs().close(copy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from changefeed.attachments import begin_again, release
@@ -27,6 +28,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
+from changefeed.shared_logs import followed_logs
 from changefeed.sources.base import Source
 from changefeed.sources.registry import open_source
 
@@ -38,6 +40,7 @@ class SourceRuntime:
         name: of the source.
         log: its change log, which feeds read and wait for.
         tables: which of its tables are captured, and which cannot be.
+        elsewhere: another node has the right to write its shared log, which is followed here.
     """
 
     def __init__(
@@ -54,8 +57,9 @@ class SourceRuntime:
         timings: Timings | None = None,
         held_up: Callable[[], str] = lambda: "",
     ) -> None:
-        """``capturing``: run the capture here; else only follow the log that another node writes.
-        ``lease``: the node's right to write the source's shared log.
+        """``capturing``: run the capture here; else only read the log that another process writes.
+        ``lease``: the node's right to write the source's shared log; a shared log of which another
+        node has it is followed.
 
         ``disk`` limits the change log in bytes. ``ready``: a capture process on standby.
         ``held_up``: why nothing of the source can be captured for now, if so.
@@ -74,9 +78,21 @@ class SourceRuntime:
         self._lock = threading.RLock()
         self._watching = threading.Lock()
         self._supervisor: CaptureSupervisor | None = None
-        self.log = GrowingLog(name, StateLayout(Path(catalog.directory)).log(name), self._clock)
+        self.elsewhere = lease is None and catalog.log_place is not None
+        self.log = GrowingLog(
+            name,
+            StateLayout(Path(catalog.directory)).log(name),
+            self._clock,
+            partial(followed_logs().open, catalog, name) if self.elsewhere else None,
+        )
         self.tables = CapturedTables(
-            catalog, name, lambda: self.source, self.log, self._clock, self._timings
+            catalog,
+            name,
+            lambda: self.source,
+            self.log,
+            self._clock,
+            self._timings,
+            elsewhere=self.elsewhere,
         )
         self._source: Source | None = None
         self._uri = ""

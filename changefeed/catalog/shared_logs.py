@@ -8,19 +8,19 @@ not know it yet, registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import and_, delete, insert, select, update
+from sqlalchemy import and_, case, delete, func, insert, or_, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.leases import holds
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
+from changefeed.core.log_manifest import MARK_LENGTH, LogChange, LogManifest, LogNews, TailPart
 from changefeed.core.timings import LONGEST_LEASE, SHORTEST_LEASE
 
 _ledger = tables.log_ledger
@@ -145,6 +145,38 @@ class SharedLogs(CatalogPart):
         with self._database.read() as transaction:
             for row in transaction.execute(query):
                 yield row.start, row.body
+
+    def log_news(self, source: str, journal: int, start: int) -> LogNews:
+        """What is registered of a journal from ``start`` on, and which ledger there is: one query,
+        which is asked often."""
+        behind = and_(
+            _tail.c.source == _ledger.c.source,
+            _tail.c.journal == journal,
+            or_(_tail.c.start >= start, _tail.c.start == 0),
+        )
+        part = [_tail.c[name] for name in ("journal", "start", "size", "crc", "object")]
+        # The first part is for its checksum.
+        body = case((_tail.c.start >= start, _tail.c.body))
+        query = (
+            select(func.substr(_ledger.c.ledger, 1, MARK_LENGTH), *part, body)
+            .select_from(_ledger.outerjoin(_tail, behind))
+            .where(_ledger.c.source == source)
+            .order_by(_tail.c.start)
+        )
+        with self._database.read() as transaction:
+            rows = transaction.execute(query).all()
+        parts = [TailPart(*list(row)[1:]) for row in rows if row.journal is not None]
+        return LogNews(
+            rows[0][0] or None if rows else None,
+            parts[0].crc if parts and not parts[0].start else None,
+            tuple(found for found in parts if found.start >= start),
+        )
+
+    def log_objects(self, source: str, names: Collection[str]) -> dict[str, tuple[int, str]]:
+        """Size and object of those of the files of a log that are objects."""
+        query = select(_object).where(_object.c.source == source, _object.c.name.in_(list(names)))
+        with self._database.read() as transaction:
+            return {row.name: (row.size, row.object) for row in transaction.execute(query)}
 
     def log_notes(self, source: str) -> dict[str, bytes]:
         """The files that the source keeps in addition to its log."""

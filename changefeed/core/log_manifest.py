@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+#: So many characters at the begin of a ledger say which one it is: they have its generation.
+MARK_LENGTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,22 @@ class LogManifest:
     ledger: str | None
     tail: tuple[TailPart, ...]
     objects: Mapping[str, tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class LogNews:
+    """What was registered behind a place in a shared log.
+
+    Attributes:
+        mark: begin of the ledger's text; None if there is no log.
+        begin: checksum of the first part of the journal that was asked for, which has random bytes:
+            the journal of that number in a log that begins again has another.
+        parts: of that journal, with their bodies.
+    """
+
+    mark: str | None
+    begin: int | None
+    parts: tuple[TailPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

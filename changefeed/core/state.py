@@ -6,6 +6,7 @@ DIR/log/<source>/     change log of a source
 DIR/spool/<source>/   large transactions on their way in
 DIR/source/<source>/  what a source keeps in addition to its change log (a history of schemas)
 DIR/images/<source>/  row images of tables of a source (what a feed with row_images needs)
+DIR/follow/           logs that another node writes, as far as a process here reads them
 DIR/work              folder of temporary files of running feeds; emptied at start. The sinks of
                       a feed stage in its folder feed-<id>
 DIR/node.log          what the node did
@@ -82,6 +83,11 @@ class StateLayout:
     def images(self, source: str) -> Path:
         """The row images of the tables of one source."""
         return self.root / "images" / _safe(source)
+
+    @property
+    def follow(self) -> Path:
+        """Where processes of this host follow logs that another node writes."""
+        return self.root / "follow"
 
     @property
     def work(self) -> Path:

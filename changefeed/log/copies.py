@@ -9,8 +9,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,9 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
 from changefeed.core.elapsed import read_clocks
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_manifest import TailPart
 from changefeed.core.proofs import AlteredBytes
+from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
 from changefeed.log.objects import ObjectStore
 
 #: A directory with this file is the copy of a shared log.
@@ -126,3 +129,80 @@ def _fetch_once(store: ObjectStore, found: str, path: Path, size: int) -> None:
             store.fetch(found, path, size)
     finally:
         os.close(lock)
+
+
+def part_checksum(start: int, data: bytes) -> int:
+    """CRC-32 of a part of a journal. Of the file's header without the checksum that it ends with:
+    bytes that end with their own CRC-32 all have the same one.
+    """
+    if start:
+        return zlib.crc32(data)
+    return zlib.crc32(data[FIRST_FRAME:], zlib.crc32(data[: FIRST_FRAME - 8]))
+
+
+class JournalCopy:
+    """A journal in a directory, made of its registered parts. It stays the same file: readers may
+    have it open."""
+
+    def __init__(self, root: Path, number: int, store: ObjectStore) -> None:
+        self._path = root / journal_name(number)
+        self._store = store
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def rebuild(
+        self,
+        parts: Sequence[TailPart],
+        bodies: Callable[[int, int], Iterable[tuple[int, bytes]]],
+    ) -> None:
+        """Make it consist of its parts; bytes that are there and proved stay.
+
+        Args:
+            bodies: the bytes in rows of a journal from a place on, and where each begins.
+
+        Raises:
+            ChangefeedError: CF3001, a part is not registered or differs from what was written;
+                CF3007; CF6001.
+        """
+        end = 0
+        for part in parts:
+            if part.start != end:
+                raise damaged(self._path.name, "a part of it is not registered", offset=end)
+            end += part.size
+        with self._open() as fd:
+            kept = next((p.start for p in parts if not _is_there(fd, p)), end)
+            os.ftruncate(fd, kept)
+            found = dict(bodies(parts[0].journal, kept)) if kept < end else {}
+            for part in parts:
+                if part.start >= kept:
+                    self._write(fd, part, found.get(part.start))
+
+    def extend(self, parts: Iterable[TailPart]) -> None:
+        """Write parts that have their bodies; raises as :meth:`rebuild`."""
+        with self._open() as fd:
+            for part in parts:
+                self._write(fd, part, part.body)
+
+    def _write(self, fd: int, part: TailPart, body: bytes | None) -> None:
+        data = self._store.get(part.object) if part.object else body or b""
+        if len(data) != part.size or part_checksum(part.start, data) != part.crc:
+            why = "a part differs from what was written"
+            raise damaged(self._path.name, why, offset=part.start)
+        os.pwrite(fd, data, part.start)
+
+    def complete(self, start: int, data: bytes) -> None:
+        """Give it the bytes that follow ``start`` in its object."""
+        with self._open() as fd:
+            os.pwrite(fd, data[start:], start)
+            os.ftruncate(fd, len(data))
+
+
+def _is_there(fd: int, part: TailPart) -> bool:
+    data = os.pread(fd, part.size, part.start)
+    return len(data) == part.size and part_checksum(part.start, data) == part.crc

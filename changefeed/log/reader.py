@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
@@ -78,13 +78,17 @@ class LogReader:
     A reader sees the log as of its last call of :meth:`refresh`.
     """
 
-    def __init__(self, root: Path, cache_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self, root: Path, cache_bytes: int = 64 * 1024 * 1024, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Read the log in ``root``, which need not exist yet.
 
         Args:
             cache_bytes: size of the cache of decoded rows, which other feeds may ask for, too.
+            clock: for waits until a file of a shared log can be had.
         """
         self.root = root
+        self._clock = clock
         self._store = JournalRows(root, cache_bytes)
         self._lock = threading.RLock()
         self._shapes: ShapeCache = {}
@@ -255,7 +259,7 @@ class LogReader:
             try:
                 return work()
             except FileNotFoundError as error:
-                if fetch_copy(self.root, _name_of(error)):
+                if fetch_copy(self.root, _name_of(error), self._clock):
                     continue
                 moved += 1
                 if moved == _MOVED_ATTEMPTS:

@@ -25,15 +25,15 @@ a copy that is ahead of the rows (the next fetch cuts it).
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from changefeed.core.durable import UNFINISHED
-from changefeed.core.log_manifest import LogChange, LogManifest, TailPart
-from changefeed.log.copies import COPIES_NAME, Copies
-from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
+from changefeed.core.log_manifest import LogChange, TailPart
+from changefeed.log.copies import COPIES_NAME, Copies, JournalCopy, part_checksum
+from changefeed.log.follower import LogRows
+from changefeed.log.journal import FIRST_FRAME, journal_name
 from changefeed.log.ledger import LOCK_NAME, Ledger, write_ledger
 from changefeed.log.objects import ObjectStore
 
@@ -45,16 +45,8 @@ INLINE_BYTES: Final = 100_000
 ORPHAN_AGE: Final = 6 * 3600 * 10**9
 
 
-class LogRegister(Protocol):
+class LogRegister(LogRows, Protocol):
     """The rows of one shared log, for the node that holds the source's lease."""
-
-    def manifest(self) -> LogManifest:
-        """What the log consists of now."""
-        ...
-
-    def bodies(self, journal: int, start: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes in rows of a journal from ``start`` on, and where each begins."""
-        ...
 
     def notes(self) -> Mapping[str, bytes]:
         """The files that the source keeps in addition."""
@@ -154,7 +146,8 @@ class SharedLog:
         for number in self._tails:
             parts = [part for part in manifest.tail if part.journal == number]
             if journal_name(number) not in replaced:
-                self._rebuild(number, parts)
+                copy = JournalCopy(self._root, number, self._store)
+                copy.rebuild(parts, self._register.bodies)
         self._fetch_notes()
         write_ledger(self._root, ledger)
         return True
@@ -174,29 +167,6 @@ class SharedLog:
 
     def _note_copies(self) -> None:
         Copies.of(self._store, self._objects).write(self._root)
-
-    def _rebuild(self, number: int, parts: Sequence[TailPart]) -> None:
-        """Make a journal consist of its parts; bytes that are there and proved stay."""
-        name = journal_name(number)
-        end = 0
-        for part in parts:
-            if part.start != end:
-                raise damaged(name, "a part of it is not registered", offset=end)
-            end += part.size
-        fd = os.open(self._root / name, os.O_RDWR | os.O_CREAT, 0o640)
-        try:
-            kept = next((p.start for p in parts if not _is_there(fd, p)), end)
-            os.ftruncate(fd, kept)
-            bodies = dict(self._register.bodies(number, kept)) if kept < end else {}
-            for part in parts:
-                if part.start < kept:
-                    continue
-                data = self._store.get(part.object) if part.object else bodies.get(part.start, b"")
-                if len(data) != part.size or _checksum(part.start, data) != part.crc:
-                    raise damaged(name, "a part differs from what was written", offset=part.start)
-                os.pwrite(fd, data, part.start)
-        finally:
-            os.close(fd)
 
     def _fetch_notes(self) -> None:
         notes = {name: body for name, body in self._register.notes().items() if "/" not in name}
@@ -238,7 +208,7 @@ class SharedLog:
         self._tails.setdefault(journal, _Tail()).add(part)
 
     def _part(self, journal: int, start: int, data: bytes) -> TailPart:
-        crc = _checksum(start, data)
+        crc = part_checksum(start, data)
         if len(data) <= self._inline:
             return TailPart(journal, start, len(data), crc, None, data)
         found = self._upload(f"{journal_name(journal)}-{start:012d}", data)
@@ -382,20 +352,6 @@ class SharedLog:
         orphans = [name for name in found if name not in named]
         self._store.remove(orphans)
         return len(orphans)
-
-
-def _checksum(start: int, data: bytes) -> int:
-    """CRC-32 of a part of a journal. Of the file's header without the checksum that it ends with:
-    bytes that end with their own CRC-32 all have the same one.
-    """
-    if start:
-        return zlib.crc32(data)
-    return zlib.crc32(data[FIRST_FRAME:], zlib.crc32(data[: FIRST_FRAME - 8]))
-
-
-def _is_there(fd: int, part: TailPart) -> bool:
-    data = os.pread(fd, part.size, part.start)
-    return len(data) == part.size and _checksum(part.start, data) == part.crc
 
 
 def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -107,7 +107,7 @@ class LogWriter:
         self._store_swept = 0
         self._lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
-        lock = _lock(root)
+        lock = lock_log(root)
         self._lock_fd: int | None = lock
         try:
             with self._writing():
@@ -658,7 +658,12 @@ class LogWriter:
         self.close()
 
 
-def _lock(root: Path) -> int:
+def lock_log(root: Path) -> int:
+    """Become the one writer of a directory, until the descriptor is closed.
+
+    Raises:
+        ChangefeedError: CF6003, another process is.
+    """
     fd = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -330,8 +330,9 @@ class Node:
         self.sources.look()
         given_away = self.sources.given_away
         ours = self.sources.owned({job.source for job in jobs}) - given_away
+        # A feed without a sink runs where its client is, whichever node captures its source.
+        self.feeds.end_unwanted([job for job in jobs if job.source in ours or job.sinkless])
         jobs = [job for job in jobs if job.source in ours]
-        self.feeds.end_unwanted(jobs)
         for name in given_away - self.feeds.sources:
             log.info("source %s: given to another node", name)
             self.sources.let_go(name)

@@ -12,8 +12,8 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
+from changefeed.options import Options
 from changefeed.plan.stages import FeedPlan
-from changefeed.shared_logs import log_folder
 from sinks.base import ClientSink
 from sinks.registry import open_sink
 
@@ -61,7 +61,8 @@ class SinklessFeeds:
         (maybe another process) includes its tables; afterwards the job is removed.
 
         Raises:
-            ChangefeedError: the source refuses, another node took the feed, or the feed failed.
+            ChangefeedError: the source refuses, another node took the feed, or the feed failed;
+                CF1303 it wants row images, and another node captures.
         """
         job = self._catalog.create_job(plan.spec())
         sink = cast("ClientSink", open_sink("sinkless://"))
@@ -73,6 +74,13 @@ class SinklessFeeds:
             self._wake()
             self._await_source(job)
             source_runtime = self._source_runtime(job.source)
+            if source_runtime.elsewhere and Options.from_dict(job.options).stores_images:
+                raise ChangefeedError(
+                    Code.NOT_SUPPORTED,
+                    f"the row images of {job.source!r} are with the node that captures it",
+                    hint="leave row_images out, or let the feed deliver to a sink: the node runs "
+                    "it then.",
+                )
             if source_runtime.log.error is not None:
                 source_runtime.retry()
             runner = FeedRunner(job, lease, self._services, source_runtime, sink)
@@ -93,13 +101,9 @@ class SinklessFeeds:
         """Wait until the source sends the tables of a feed whose client is waiting.
 
         Raises:
-            ChangefeedError: the source refuses, is not ready in time, or (CF1303) is captured on
-                another host.
+            ChangefeedError: the source refuses, or is not ready in time.
         """
         tables = {t.table: t.table_id for t in self._catalog.tables(job.id)}
-        holder = self._catalog.source_holders().get(job.source)
-        if holder not in (None, self._services.node_id):
-            log_folder(self._catalog, job.source)
 
         def ready() -> bool:
             return (

@@ -75,21 +75,25 @@ class NodeSources:
         self._held_up = held_up
         self._mutex = threading.Lock()
         self._runtimes: dict[str, SourceRuntime] = {}
+        #: Those of sources that another node captures, for feeds without a sink of this process.
+        self._followed: dict[str, SourceRuntime] = {}
         self._reconcilers: dict[str, SourceReconciler] = {}
         self._saved_frontiers: dict[str, Frontier] = {}
 
     def runtime(self, name: str) -> SourceRuntime:
         """The runtime of a source, created on first use and again after its last feed was
-        dropped.
+        dropped. One that another node captures has a runtime that only reads.
         """
         with self._mutex:
-            known = self._runtimes.get(name)
+            ours = not self._shared or name in self._leases
+            runtimes = self._runtimes if ours else self._followed
+            known = runtimes.get(name)
             if known is None or known.log.closed:
-                known = self._runtimes[name] = SourceRuntime(
+                known = runtimes[name] = SourceRuntime(
                     self._catalog,
                     self._state,
                     name,
-                    capturing=self._capturing(),
+                    capturing=ours and self._capturing(),
                     lease=self._leases.get(name),
                     disk=self._max_disk,
                     ready=self._standby,
@@ -266,14 +270,14 @@ class NodeSources:
 
     def wake(self) -> None:
         """Wake all threads that wait for a log, so that they check whether to stop."""
-        for runtime in list(self._runtimes.values()):
+        for runtime in [*self._runtimes.values(), *self._followed.values()]:
             runtime.log.wake()
 
     def close(self) -> None:
         """End captures; what is held at the sources stays."""
         for reconciler in list(self._reconcilers.values()):
             reconciler.join(STOP_SECONDS)
-        for runtime in list(self._runtimes.values()):
+        for runtime in [*self._runtimes.values(), *self._followed.values()]:
             runtime.close()
         for lease in list(self._leases.values()):
             self._catalog.release_lease(lease)

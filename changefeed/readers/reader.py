@@ -20,8 +20,10 @@ from changefeed.catalog import Catalog, DesiredStatus, Job, Status, TableProgres
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.state import StateLayout
+from changefeed.log.follower import LogFollower
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, TableRanges
-from changefeed.shared_logs import log_folder
+from changefeed.shared_logs import followed_logs, is_elsewhere
 from grammar.printer import name as name_sql
 from sinks.base import ConsumerProgress, LogConsumer, ScanFiles
 from sinks.registry import open_sink
@@ -53,13 +55,20 @@ class Start:
 
 @dataclass
 class Reader:
-    """One reader. Used by one thread at a time; :meth:`close` it."""
+    """One reader. Used by one thread at a time; :meth:`close` it.
+
+    Attributes:
+        brief: it reads the log as it is now; one that goes on follows a shared log even where a
+            node of this host captures, because another may capture later.
+    """
 
     catalog: Catalog
     name: str
     on_truncate: OnTruncate = OnTruncate.ERROR
+    brief: bool = False
     _sink: LogConsumer | None = field(default=None, init=False, repr=False)
     _log: TableLog | None = field(default=None, init=False, repr=False)
+    _copy: LogFollower | None = field(default=None, init=False, repr=False)
     _opened: bool = field(default=False, init=False, repr=False)
 
     # -- opening ----------------------------------------------------------------------------
@@ -182,14 +191,29 @@ class Reader:
         return self._sink
 
     def log(self) -> TableLog:
-        """The reader's table in the change log."""
+        """The reader's table in the change log; a shared log is followed until :meth:`close`.
+
+        Raises:
+            ChangefeedError: as :meth:`changefeed.shared_logs.FollowedLogs.open`.
+        """
         if self._log is None:
+            source = self.job().source
+            if self.catalog.log_place is not None and (
+                not self.brief or is_elsewhere(self.catalog, source)
+            ):
+                self._copy = followed_logs().open(self.catalog, source)
+            local = StateLayout(Path(self.catalog.directory)).log(source)
             self._log = TableLog(
-                log_folder(self.catalog, self.job().source).absolute(),
+                self._copy.root if self._copy is not None else local.absolute(),
                 selection_of(self.progress()),
                 self.on_truncate,
             )
         return self._log
+
+    @property
+    def follows(self) -> bool:
+        """Whether the log is a copy that goes with :meth:`close`."""
+        return self._copy is not None
 
     def schema(self) -> TableSchema:
         """The newest shape of the table that the log has announced, as the reader selects it.
@@ -346,6 +370,9 @@ class Reader:
             self._sink.leave()
         if self._log is not None:
             self._log.close()
+        if self._copy is not None:
+            followed_logs().close(self._copy)
+            self._copy = None
         self.catalog.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,11 +13,13 @@ from changefeed.catalog import Catalog
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.log.follower import LogFollower
 from changefeed.readers.own_node import OwnNode, own_node, until_begun, until_logged
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
 from changefeed.readers.snapshot import snapshot
 from changefeed.readers.table_log import Range, TableLog, TableRanges, lost_columns
+from changefeed.shared_logs import followed_logs
 from changefeed.spark_source.settings import OnSchemaChange, SparkSourceSettings
 
 
@@ -34,10 +37,12 @@ class LogPart:
 
     Attributes:
         since: the log has all changes of the table above this.
+        copy: follows the log, if another node captures the source.
     """
 
     log: TableLog
     since: Timestamp
+    copy: LogFollower | None = None
 
 
 class ChangeBatchReader(DataSourceReader):
@@ -71,33 +76,39 @@ class ChangeBatchReader(DataSourceReader):
         settings = self._settings
         if settings is None:
             raise AssertionError("planned in the driver")
-        if settings.source is None:
-            span = self._span(settings, None)
-        else:
-            with own_node(settings.state, settings.source.directory()) as node:
-                span = self._span(settings, node)
-        check_shapes(span, self._shape, settings.on_schema_change)
-        ranges: Sequence[Range] = span.ranges
-        if settings.staging:
-            # Spark does not say when a batch query has ended: the rows are removed a day later.
-            ranges, _ = RangeCopies(settings.staging).stage(ranges)
-        return [ChangePartition(part) for part in ranges]
+        with ExitStack() as opened:
+            if settings.source is None:
+                span = self._span(settings, None, opened)
+            else:
+                with own_node(settings.state, settings.source.directory()) as node:
+                    span = self._span(settings, node, opened)
+            check_shapes(span, self._shape, settings.on_schema_change)
+            ranges: Sequence[Range] = span.ranges
+            if settings.staging:
+                # Spark does not say when a batch query has ended: the rows are removed a day later.
+                ranges, _ = RangeCopies(settings.staging).stage(ranges)
+            return [ChangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The changes of a range; runs in an executor."""
         return read_partition(partition)
 
-    def _span(self, settings: SparkSourceSettings, node: OwnNode | None) -> TableRanges:
+    def _span(
+        self, settings: SparkSourceSettings, node: OwnNode | None, opened: ExitStack
+    ) -> TableRanges:
+        """The work of the query, and what must stay open until its rows are staged."""
         if node is not None and self._as_it_is:
             return snapshot(settings.state, settings.table, self._shape, node)
         if self._part is None:
-            return self._of_reader(settings, node)
+            return self._of_reader(settings, node, opened)
         if node is not None:
             catalog = Catalog.open(settings.state, must_exist=True)
             try:
                 until_logged(catalog, self._part.log.selection.table.source, node)
             finally:
                 catalog.close()
+        if self._part.copy is not None:
+            opened.callback(followed_logs().close, self._part.copy)
         return self._of_log(self._part)
 
     def _of_log(self, part: LogPart) -> TableRanges:
@@ -127,33 +138,55 @@ class ChangeBatchReader(DataSourceReader):
         finally:
             part.log.close()
 
-    def _of_reader(self, settings: SparkSourceSettings, node: OwnNode | None) -> TableRanges:
-        reader = open_reader(settings)
-        try:
-            if node is not None:
-                until_begun(reader, node)
-                until_logged(reader.catalog, reader.job().source, node)
-            frontier = reader.log().frontier()
-            committed = reader.consumer_progress().committed
-            if frontier is None or (committed is None and reader.begun() is None):
-                raise ChangefeedError(
-                    Code.WRONG_JOB_STATE,
-                    f'reader "{settings.reader}" has not begun: its initial scan is not done',
-                    hint="a node has to run; SHOW CHANGEFEEDS shows how far it is.",
-                )
-            upto = frontier if settings.upto is None else min(frontier, settings.upto)
-            after = settings.after if settings.after is not None else committed
-            return reader.work(after, upto, self._shape)
-        finally:
-            reader.close()
+    def _of_reader(
+        self, settings: SparkSourceSettings, node: OwnNode | None, opened: ExitStack
+    ) -> TableRanges:
+        reader = open_reader(settings, brief=True)
+        opened.callback(reader.close)
+        if node is not None:
+            until_begun(reader, node)
+            until_logged(reader.catalog, reader.job().source, node)
+        frontier = reader.log().frontier()
+        if reader.follows:
+            require_staging(settings, reader.job().source)
+        committed = reader.consumer_progress().committed
+        if frontier is None or (committed is None and reader.begun() is None):
+            raise ChangefeedError(
+                Code.WRONG_JOB_STATE,
+                f'reader "{settings.reader}" has not begun: its initial scan is not done',
+                hint="a node has to run; SHOW CHANGEFEEDS shows how far it is.",
+            )
+        upto = frontier if settings.upto is None else min(frontier, settings.upto)
+        after = settings.after if settings.after is not None else committed
+        return reader.work(after, upto, self._shape)
 
 
-def open_reader(settings: SparkSourceSettings) -> Reader:
-    """Open the reader that the options name."""
+def require_staging(settings: SparkSourceSettings, source: str) -> None:
+    """Refuse a batch query whose tasks would read a copy of the log that is gone by then.
+
+    Raises:
+        ChangefeedError: CF1303.
+    """
+    if not settings.staging:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"a batch query of {source!r} is planned away from the node that captures it",
+            hint="name a place that executors reach with the option staging, run the query where "
+            "that node runs (SHOW NODES), or make it a streaming query.",
+        )
+
+
+def open_reader(settings: SparkSourceSettings, *, brief: bool = False) -> Reader:
+    """Open the reader that the options name; ``brief``: see :attr:`.Reader.brief`."""
     reader = Reader.open(
         settings.state, settings.reader, settings.table, settings.start, settings.on_truncate
     )
-    reader.log().range_rows = settings.range_rows
+    reader.brief = brief
+    try:
+        reader.log().range_rows = settings.range_rows
+    except BaseException:
+        reader.close()
+        raise
     return reader
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from changefeed.catalog import Catalog
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.state import StateLayout
 from changefeed.readers.changes import change_schema
 from changefeed.readers.reader import Reader, announced_shape, table_name
 from changefeed.readers.table_log import Selection, TableLog
-from changefeed.shared_logs import log_folder
+from changefeed.shared_logs import followed_logs, is_elsewhere
 from changefeed.spark.internals.arrow_types import spark_schema
-from changefeed.spark_source.batch import ChangeBatchReader, LogPart
+from changefeed.spark_source.batch import ChangeBatchReader, LogPart, require_staging
 from changefeed.spark_source.settings import SparkSourceSettings, settings_of
 from changefeed.spark_source.stream import ChangeStreamReader, RefusedStreamReader
 
@@ -106,20 +109,30 @@ def _log_part(settings: SparkSourceSettings) -> LogPart:
     """The table that a query without a reader names, in the log.
 
     Raises:
-        ChangefeedError: CF1101, no changefeed watches the table.
+        ChangefeedError: CF1101, no changefeed watches the table; CF1303 as
+            :func:`changefeed.spark_source.batch.require_staging`.
     """
     name = table_name(settings.table)
     catalog = Catalog.open(settings.state, must_exist=True)
     try:
         since = catalog.captured(name.source).get(name)
-        root = log_folder(catalog, name.source).absolute()
+        if since is None:
+            raise ChangefeedError(
+                Code.NAME_UNKNOWN,
+                f"the change log has no changes of {name}: no changefeed watches it",
+                hint="give the option reader, and a reader is made that begins with a scan.",
+            )
+        copy = None
+        if is_elsewhere(catalog, name.source):
+            require_staging(settings, name.source)
+            copy = followed_logs().open(catalog, name.source)
+        root = StateLayout(Path(catalog.directory)).log(name.source).absolute()
     finally:
         catalog.close()
-    if since is None:
-        raise ChangefeedError(
-            Code.NAME_UNKNOWN,
-            f"the change log has no changes of {name}: no changefeed watches it",
-            hint="give the option reader, and a reader is made that begins with a scan.",
-        )
-    log = TableLog(root, Selection(name), settings.on_truncate, settings.range_rows)
-    return LogPart(log, since)
+    log = TableLog(
+        copy.root if copy is not None else root,
+        Selection(name),
+        settings.on_truncate,
+        settings.range_rows,
+    )
+    return LogPart(log, since, copy)

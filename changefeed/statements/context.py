@@ -423,23 +423,22 @@ def wait_until(
 
 @contextmanager
 def _log_of(catalog: Catalog, source: str) -> Iterator[tuple[LogReader, Frontier] | None]:
-    """A source's change log in the state's directory, and how far it reaches; None while there is
-    nothing in it."""
+    """A source's change log, and how far it reaches; None while there is nothing in it."""
     # Loaded on use: only a cursor and SYNC need it.
     from changefeed.log import LogReader
-    from changefeed.shared_logs import log_folder
+    from changefeed.shared_logs import readable_log
 
-    path = log_folder(catalog, source)
-    if not path.exists():
-        yield None
-        return
-    with LogReader(path) as reader:
-        frontier = reader.refresh()
-        yield None if frontier is None else (reader, frontier)
+    with readable_log(catalog, source) as path:
+        if not path.exists():
+            yield None
+            return
+        with LogReader(path) as reader:
+            frontier = reader.refresh()
+            yield None if frontier is None else (reader, frontier)
 
 
 def log_oldest_of(catalog: Catalog) -> LogOldest:
-    """Reads where the change logs in the state's directory begin."""
+    """Reads where the change logs of a state begin."""
 
     def oldest(source: str) -> Timestamp | None:
         with _log_of(catalog, source) as log:
@@ -449,7 +448,7 @@ def log_oldest_of(catalog: Catalog) -> LogOldest:
 
 
 def log_has_of(catalog: Catalog) -> LogHas:
-    """Looks into the change logs in the state's directory."""
+    """Looks into the change logs of a state."""
 
     def has(source: str, position: Position, since: Timestamp | None) -> bool:
         with _log_of(catalog, source) as log:

@@ -36,7 +36,7 @@ from changefeed.query.evaluate import QuerySessions
 from changefeed.query.of_feed import FeedQuery
 from changefeed.scan.repair import why_rescan
 from changefeed.scan.table import joined
-from changefeed.shared_logs import log_folder
+from changefeed.shared_logs import readable_log
 from changefeed.sources.base import DEFAULT_PART_BYTES, Source
 from changefeed.verify.changes import changed_since
 from changefeed.verify.keys import repair_of, row_key
@@ -191,14 +191,16 @@ class TableVerifier:
         Args:
             always: what counts although its key cannot be looked up and its table is changing.
         """
-        log = log_folder(self._catalog, self._job.source)
-        if not found or self._read is None or not log.exists():
+        if not found or self._read is None:
             return frozenset(found)
         schema, position = self._read
         keys = {d: row_key(self._key, d.values) for d in found}
         known = {key for key in keys.values() if key is not None}
-        # All of them, if it matters whether there was any.
-        changed = changed_since(log, schema, position, known if len(known) == len(keys) else ())
+        with readable_log(self._catalog, self._job.source) as log:
+            if not log.exists():
+                return frozenset(found)
+            # All of them, if it matters whether there was any.
+            changed = changed_since(log, schema, position, known if len(known) == len(keys) else ())
         if changed is None:
             return frozenset()
         return frozenset(

@@ -4,15 +4,19 @@ its disk takes nothing with it, and another goes on."""
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+import changefeed
 from changefeed.api import Interpreter, Session
+from changefeed.app import Application
 from changefeed.catalog import Catalog, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.timings import Timings
@@ -174,6 +178,83 @@ def test_a_node_gives_its_feeds_away_and_takes_them_again(team: Team) -> None:
     assert time.monotonic() - begun < Timings().lease / 2
     assert team.owner() == first
     team.check()
+
+
+def test_the_log_is_read_on_any_host(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no node runs: a reader, rows for a client, a cursor in the past, a comparison. Reader
+    and client go on when another node takes the source over."""
+    home = team.out.parent / "elsewhere"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
+    team.catalog.set_lease_seconds(3.0)
+    team.one.start()
+    until(lambda: team.catalog.live_nodes(), "the first node lives")
+    team.create()
+    team.write(3)
+    until(team.arrived, "the first rows arrive")
+    begun = max(message.at for message in team.messages() if message.at)
+    team.execute(f"CREATE CHANGEFEED r FOR TABLE shop.public.t INTO 'reader://{home}/r'")
+    team.shop.execute(f"create database {team.shop.uri.rpartition('/')[2]}_copy")
+    target = f"{team.shop.uri}_copy"
+    team.execute(f"CREATE CHANGEFEED c FOR TABLE shop.public.t INTO '{target}?schema=public'")
+    with ExitStack() as stack:
+        elsewhere = stack.enter_context(Application(team.one.state))
+        reader = stack.enter_context(changefeed.subscribe(team.one.state, reader="r"))
+        over = threading.Event()
+        session = Session(client="tests", gone=over.is_set)
+
+        def stream_of(more: str = "") -> Any:
+            sql = f"CREATE CHANGEFEED FOR TABLE shop.public.t {more}"
+            return elsewhere.interpreter.execute(sql, session).stream
+
+        with pytest.raises(ChangefeedError, match="row images of 'shop' are with the node"):
+            next(stream_of("WITH row_images = 'store'"))
+        stream = stream_of()
+        sent: list[str] = []
+        taking = threading.Thread(
+            target=lambda: sent.extend(row[1] or "" for row in stream), daemon=True
+        )
+        taking.start()
+        read: list[int] = []
+
+        def seen() -> bool:
+            part = reader.next(timeout=0.1)
+            if part is not None:
+                rows = part.table().to_pylist()
+                read.extend(row["id"] for row in rows if row["_change_type"] == "insert")
+            ids = [row[0] for row in team.shop.execute("select id from t order by id")]
+            return read == ids and {f"[{i}]" for i in ids} <= set(sent)
+
+        until(seen, "reader and client have the table")
+        team.write()
+        until(seen, "they have what came later")
+        team.execute(
+            f"CREATE CHANGEFEED past FOR TABLE shop.public.t INTO 'file://{team.out}-past"
+            f"?flush_interval=0s' WITH updated, cursor = '{begun}'"
+        )
+        with pytest.raises(ChangefeedError, match="before the change log"):
+            team.execute(
+                "CREATE CHANGEFEED older FOR TABLE shop.public.t INTO 'null://' WITH cursor = '1'"
+            )
+        team.execute("SYNC CHANGEFEED c")
+        with psycopg.connect(target) as connection:
+            connection.execute("update public.t set note = 'another' where id = 5")
+        found = elsewhere.interpreter.execute("VERIFY CHANGEFEED c", session)
+        assert [row[:3] for row in found.rows] == [("public.t", "[5]", "changed")]
+        team.two.start()
+        until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+        first = team.owner()
+        team.one.kill(disk=True)
+        team.write()
+        until(seen, "they go on where another node writes")
+        assert team.owner() not in (None, first)
+        assert len(read) == len(set(read))
+        over.set()
+        taking.join()
+    team.check()
+    past = read_files(Path(f"{team.out}-past"), ["t"])
+    assert min(message.at for message in past if message.at) > begun
+    assert {message.after["id"] for message in past if message.after} >= set(range(4, 24))
+    assert not list(home.rglob("log-*")), "nobody follows"
 
 
 @pytest.mark.extended

@@ -21,7 +21,7 @@ class Host:
 
     def __init__(self, home: Path, state: str, *flags: str) -> None:
         self.home = home
-        self._state = state
+        self.state = state
         self._flags = flags
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -30,7 +30,7 @@ class Host:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shell", "start", "--state", self._state, *self._flags],
+                [sys.executable, "-m", "shell", "start", "--state", self.state, *self._flags],
                 env={**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": str(self.home)},
                 stdout=subprocess.DEVNULL,
                 stderr=log,

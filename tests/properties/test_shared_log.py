@@ -1,8 +1,10 @@
 """The protocol of a shared log with two hosts: whatever dies, freezes or is lost, what was appended
-is there, once, and a host that another has replaced adds nothing.
+is there, once, and a host that another has replaced adds nothing. Whoever follows the log sees a
+part of it from its begin, in order.
 
 The model is a list of appended flushes. Two hosts have a directory each; one of them is the owner.
-The store and the state fail before or after they have done what was asked for.
+The store and the state fail before or after they have done what was asked for. A third host
+follows: it looks now and then, and has a reader that stays open.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import Catalog, SourceLease
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange
 from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log.follower import LogFollower
 from changefeed.log.live import LiveJournal
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import SharedLog
-from changefeed.shared_logs import SourceRegister
+from changefeed.log.writer import lock_log
+from changefeed.shared_logs import SourceManifest, SourceRegister
 from tests.helpers.log_samples import SOURCE, Row, batch, clocks, drop_process, flush, keys, narrow
 
 A = narrow("a")
@@ -83,6 +88,16 @@ class Register(SourceRegister):
         self._faults.around("state", lambda: super(Register, self).register(change))
 
 
+class LookingClock(SystemClock):
+    """While somebody waits, the follower looks."""
+
+    def __init__(self, follower: LogFollower) -> None:
+        self._follower = follower
+
+    def sleep(self, seconds: float) -> None:
+        self._follower.look()
+
+
 class TwoHosts(RuleBasedStateMachine):
     """Runs a log on two hosts, and compares it with the list of what was appended."""
 
@@ -93,6 +108,8 @@ class TwoHosts(RuleBasedStateMachine):
         self.faults = Faults()
         self.wall = 1_000
         self.seq = 0
+        #: The time of each row.
+        self.walls: dict[int, int] = {}
         #: Rows whose append returned, and those of the last append that failed: they may be there.
         self.appended: list[int] = []
         self.doubtful: list[int] = []
@@ -102,10 +119,25 @@ class TwoHosts(RuleBasedStateMachine):
         self.take("one")
         assert self.writer is not None
         self.writer.append(flush([], Timestamp(self.wall), self.wall))
+        #: What the follower's reader that stays open has read, and how far it is.
+        self.read: list[int] = []
+        self.read_upto: Timestamp = Timestamp(1_000)
+        self.follow()
+
+    def follow(self) -> None:
+        """Begin to follow in an empty directory."""
+        root = self.folder / "follower"
+        root.mkdir()
+        rows, store = SourceManifest(self.catalog, SOURCE), ObjectStore(str(self.folder / "store"))
+        self.follower = LogFollower(rows, store, root, lock_log(root))
+        self.follower.look()
+        self.reader = LogReader(root, 4_000, LookingClock(self.follower))
 
     def teardown(self) -> None:
         for writer in [*self.frozen.values(), *([self.writer] if self.writer else [])]:
             drop_process(writer)
+        self.reader.close()
+        self.follower.close()
         self.catalog.close()
         shutil.rmtree(self.folder)
 
@@ -139,18 +171,19 @@ class TwoHosts(RuleBasedStateMachine):
                 break
             except ChangefeedError as error:
                 assert error.code in (Code.LOG_STORE_UNREACHABLE, Code.STATE_UNREACHABLE)
-        found = self.rows(root)
-        if self.doubtful and found == self.appended + self.doubtful:
-            self.appended = found
+        if self.doubtful and self.shows(root, self.appended + self.doubtful):
+            self.appended += self.doubtful
         self.doubtful = []
 
-    def rows(self, root: Path) -> list[int]:
-        """The rows that readers of a directory see."""
+    def shows(self, root: Path, rows: list[int]) -> bool:
+        """Whether readers of a directory see exactly these rows, less what was cut off."""
         with LogReader(root) as reader:
             if reader.frontier is None:
-                return []
-            got = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
-            return [seq for piece in got.pieces for seq in keys(piece.load())]
+                return not rows
+            after = max(Timestamp(1_000), reader.oldest)
+            got = reader.slice({A.table: after}, Timestamp.MAX, 10**9, 10**12)
+            found = [seq for piece in got.pieces for seq in keys(piece.load())]
+            return found == [seq for seq in rows if Timestamp(self.walls[seq]) > after]
 
     def lose(self) -> LogWriter:
         """The owner's writer, which is no longer the owner's."""
@@ -160,9 +193,10 @@ class TwoHosts(RuleBasedStateMachine):
 
     # -- rules ----------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 12), parts=st.integers(1, 3))
-    def append(self, count: int, parts: int) -> None:
-        """Append a transaction, large ones in parts and as segments."""
+    @rule(count=st.integers(1, 12), parts=st.integers(1, 3), seen=st.booleans())
+    def append(self, count: int, parts: int, seen: bool = False) -> None:
+        """Append a transaction, large ones in parts and as segments; ``seen``: the follower looks
+        at each part."""
         assert self.writer is not None
         added: list[int] = []
         self.faults.failed = False
@@ -174,9 +208,14 @@ class TwoHosts(RuleBasedStateMachine):
                     self.seq += 1
                     rows.append(Row(Timestamp(self.wall), self.seq))
                     added.append(self.seq)
+                    self.walls[self.seq] = self.wall
                 whole = part == parts - 1
                 at = Timestamp(self.wall) if whole else None
                 self.writer.append(flush([batch(A, rows)], at, self.wall))
+                if seen:
+                    self.follower.look()
+                    now = self.appended + added if whole else self.appended
+                    assert self.shows(self.follower.root, now)
         except ChangefeedError as error:
             assert self.faults.failed, error
             self.doubtful = added
@@ -267,13 +306,54 @@ class TwoHosts(RuleBasedStateMachine):
             writer.maintain(clocks(Timestamp(self.wall + 501)), Timestamp.ZERO)
         drop_process(writer)
 
+    @rule()
+    def look(self) -> None:
+        """The follower looks, and its reader reads on."""
+        self.follower.look()
+        self.reader.refresh()
+        self.read_on()
+        assert self.read == self.appended
+        assert self.shows(self.follower.root, self.appended)
+
+    def read_on(self) -> None:
+        """Read what the reader's last look showed, even if files have moved since."""
+        found = self.reader.slice({A.table: self.read_upto}, Timestamp.MAX, 10**9, 10**12)
+        self.read += [seq for piece in found.pieces for seq in keys(piece.load())]
+        self.read_upto = found.upto
+
+    @rule()
+    def lag(self) -> None:
+        """The reader reads from what the follower has, which may be long ago; if that is gone, the
+        follower's next look leads to what took its place."""
+        self.read_on()
+        assert self.read == self.appended[: len(self.read)]
+
+    @rule()
+    def follow_again(self) -> None:
+        """The process that follows ends; another one begins."""
+        self.reader.close()
+        self.follower.close()
+        shutil.rmtree(self.follower.root)
+        self.follow()
+
+    @rule()
+    def cut(self) -> None:
+        """Retention removes what the follower's reader has read."""
+        assert self.writer is not None
+        self.faults.store = self.faults.state = ""
+        self.wall += 1
+        self.writer.roll()
+        self.writer.settings = replace(SIZES, gc_ttl=0.0, max_age=10.0**9)
+        self.writer.maintain(clocks(Timestamp(self.wall)), self.read_upto)
+        self.writer.settings = SIZES
+
     # -- what must hold -------------------------------------------------------------------
 
     @invariant()
     def nothing_is_lost_or_made_up(self) -> None:
         """The owner's readers see exactly what was appended."""
         if self.writer is not None:
-            assert self.rows(self.folder / self.owner) == self.appended
+            assert self.shows(self.folder / self.owner, self.appended)
 
     @invariant()
     def what_rows_name_is_there(self) -> None:

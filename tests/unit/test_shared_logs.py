@@ -21,9 +21,16 @@ from changefeed.log import LogReader, LogSettings, LogWriter, copies, segment
 from changefeed.log import writer as writer_module
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import ORPHAN_AGE
-from changefeed.shared_logs import SharedSource, is_elsewhere, log_folder, remove_shared_log
+from changefeed.shared_logs import (
+    FollowedLogs,
+    SharedSource,
+    is_elsewhere,
+    readable_log,
+    remove_shared_log,
+)
 from changefeed.stored_files import bring_logs_home
 from tests.helpers.log_samples import SOURCE, Row, batch, clocks, drop_process, flush, keys, narrow
+from tests.helpers.waiting import until
 
 A = narrow("a")
 
@@ -152,21 +159,26 @@ def test_only_old_objects_that_no_row_names_are_swept(shared: Shared) -> None:
         assert shared.objects == {named, f"{folder}/young"}
 
 
-def test_who_may_read_the_log(shared: Shared) -> None:
-    """The directory of the host that has the source; elsewhere the error says where that is."""
+def test_where_a_log_is_read(shared: Shared) -> None:
+    """In the directory of the host that has the source; elsewhere in one that follows it."""
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
     assert is_elsewhere(shared.catalog, SOURCE)
+    with readable_log(shared.catalog, SOURCE) as folder, LogReader(folder) as reader:
+        found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10, 10**9)
+        assert [keys(piece.load()) for piece in found.pieces] == [[1]]
+    assert not folder.exists()
     shared.catalog.register_node("n1", 1, "alpha boot space")
     lease = shared.catalog.acquire_source(SOURCE, "n1", 60.0)
     assert lease is not None
-    with pytest.raises(ChangefeedError, match="where its node runs, on alpha") as refused:
-        log_folder(shared.catalog, SOURCE)
-    assert refused.value.code is Code.NOT_SUPPORTED
     layout = StateLayout(Path(shared.catalog.directory))
     with LogWriter(layout.log(SOURCE)):
         # A copy of the time before, which no longer grows.
         assert is_elsewhere(shared.catalog, SOURCE)
         shared.catalog.register_node("n1", os.getpid())
-        assert log_folder(shared.catalog, SOURCE) == layout.log(SOURCE)
+        with readable_log(shared.catalog, SOURCE) as folder:
+            assert folder == layout.log(SOURCE)
 
 
 def test_a_transaction_that_is_read_again_takes_the_names_of_its_files_again(
@@ -319,3 +331,74 @@ def test_logs_that_cannot_come_home_stay_in_the_store(shared: Shared) -> None:
     with LogReader(StateLayout(Path(shared.catalog.directory)).log(SOURCE)) as reader:
         found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
         assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1, 2]
+
+
+# -- followers ----------------------------------------------------------------------------
+
+
+def test_readers_of_a_process_have_one_follower(shared: Shared) -> None:
+    """Its directory goes with the last of them; what a process that died left goes with the
+    next."""
+    followed = FollowedLogs()
+    folder = StateLayout(Path(shared.catalog.directory).absolute()).follow
+    (folder / "log-left").mkdir(parents=True)
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        first, second = (followed.open(shared.catalog, SOURCE) for _ in range(2))
+        assert first is second
+        assert list(folder.iterdir()) == [first.root]
+        followed.close(first)
+        append(writer, 1_001, 1)
+        with LogReader(first.root) as reader:
+            until(lambda: reader.refresh() == writer.frontier, "the follower has the row")
+        followed.close(second)
+        assert not list(folder.iterdir())
+
+
+def test_a_log_that_begins_again_ends_its_followers_readers(shared: Shared) -> None:
+    """As where the node writes; a new reader reads the new log."""
+    followed = FollowedLogs()
+    writer = shared.open("one")
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    append(writer, 1_001, 1)
+    follower = followed.open(shared.catalog, SOURCE)
+    with LogReader(follower.root) as reader:
+        drop_process(writer)
+        remove_shared_log(shared.catalog, SOURCE, shared.take("one")[0])
+        with shared.open("one") as again:
+            again.append(flush([], Timestamp(2_000), 2_000))
+            append(again, 2_001, 2)
+
+            def broken() -> bool:
+                try:
+                    reader.refresh()
+                except ChangefeedError as gone:
+                    return gone.code is Code.LOG_DAMAGED
+                return False
+
+            until(broken, "its reader notices")
+            with LogReader(follower.root) as fresh:
+                until(lambda: fresh.refresh() == again.frontier, "the new log is there")
+    followed.close(follower)
+
+
+def test_a_follower_says_why_it_does_not_follow(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        followed = FollowedLogs()
+        follower = followed.open(shared.catalog, SOURCE)
+        gone = ChangefeedError(Code.STATE_UNREACHABLE, "the state is not there")
+
+        def fails(*_: object) -> None:
+            raise gone
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(shared.catalog), "log_news", fails)
+            until(lambda: follower.error is gone, "it says so")
+        append(writer, 1_001, 1)
+        until(lambda: follower.error is None, "it goes on by itself")
+        with LogReader(follower.root) as reader:
+            until(lambda: reader.refresh() == writer.frontier, "it has the row")
+        followed.close(follower)
