@@ -20,6 +20,11 @@ _RETENTION = "gc_ttl says how long changes are kept for a feed that is paused or
 _CRON = "schedules are not supported; run a feed with initial_scan = 'only' from cron"
 _IDS = "write the ids: PAUSE JOBS 1, 2; SHOW JOBS WHERE status = 'failed' lists them"
 _WHERE = "write the condition: SHOW JOBS WHERE status = 'failed' ORDER BY created"
+_COMMENT = "changefeeds have no comments: keep yours in the .sql file that creates them"
+_LINEAGE = "SHOW CHANGEFEED name TABLES shows the target of each table, SHOW CHANGEFEEDS the sinks"
+_GOAL = (
+    "goals are set by an alert on changefeed_lag_seconds (docs/operating.md); verify checks rows"
+)
 _SLOT = "the URI of CREATE EXTERNAL CONNECTION takes publication=name and slot=name"
 
 #: Option of another product, with ``_`` for each ``.`` and ``-`` -> what to write here.
@@ -28,6 +33,7 @@ _OPTIONS = {
     "bigint_unsigned_handling_mode": _TYPES,
     "column_exclude_list": "name the columns that you want: FOR orders (id, total)",
     "column_include_list": "name the columns: FOR orders (id, total)",
+    "comment": _COMMENT,
     "connector": f"{_MIRROR}; the scheme of the URI chooses the sink",
     "converter_schemas_enable": "write schemas_enable with envelope = 'debezium'",
     "database_dbname": _URI,
@@ -49,6 +55,7 @@ _OPTIONS = {
     "interval_handling_mode": _TYPES,
     "lagging_ranges_threshold": "it is not supported: SHOW CHANGEFEED name shows the lag",
     "max_batch_size": _BUFFERS,
+    "max_lag": _GOAL,
     "max_queue_size": _BUFFERS,
     "message_key_columns": "write key_column = 'c', unordered (one column)",
     "metrics_label": "it is not needed: each metric has the name of the feed as a label",
@@ -61,6 +68,7 @@ _OPTIONS = {
     "scan_startup_mode": _SCAN,
     "schema_include_list": _TABLES,
     "skipped_operations": "deletes = 'no' leaves deletes out",
+    "slo": _GOAL,
     "slot_drop_on_stop": "the slot is dropped with the last feed of the connection",
     "slot_name": _SLOT,
     "snapshot_mode": _SCAN,
@@ -109,6 +117,9 @@ _STATEMENTS = tuple(
             r"(SET|SHOW( ALL)?) CLUSTER SETTINGS?\b",
             "it is not needed here; the options of a feed are its settings",
         ),
+        (r"(COMMENT ON|ALTER CHANGEFEED \S+ COMMENT)\b", _COMMENT),
+        (r"(SHOW )?LINEAGE\b|SHOW CHANGEFEED \S+ LINEAGE\b", _LINEAGE),
+        (r"(CREATE|ALTER|DROP|SHOW) SLOS?\b", _GOAL),
         (r"(GRANT|REVOKE)\b", f"rights are not supported: {_ACCESS}"),
         (r"(CREATE|ALTER|DROP|PAUSE|RESUME|SHOW) ((PAUSED|RUNNING|BACKUP) )?SCHEDULES?\b", _CRON),
         (r"(EXPLAIN )?(CANCEL|PAUSE|RESUME|SHOW) JOBS FOR SCHEDULES?\b", _CRON),

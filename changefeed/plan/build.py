@@ -497,7 +497,8 @@ def look_at_targets(
         return [], []
     problems, _ = around.guard(sink, options, targets, job)
     # A target that does not answer now is no problem of the feed: it will be retried.
-    return [problem for problem in problems if problem.code is Code.TARGET_NOT_OURS], []
+    refusals = (Code.TARGET_NOT_OURS, Code.SINK_CANNOT_TAKE_TABLE)
+    return [problem for problem in problems if problem.code in refusals], []
 
 
 def _shape(place: ResolvedTarget) -> TableSchema:

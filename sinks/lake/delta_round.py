@@ -187,9 +187,12 @@ class _Round:
         from pyspark.sql import functions as F
 
         staged = {name.lower(): column for name, column in self._columns().items()}
+        # As SQL, so that Spark says which column has a value that does not fit.
         rows = rows.where(F.col(OPERATION) != "d").select(
             *(
-                F.col(staged[field.name.lower()]).cast(field.dataType).alias(field.name)
+                F.expr(
+                    f"cast({quoted(staged[field.name.lower()])} AS {field.dataType.simpleString()})"
+                ).alias(field.name)
                 for field in target.schema.fields
             )
         )

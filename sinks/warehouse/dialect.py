@@ -44,7 +44,9 @@ from changefeed.core.schema import Column
 from changefeed.core.types import Kind, LogicalType
 
 #: Types of columns that may have a collation, as catalogs print them.
-_TEXTS = re.compile("VARCHAR|CHAR|TEXT|STRING", re.IGNORECASE)
+_TEXTS = re.compile(
+    r"(VARCHAR|CHAR|CHARACTER|CHARACTER VARYING|TEXT|STRING)(\(\d+\))?", re.IGNORECASE
+)
 #: Texts that a collation which compares bytes has for different.
 _DIFFERENT = ("a", "A", "á")
 
@@ -367,7 +369,7 @@ class Warehouse(ABC):
     def probed_folding(self, table: str) -> Mapping[str, str]:
         """:meth:`folding` where the catalog has no collations: texts that are compared with a
         column are equal by its collation. Reads no row."""
-        names = [n for n, sql in self.columns(table).items() if _TEXTS.match(sql)]
+        names = [n for n, sql in self.columns(table).items() if _TEXTS.fullmatch(sql)]
         if not names:
             return {}
         d = self.dialect

@@ -457,7 +457,8 @@ def test_keys_that_duckdb_does_not_hold(tmp_path: Path, monkeypatch: pytest.Monk
     for kind, folds in kinds.items():
         with duckdb.connect(f"{tmp_path}/t.duckdb") as connection:
             connection.execute(
-                f"create or replace table t (a varchar collate {kind} primary key, b varchar)"
+                f"create or replace table t (a varchar collate {kind} primary key, b varchar,"
+                " tags varchar[])"
             )
         found = [f"{p.code.number} {p.message}" for p in _problems(open_sink(uri), folded)]
         said = "CF5006 shop.public.t: column a of the target has a collation that ignores case or"

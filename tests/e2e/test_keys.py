@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from changefeed.catalog.model import TableState
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import BRISK, Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
@@ -459,6 +460,33 @@ def test_keys_of_mysql(tmp_path: Path, postgres: Database, binlog_server: Binlog
         origin.insert(0)
         feeds.connect(shop=binlog_server.uri(database))
         check(feeds, origin, plain(tmp_path, postgres.uri))
+
+
+@pytest.mark.postgres
+def test_a_key_that_the_target_would_fold_is_refused_before_there_is_a_feed(
+    tmp_path: Path, postgres: Database
+) -> None:
+    """CREATE and VALIDATE say so; with another target the same keys are two rows."""
+    postgres.execute("create table words (k text primary key, v int, id bigserial)")
+    postgres.execute("insert into words values ('a', 1), ('A', 2)")
+    file = tmp_path / "t.duckdb"
+    with opened(file, read_only=False) as connection:
+        connection.execute("create table words (k varchar collate nocase primary key)")
+    with running(tmp_path / "state", timings=BRISK) as feeds:
+        feeds.connect(shop=postgres.uri)
+        create = f"CREATE CHANGEFEED f FOR words INTO 'duckdb://{file}' WITH {BARE}"
+        said = "different texts may be equal: two keys would become one row"
+        with pytest.raises(ChangefeedError, match=said) as caught:
+            feeds.execute(create)
+        assert caught.value.code is Code.SINK_CANNOT_TAKE_TABLE
+        assert said in str(feeds.execute(f"VALIDATE {create}").rows)
+        feeds.execute(f"{create.replace('words INTO', 'words AS others INTO')}")
+        postgres.execute("insert into words values ('á', 3); update words set v = 9 where k = 'A'")
+        feeds.sync("f")
+        with opened(file) as connection:
+            found = connection.execute("select k, v, id from others order by id").fetchall()
+        assert found == [("a", 1, 1), ("A", 9, 2), ("á", 3, 3)]
+        assert feeds.verified() == ["f"]
 
 
 def test_a_date_that_is_none_is_no_key(tmp_path: Path, binlog_server: BinlogServer) -> None:

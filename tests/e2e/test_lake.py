@@ -37,9 +37,10 @@ class Bench:
         self.feeds.sync("f")
 
     def check(self, columns: str = "a, b", table: str = "t") -> None:
-        """The target equals the source."""
+        """The target equals the source. ``columns``: in SQL of Spark."""
         self.feeds.sync("f")
-        want = sorted(self.db.execute(f"select {columns} from {table}"), key=repr)
+        ours = columns.replace("`", '"')
+        want = sorted(self.db.execute(f"select {ours} from {table}"), key=repr)
         got = sorted(self.lake.query(f"select {columns} from {{{table}}}"), key=repr)
         assert got == [tuple(row) for row in want]
 
@@ -81,6 +82,51 @@ def test_every_kind_of_change(bench: Bench) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("bench", ["delta"], indirect=True)
+@pytest.mark.extended
+def test_names_in_capitals_are_followed(bench: Bench) -> None:
+    """Also where only their case changes."""
+    bench.db.execute(
+        'create table names ("Id" int primary key, "ColA" text, "colB" int);'
+        "insert into names values (1, 'x', 1), (2, 'y', 2)"
+    )
+    bench.create("names")
+    bench.db.execute(
+        "update names set \"ColA\" = 'z' where \"Id\" = 1; insert into names values (3, 'w', 3)"
+    )
+    bench.check("`Id`, `ColA`, `colB`", "names")
+    bench.db.execute(
+        'alter table names rename "ColA" to "COLA"; alter table names add "New" int default 7;'
+        'delete from names where "Id" = 2; update names set "colB" = 9'
+    )
+    bench.check("`Id`, `COLA`, `colB`, `New`", "names")
+    assert bench.feeds.verified() == ["f"]
+
+
+@pytest.mark.extended
+def test_values_beyond_the_types_of_a_lake_stop_their_tables_alone(bench: Bench) -> None:
+    beyond = {
+        "early": ("date", "0044-03-15 BC"),
+        "late": ("timestamp", "294276-12-31 23:59:59"),
+        "undefined": ("numeric(12,2)", "NaN"),
+    }
+    within = {"wide": ("numeric(38,10)", "9" * 28 + "." + "9" * 10)}
+    for table, (kind, _) in (beyond | within).items():
+        bench.db.execute(f"create table {table} (a int primary key, b {kind})")
+    bench.create(", ".join(beyond | within))
+    for table, (_, value) in (beyond | within).items():
+        bench.db.execute(f"insert into {table} values (1, '{value}')")
+
+    def failed() -> dict[str, str]:
+        tables = bench.feeds.catalog.tables(bench.feeds.catalog.job("f").id)
+        return {t.table.name: str(t.error) for t in tables if t.error}
+
+    until(lambda: failed().keys() == beyond.keys(), "these tables stop")
+    for table, error in failed().items():
+        assert "column b" in error and beyond[table][1] not in error, error
+    want = [tuple(row) for row in bench.db.execute("select a, b from wide")]
+    until(lambda: bench.lake.query("select a, b from {wide}") == want, "another goes on")
+
+
 def test_a_crash_between_merge_and_progress_changes_nothing(bench: Bench) -> None:
     bench.create()
     bench.db.execute("insert into t values (20, 'x')")

@@ -12,6 +12,8 @@ from changefeed.options import OPTIONS
 from changefeed.sources.registry import open_source
 from changefeed.sources.registry import schemes as source_schemes
 from grammar import foreign
+from grammar.parser import parse
+from grammar.problems import SyntaxProblem
 from sinks.registry import check as check_sink_uri
 from sinks.registry import schemes as sink_schemes
 
@@ -46,6 +48,29 @@ def test_no_option_of_ours_is_foreign() -> None:
     assert [name for name in OPTIONS if foreign.option(name)] == []
     ours = [*source_schemes(), *sink_schemes()]
     assert [scheme for scheme in ours if foreign.scheme(scheme)] == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "word", "said"),
+    [
+        ("COMMENT ON CHANGEFEED f IS 'x'", "COMMENT", "no comments"),
+        ("ALTER CHANGEFEED f COMMENT 'x'", "COMMENT", "no comments"),
+        ("SHOW LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
+        ("SHOW CHANGEFEED f LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
+        ("CREATE SLO fresh", "SLO", "changefeed_lag_seconds"),
+    ],
+)
+def test_a_statement_that_does_not_exist_has_a_hint(statement: str, word: str, said: str) -> None:
+    with pytest.raises(SyntaxProblem) as caught:
+        parse(statement)
+    assert said in caught.value.hint
+    assert statement[caught.value.span.start :].startswith(word)
+
+
+def test_goals_and_comments_are_no_options() -> None:
+    assert "changefeed_lag_seconds" in (foreign.option("slo") or "")
+    assert foreign.option("max_lag") == foreign.option("slo")
+    assert "comments" in (foreign.option("comment") or "")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
