@@ -26,11 +26,12 @@ from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
 from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
+from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
 from changefeed.plan.names import scheme_of
-from changefeed.plan.own_options import CONNECTION_OPTIONS
+from changefeed.plan.own_options import CONNECTION_OPTIONS, USER_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source, TableInfo
@@ -48,6 +49,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     listing,
     show,
     sync,
+    users,
     verify,
 )
 from changefeed.statements.brief import Brief, Section
@@ -62,6 +64,7 @@ from changefeed.statements.context import (
     log_lookup_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
+from changefeed.statements.rights import Role, require_role
 from changefeed.statements.times import readable
 from changefeed.statements.values import (
     Cell,
@@ -103,12 +106,14 @@ __all__ = [
     "SinkEntry",
     "Rate",
     "Result",
+    "Role",
     "STATUSES",
     "Seconds",
     "Session",
     "Size",
     "StreamRow",
     "Summary",
+    "USER_OPTIONS",
     "new_connection_name",
     "ShownText",
     "parsed_statement",
@@ -229,14 +234,31 @@ class Interpreter:
         written = statement if isinstance(statement, str) else to_sql(statement)
         text = mask_statement(written)
         parsed = parsed_statement(statement) if isinstance(statement, str) else statement
+        outcome: str | None = "interrupted"
         try:
-            return HANDLERS[type(parsed)](parsed, self._context(session, text))
+            require_role(session.role, session.user, parsed)
+            result = HANDLERS[type(parsed)](parsed, self._context(session, text))
+            outcome = None
+            return result
         except Problems as problems:
+            outcome = problems.code.number
             for problem in problems.problems:
                 _tie(problem, written, text)
             raise _tie(problems, written, text) from problems.__cause__
         except ChangefeedError as error:
+            outcome = error.code.number
             raise _tie(error, written, text) from error.__cause__
+        finally:
+            if not isinstance(parsed, nodes.Inquiry) or outcome == Code.RIGHT_MISSING:
+                self._audit(session, text, outcome)
+
+    def _audit(self, session: Session, text: str, outcome: str | None) -> None:
+        if not session.user:  # a node itself, for a statement that is noted where it was made
+            return
+        try:
+            self.catalog.record_audit(session.user, session.origin, text, outcome)
+        except ChangefeedError as error:  # the statement's own error says more
+            log.error("the audit of a statement cannot be stored: %s", error.message)
 
     def execute_script(self, text: str, session: Session) -> Iterator[Result]:
         """Run the statements of a text in order; each one runs when the iterator is advanced."""

@@ -146,20 +146,34 @@ class Application:
                 Code.NODE_ENDED, "the node's thread has ended: no more feeds are started"
             )
 
-    def http(self, host: str, port: int) -> HttpServer:
+    def http(
+        self, host: str, port: int, *, tls: tuple[str, str] | None = None, login: bool = False
+    ) -> HttpServer:
         """The API, status page, metrics and probes of this process, to be entered.
 
+        Without ``tls`` the API is served on loopback addresses alone: elsewhere a token would be
+        read on its way. With it, every request but the probes needs a token.
+
+        Args:
+            tls: files of the certificate and its key.
+            login: ask for a token without ``tls``, too.
+
         Raises:
-            ChangefeedError: CF6006 the address is taken or not allowed.
+            ChangefeedError: CF6006 the address is taken or not allowed; CF6007 the certificate or
+                the key cannot be used.
         """
         from changefeed.http.application import Api, names_this_machine
         from changefeed.http.server import HttpServer
         from changefeed.monitor import Monitor
 
+        local = names_this_machine(host)
+        open_api, logins = local or tls is not None, login or tls is not None
+        if logins and not self.catalog.users():
+            log.warning("the HTTP API has no user yet: CREATE USER name WITH role = 'admin'")
         stopping = threading.Event()
         monitor = Monitor(self.interpreter, self.check_node)
-        api = Api(monitor, local=names_this_machine(host), stopping=stopping)
-        return HttpServer(host, port, api.application, stopping=stopping)
+        api = Api(monitor, local=local, api=open_api, logins=logins, stopping=stopping)
+        return HttpServer(host, port, api.application, tls=tls, stopping=stopping)
 
     def _made(self) -> Node:
         from changefeed.node.node import Node

@@ -226,6 +226,9 @@ class _Builder(Transformer[Token, Any]):
         given = ",".join(size for size in sizes if size is not None)
         return name.lower() + (f"({given})" if given else "")
 
+    def drop_user(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
+        return nodes.DropUser(identifier(name), bool(exists), span=_span(meta), name_span=_at(name))
+
     def drop_function(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
         return nodes.DropFunction(
             identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
@@ -243,7 +246,7 @@ class _Builder(Transformer[Token, Any]):
     def if_exists(self, _meta: Meta) -> bool:
         return True
 
-    function_if_not_exists = function_if_exists = when_complete = if_exists
+    user_if_exists = function_if_not_exists = function_if_exists = when_complete = if_exists
     if_not_exists = connection_if_exists = connection_if_not_exists = if_exists
 
     def source(self, meta: Meta, name: Token) -> Name:
@@ -311,7 +314,7 @@ class _Builder(Transformer[Token, Any]):
     def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
         return Option(identifier(name), value, span=_at(name))
 
-    cdc_option = dataset_option = connection_option = option
+    cdc_option = dataset_option = connection_option = user_option = option
 
     def option_value(self, _meta: Meta, token: Token) -> Literal:
         return _literal(token, _LITERAL_KINDS.get(token.type, "word"))

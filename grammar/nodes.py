@@ -318,6 +318,40 @@ class ShowFunctions(Inquiry):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CreateUser(Statement):
+    name: str
+    options: tuple[Option, ...] = ()
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AlterUser(Statement):
+    name: str
+    options: tuple[Option, ...]
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DropUser(Statement):
+    name: str
+    if_exists: bool = False
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowUsers(Inquiry):
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowAudit(Inquiry):
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowNodes(Inquiry):
     span: Span | None = _span()
 

@@ -199,6 +199,11 @@ class _Printer:
                 return _words(head, made, path)
             case nodes.DropFunction():
                 return _words("DROP FUNCTION", "IF EXISTS" if node.if_exists else None, node.name)
+            case nodes.CreateUser() | nodes.AlterUser():
+                verb = "CREATE" if isinstance(node, nodes.CreateUser) else "ALTER"
+                return _words(f"{verb} USER", name(node.name), self.options(node.options))
+            case nodes.DropUser():
+                return _words("DROP USER", "IF EXISTS" if node.if_exists else None, name(node.name))
             case nodes.CreateDataset():
                 return self.dataset(node)
             case nodes.CreateCdc():

@@ -305,8 +305,21 @@ def _address(
     "--http",
     metavar="HOST:PORT",
     callback=_address,
-    help="Serve the status page, /metrics and /healthz there, and on a loopback address the HTTP "
-    "API, without a login.",
+    help="Serve the status page, /metrics and the probes there, and the HTTP API on an address of "
+    "this machine, or with --http-cert and --http-key.",
+)
+@click.option(
+    "--http-cert",
+    metavar="FILE",
+    help="The certificate of --http with its chain, as PEM.",
+)
+@click.option(
+    "--http-key",
+    metavar="FILE",
+    help="The key of --http-cert, as PEM.",
+)
+@click.option(
+    "--http-login", is_flag=True, help="Ask for the token of a user on this machine, too."
 )
 @click.pass_context
 def start(
@@ -322,10 +335,18 @@ def start(
     logs: str | None,
     lease: float | None,
     http: tuple[str, int] | None,
+    http_cert: str | None,
+    http_key: str | None,
+    http_login: bool,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
-    from shell.service import serve
+    from shell.service import HttpChoice, serve
 
+    if (http_cert is None) != (http_key is None):
+        raise click.UsageError("--http-cert and --http-key go together")
+    if http is None and (http_cert is not None or http_login):
+        raise click.UsageError("--http-cert, --http-key and --http-login go with --http")
+    tls = None if http_cert is None or http_key is None else (http_cert, http_key)
     spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
     given = StateChoice(state, spark, max_memory, max_disk)
     place = given.over(context.obj)
@@ -333,7 +354,7 @@ def start(
         serve(
             place.directory,
             spark=place.spark,
-            http=http,
+            http=None if http is None else HttpChoice(*http, tls, http_login),
             max_memory=place.max_memory,
             max_disk=place.max_disk,
             logs=logs,

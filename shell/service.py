@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.service import node_process, serve_until_told, stop_on_signals
@@ -15,11 +16,21 @@ from shell.exits import Exit
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
+@dataclass(frozen=True, slots=True)
+class HttpChoice:
+    """What ``--http`` and its companions say; see :meth:`changefeed.app.Application.http`."""
+
+    host: str
+    port: int
+    tls: tuple[str, str] | None = None
+    login: bool = False
+
+
 def serve(
     state: str,
     *,
     spark: SparkSettings | None = None,
-    http: tuple[str, int] | None = None,
+    http: HttpChoice | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
     logs: str | None = None,
@@ -33,7 +44,8 @@ def serve(
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
-            has ended by itself; CF6006 ``http`` cannot be listened on.
+            has ended by itself; CF6006, CF6007 ``http`` cannot be
+            served.
     """
     stopping = stop_on_signals()
     with ExitStack() as stack:
@@ -59,7 +71,9 @@ def serve(
                 hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
             )
         if http is not None:
-            server = stack.enter_context(application.http(*http))
+            server = stack.enter_context(
+                application.http(http.host, http.port, tls=http.tls, login=http.login)
+            )
             logger.info("status at %s/, /metrics and /healthz", server.address)
         serve_until_told(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")

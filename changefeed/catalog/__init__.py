@@ -8,7 +8,7 @@
                           +--------------------------------+
     tables.py     the layout; model.py and rows.py: its rows as objects
     database.py   transactions, the change counter, who writes when
-    connections, schemas, sources, jobs, progress, claims, leases, questions, history
+    connections, schemas, sources, jobs, progress, claims, leases, questions, history, users
                   one part of the Catalog each, with the rules about its rows
 
 One :class:`Catalog` is thread-safe, and several processes may use one state at once. A statement is
@@ -40,10 +40,12 @@ from changefeed.catalog.rows import (
     Question,
     SourceLease,
     SourceState,
+    User,
 )
 from changefeed.catalog.schemas import Schemas
 from changefeed.catalog.shared_logs import SharedLogs
 from changefeed.catalog.sources import Sources
+from changefeed.catalog.users import Users
 from changefeed.core.clock import Clock
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "Status",
     "TableProgress",
     "TableState",
+    "User",
     "DesiredStatus",
     "external_name",
 ]
@@ -85,6 +88,7 @@ class Catalog(
     SharedLogs,
     Questions,
     Events,
+    Users,
 ):
     """The state database; :meth:`open` it, :meth:`close` it."""
 

@@ -166,6 +166,29 @@ EVENT_KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class User:
+    """A user of the HTTP API. ``created``, ``expires`` (None: never) and ``seen`` are ns; ``role``
+    is one of :class:`changefeed.statements.rights.Role`."""
+
+    name: str
+    role: str
+    created: int
+    expires: int | None = None
+    seen: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who stated what, and from where; ``code`` is that of the error, ``at`` ns."""
+
+    at: int
+    user: str
+    origin: str
+    statement: str
+    code: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobEvent:
     """Something that happened to a job.
 

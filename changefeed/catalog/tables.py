@@ -42,7 +42,7 @@ from changefeed.core.partition import Partition
 from changefeed.core.unread import UnreadParts
 
 #: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 17
+FORMAT = 18
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"
@@ -384,6 +384,31 @@ node = Table(
     _ns("seen"),
     # Whether it is to give its sources away and take none.
     Column("draining", Boolean, nullable=False, server_default=text("false")),
+)
+
+#: Users of the HTTP API; ``digest`` is the SHA-256 of the token.
+user = Table(
+    "api_user",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _text("role"),
+    Column("digest", Text, nullable=False, unique=True),
+    _ns("created"),
+    _ns("expires", null=True),
+    _ns("seen", null=True),
+)
+
+#: Statements that changed something or were refused, without their secrets.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    _ns("at"),
+    _text("user"),
+    _text("origin"),
+    _text("statement"),
+    _text("code", null=True),
+    sqlite_autoincrement=True,
 )
 
 #: Questions of processes without Spark to the nodes; ``node`` is the one that took the question.

@@ -97,6 +97,20 @@ class Code(StrEnum):
 
     # 14xx: requests over HTTP
     REQUEST_REFUSED = "CF1401", _USER, Scope.STATEMENT, "HTTP request is refused"
+    LOGIN_NEEDED = (
+        "CF1402",
+        _USER,
+        Scope.STATEMENT,
+        "the HTTP API needs a login",
+        "send the token of CREATE USER: --token-file FILE, or the header Authorization: Bearer.",
+    )
+    RIGHT_MISSING = (
+        "CF1403",
+        _USER,
+        Scope.STATEMENT,
+        "the role of the user does not allow this",
+        "an admin can give another role: ALTER USER name WITH role = 'operator'.",
+    )
 
     # 20xx: the source
     SOURCE_UNREACHABLE = (
@@ -324,6 +338,13 @@ class Code(StrEnum):
         Scope.NODE,
         "cannot listen on the address",
         "give --http another host:port.",
+    )
+    CERTIFICATE_NOT_USABLE = (
+        "CF6007",
+        _USER,
+        Scope.NODE,
+        "certificate or key cannot be used",
+        "give files in PEM form that belong together to --http-cert and --http-key.",
     )
 
     # 90xx: faults of our own

@@ -1,12 +1,14 @@
 """The routes of a node, and which requests are answered at all.
 
-On a loopback address there is no login, so nothing that a browser brings from another site is
-answered there: a ``Host`` that is not this machine's, or a change that another page asks for.
+On a loopback address there need be no login, so nothing that a browser brings from another site
+is answered there: a ``Host`` that is not this machine's, or a change that another page asks for.
+With logins each request but the probes has the token of a user.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import ipaddress
 import json
@@ -28,12 +30,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from changefeed.api import Role, Session
+from changefeed.catalog import User
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
 from changefeed.http.openapi import document
 from changefeed.http.resources import RESOURCES, Resource
-from changefeed.http.statements import StatementRequest, StatementRun, collected, session_of
+from changefeed.http.statements import StatementRequest, StatementRun, collected
 from changefeed.monitor import Monitor
 
 #: The largest body of a request, bytes.
@@ -63,6 +67,8 @@ class Api:
         monitor: Monitor,
         *,
         local: bool,
+        api: bool = True,
+        logins: bool = False,
         stopping: threading.Event | None = None,
         patience: float = 10.0,
         largest: int = LARGEST,
@@ -70,14 +76,16 @@ class Api:
         """
         Args:
             monitor: of the node; its interpreter runs the statements.
-            local: the address is this machine's loopback: the API is served, and only to this
-                machine's own names. Elsewhere there are the page, the metrics and the probes.
+            local: the address is this machine's loopback: only its own names are answered.
+            api: the paths under ``/v1`` are served.
+            logins: a request needs a token; without, one that has none may do everything.
             stopping: ends statements under way.
             patience: seconds until the body of a request must be there.
             largest: bytes of a body.
         """
         self._monitor = monitor
         self._interpreter = monitor.interpreter
+        self._logins = logins
         self._stopping = stopping or threading.Event()
         self._patience = patience
         self._largest = largest
@@ -89,7 +97,7 @@ class Api:
             Route("/livez", self._alive),
             *(Route(path, self._ready) for path in ("/readyz", "/healthz", "/health")),
         ]
-        if local:
+        if api:
             routes += [
                 Route("/v1/openapi.json", self._openapi),
                 Route("/v1/statements", self._statements, methods=["POST"]),
@@ -113,9 +121,11 @@ class Api:
     # -- for people, Prometheus and supervisors -------------------------------------------
 
     async def _page(self, request: Request) -> Response:
+        await self._user(request)
         return Response(await to_thread.run_sync(self._monitor.page), media_type="text/html")
 
     async def _metrics(self, request: Request) -> Response:
+        await self._user(request)
         kind, text = await to_thread.run_sync(self._monitor.metrics)
         return Response(text, headers={"Content-Type": kind})
 
@@ -132,18 +142,19 @@ class Api:
     # -- /v1 ------------------------------------------------------------------------------
 
     async def _openapi(self, request: Request) -> Response:
+        await self._user(request)
         return _listed(request, self._document)
 
     async def _resource(self, resource: Resource, request: Request) -> Response:
+        left = threading.Event()
+        session = await self._session(request, left)
         query = {name: _number(value) for name, value in request.query_params.items()}
         given = {
             **resource.read(query, resource.query),
             **resource.read(await self._object(request), resource.body),
             **request.path_params,
         }
-        statement, left = resource.asks(given), threading.Event()
-        session = session_of(_who(request), left, self._stopping)
-        work = partial(self._interpreter.execute, statement, session)
+        work = partial(self._interpreter.execute, resource.asks(given), session)
         result = await self._while_there(request, left, work)
         rows = result.objects()
         answer = rows[0] if resource.one else {"items": rows, "notices": result.notices}
@@ -152,9 +163,9 @@ class Api:
         return _listed(request, _json(answer))
 
     async def _statements(self, request: Request) -> Response | _Lines:
-        asked = StatementRequest.read(await self._body(request))
         left = threading.Event()
-        session = session_of(_who(request), left, self._stopping)
+        session = await self._session(request, left)
+        asked = StatementRequest.read(await self._body(request))
         streams = LINES in request.headers.get("accept", "")
         run = StatementRun(self._interpreter, asked, session, streams)
         if streams:
@@ -163,6 +174,35 @@ class Api:
         if error is None:
             return Response(_json(answer), media_type="application/json")
         return Response(_json(answer), status_of(error), media_type=PROBLEM)
+
+    async def _session(self, request: Request, left: threading.Event) -> Session:
+        """The session of one request: whose it is, and until when it is wanted."""
+        user = await self._user(request)
+        return Session(
+            client="http",
+            user=user.name if user else "http client",
+            origin=request.client.host if request.client else "http",
+            role=Role(user.role) if user else None,
+            gone=lambda: left.is_set() or self._stopping.is_set(),
+        )
+
+    async def _user(self, request: Request) -> User | None:
+        """Who asks; None is whoever reaches an address without logins.
+
+        Raises:
+            ChangefeedError: CF1402, there is no token, or no user has it.
+        """
+        token = _token(request.headers.get("authorization", ""))
+        if token is None:
+            if not self._logins:
+                return None
+            raise ChangefeedError(Code.LOGIN_NEEDED, "the request has no token")
+        user = await to_thread.run_sync(self._interpreter.catalog.user_of, token)
+        if user is None:
+            client = request.client.host if request.client else "?"
+            log.warning("http: a token that no user has, or that has ended, from %s", client)
+            raise ChangefeedError(Code.LOGIN_NEEDED, "no user has this token, or it has ended")
+        return user
 
     async def _while_there(
         self, request: Request, left: threading.Event, work: Callable[[], Any]
@@ -248,14 +288,13 @@ class _Guard:
                 MutableHeaders(scope=message).update(_PROTECTION)
             await send(message)
 
-        refused = self._refused(scope["method"], Headers(scope=scope)) if self._local else None
+        refused = self._refused(scope["method"], Headers(scope=scope))
         answer = self._application if refused is None else _problem(refused)
         await answer(scope, receive, protected)
 
-    @staticmethod
-    def _refused(method: str, headers: Headers) -> HTTPException | None:
+    def _refused(self, method: str, headers: Headers) -> HTTPException | None:
         host = headers.get("host", "")
-        if not names_this_machine(host):
+        if self._local and not names_this_machine(host):
             return _bad(HTTPStatus.MISDIRECTED_REQUEST, "the Host is not a name of this machine")
         if method in ("GET", "HEAD"):
             return None
@@ -288,9 +327,17 @@ async def _note_leaving(receive: Receive, left: threading.Event) -> None:
     left.set()
 
 
-def _who(request: Request) -> str:
-    """Whom the history of a feed names."""
-    return f"http client {request.client.host}" if request.client else "http client"
+def _token(header: str) -> str | None:
+    """The token of an ``Authorization`` header: a bearer's, or the password of a browser."""
+    scheme, _, value = header.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(value).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _number(text: str) -> int | str:
@@ -335,7 +382,10 @@ async def _not_served(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     if not isinstance(error, ChangefeedError):
         raise error
-    return Response(_json(problem(error)), status_of(error), media_type=PROBLEM)
+    # A browser asks for the token as for a password.
+    login = {"WWW-Authenticate": 'Basic realm="changefeed"'}
+    headers = login if error.code is Code.LOGIN_NEEDED else {}
+    return Response(_json(problem(error)), status_of(error), headers, media_type=PROBLEM)
 
 
 async def _crashed(request: Request, error: Exception) -> Response:

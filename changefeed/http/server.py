@@ -30,6 +30,7 @@ class HttpServer:
         port: int,
         application: ASGIApp,
         *,
+        tls: tuple[str, str] | None = None,
         stopping: threading.Event | None = None,
         read_timeout: float = 10.0,
     ) -> None:
@@ -37,12 +38,16 @@ class HttpServer:
 
         Args:
             application: what answers.
+            tls: files of the certificate, with its chain, and of its key, as PEM.
             stopping: set when the server ends, so that statements under way end too.
             read_timeout: seconds until a connection without a request under way is closed.
 
         Raises:
-            ChangefeedError: CF6006 the address is taken or not allowed.
+            ChangefeedError: CF6006 the address is taken or not allowed; CF6007 the certificate or
+                the key cannot be used.
         """
+        cert, key = tls or (None, None)
+        self._scheme = "http" if tls is None else "https"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._stopping = stopping or threading.Event()
         self._read_timeout = read_timeout
@@ -54,32 +59,41 @@ class HttpServer:
             raise ChangefeedError(
                 Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {reason}"
             ) from error
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application,
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                limit_concurrency=_CONNECTIONS,
-                timeout_keep_alive=60,  # that of this class is shorter
-                timeout_graceful_shutdown=_FINISH,
-                timeout_notify=_LOOK,
-                callback_notify=self._close_idle,
-            )
+        config = uvicorn.Config(
+            application,
+            ssl_certfile=cert,
+            ssl_keyfile=key,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=60,  # that of this class is shorter
+            timeout_graceful_shutdown=_FINISH,
+            timeout_notify=_LOOK,
+            callback_notify=self._close_idle,
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError, too
+            self._socket.close()
+            reason = error.strerror or str(error)
+            raise ChangefeedError(
+                Code.CERTIFICATE_NOT_USABLE, f"cannot use {cert} with {key}: {reason}"
+            ) from error
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     @property
     def address(self) -> str:
-        """``http://host:port``."""
+        """``http://host:port``, or ``https``."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def __enter__(self) -> HttpServer:
         self._thread.start()

@@ -6,7 +6,6 @@ result when its statement has ended, and the rows of a sinkless feed as they are
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -152,8 +151,3 @@ def collected(run: StatementRun) -> tuple[dict[str, Any], ChangefeedError | None
     except ChangefeedError as error:
         return problem(error) | answer, error
     return answer, None
-
-
-def session_of(who: str, left: threading.Event, stopping: threading.Event) -> Session:
-    """A session that ends when its client has left or the server stops."""
-    return Session(client="http", user=who, gone=lambda: left.is_set() or stopping.is_set())

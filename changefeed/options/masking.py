@@ -55,8 +55,8 @@ _HARMLESS_PARAMETERS = frozenset(
 )
 
 #: Other names before a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
-#: CREATE EXTERNAL CONNECTION.
-_OTHER_NAMES = frozenset({"check", "record", "sink"})
+#: CREATE EXTERNAL CONNECTION, two of CREATE USER.
+_OTHER_NAMES = frozenset({"check", "expires", "record", "role", "sink"})
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Code, raise_all
@@ -16,6 +16,14 @@ CONNECTION_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+#: The options of CREATE and ALTER USER.
+USER_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "role": (("viewer", "operator", "admin"), "What the user may do."),
+    "expires": ((), "When the token ends, from now: '90d', or 'never'."),
+    "token": (("new",), "A new token in place of the old one (ALTER USER)."),
+}
+
+
 def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
     """Whether the statement of a connection is to try the server; the default is yes.
 
@@ -23,27 +31,43 @@ def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
         ChangefeedError: CF1203, CF1204, CF1205 an option is wrong.
     """
     reading = OptionReader(SystemClock(), text)
-    given, others = split_options(options, CONNECTION_OPTIONS, reading)
+    more = "; what belongs to the server is a parameter of the URI"
+    given = own_values(options, CONNECTION_OPTIONS, "a connection", reading, more)
+    raise_all(reading.problems)
+    value = given.get("check")
+    return value is None or value.text.lower() == "yes"
+
+
+def own_values(
+    options: Sequence[nodes.Option],
+    own: Mapping[str, tuple[tuple[str, ...], str]],
+    what: str,
+    reading: OptionReader,
+    more: str = "",
+) -> dict[str, nodes.Literal]:
+    """The values of a statement that takes the options ``own`` alone; problems go to ``reading``.
+
+    ``what`` takes them, in the hint for another name, which ``more`` ends.
+    """
+    given, others = split_options(options, own, reading)
     for node in others:
-        near = did_you_mean(node.name, CONNECTION_OPTIONS)
-        known = f"a connection takes {', '.join(CONNECTION_OPTIONS)}; what belongs to the server "
-        known += "is a parameter of the URI."
+        near = did_you_mean(node.name, own)
         reading.problem(
             Code.UNKNOWN_OPTION,
             f'invalid option "{node.name}"',
             to_span(node.span),
-            f'did you mean "{near}"?' if near else known,
+            f'did you mean "{near}"?' if near else f"{what} takes {', '.join(own)}{more}.",
         )
-    value = given.get("check")
-    values, _ = CONNECTION_OPTIONS["check"]
-    if value is not None and value.text.lower() not in values:
-        reading.problem(
-            Code.INVALID_OPTION_VALUE,
-            f"unknown check: {value.text}, valid values are 'yes' and 'no'",
-            to_span(value.span),
-        )
-    raise_all(reading.problems)
-    return value is None or value.text.lower() == "yes"
+    for name, value in given.items():
+        values, _ = own[name]
+        if values and value.text.lower() not in values:
+            valid = " and ".join(f"'{each}'" for each in values)
+            reading.problem(
+                Code.INVALID_OPTION_VALUE,
+                f"unknown {name}: {value.text}, valid values are {valid}",
+                to_span(value.span),
+            )
+    return given
 
 
 def split_options(

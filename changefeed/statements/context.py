@@ -29,6 +29,7 @@ from changefeed.sources.base import Source
 from changefeed.statements.brief import Brief, Section
 from changefeed.statements.health import Health, health
 from changefeed.statements.inquiry import NodeInquiry
+from changefeed.statements.rights import Role
 from changefeed.statements.values import Cell, plain_cell
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -196,6 +197,8 @@ class Session:
         client: what kind of client it is.
         gone: whether the client has left, so that a long statement can stop.
         user: who it is to the operating system; empty where that is not known.
+        origin: where it is: ``local``, or an address of the network.
+        role: what it may do; None is everything.
         heard: sources that have said what they have to say of themselves.
     """
 
@@ -203,6 +206,8 @@ class Session:
     client: str = "shell"
     gone: Callable[[], bool] = lambda: False
     user: str = field(default_factory=os_user)
+    origin: str = "local"
+    role: Role | None = None
     heard: set[str] = field(default_factory=set)
 
     def source_in(self, catalog: Catalog) -> str | None:

@@ -176,6 +176,14 @@ def _connection_options(fits: Suggestions, known: NameCache) -> Iterator[Candida
             yield Candidate(name, meta)
 
 
+def _user_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    from changefeed.api import USER_OPTIONS
+
+    for name, (_, meta) in USER_OPTIONS.items():
+        if name not in fits.given:
+            yield Candidate(name, meta)
+
+
 def _cdc_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     for name, meta in _CDC.items():
         if name not in fits.given:
@@ -205,9 +213,10 @@ _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 def _option_values(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
-        from changefeed.api import CONNECTION_OPTIONS, DATASET_OPTIONS
+        from changefeed.api import CONNECTION_OPTIONS, DATASET_OPTIONS, USER_OPTIONS
 
-        values, _ = (CONNECTION_OPTIONS | DATASET_OPTIONS).get(fits.option or "", ((), ""))
+        own = CONNECTION_OPTIONS | DATASET_OPTIONS | USER_OPTIONS
+        values, _ = own.get(fits.option or "", ((), ""))
         yield from (Candidate(value, string=True) for value in values)
         return
     if row.type.kind in ("column", "columns"):
@@ -388,6 +397,7 @@ _FILLERS: dict[str, Callable[[Suggestions, NameCache], Iterator[Candidate]]] = {
     "partition": _partitions,
     "option": _options,
     "connection_option": _connection_options,
+    "user_option": _user_options,
     "cdc_option": _cdc_options,
     "dataset_option": _dataset_options,
     "option_value": _option_values,

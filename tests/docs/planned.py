@@ -103,6 +103,8 @@ def plan(block: Block, folder: Path, compile_query: CompileQuery | None = None) 
                 world.run(
                     f"CREATE CHANGEFEED {feed} FOR shop.orders, shop.customers INTO 'null://'"
                 )
+        if isinstance(made[0] if made else None, nodes.AlterUser):
+            world.run("CREATE USER ann")
         for node in made:
             if isinstance(node, nodes.ResumeChangefeed):
                 world.run("PAUSE ALL CHANGEFEEDS")

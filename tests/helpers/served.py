@@ -25,15 +25,33 @@ class Bench:
         self.world = world
         self.ill = ""
         self.stopping = threading.Event()
+        self.token = ""
         self.monitor = Monitor(world.interpreter, self._check)
         self.server = self.serve()
 
-    def serve(self, *, local: bool = True, **timeouts: float) -> HttpServer:
-        """A server of the world, not entered yet; ``timeouts`` are of Api and HttpServer."""
-        read_timeout = timeouts.pop("read_timeout", 10.0)
-        api = Api(self.monitor, local=local, stopping=self.stopping, largest=10_000, **timeouts)
+    def serve(
+        self,
+        *,
+        local: bool = True,
+        logins: bool = False,
+        patience: float = 10.0,
+        read_timeout: float = 10.0,
+    ) -> HttpServer:
+        """A server of the world, not entered yet; see Api and HttpServer."""
+        api = Api(
+            self.monitor,
+            local=local,
+            logins=logins,
+            stopping=self.stopping,
+            largest=10_000,
+            patience=patience,
+        )
         return HttpServer(
-            "127.0.0.1", 0, api.application, stopping=self.stopping, read_timeout=read_timeout
+            "127.0.0.1",
+            0,
+            api.application,
+            stopping=self.stopping,
+            read_timeout=read_timeout,
         )
 
     def _check(self) -> None:
@@ -53,6 +71,8 @@ class Bench:
         )
         if data is not None and not request.has_header("Content-type"):
             request.add_header("Content-Type", "application/json")
+        if self.token and not request.has_header("Authorization"):
+            request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, answer.headers, answer.read()

@@ -199,14 +199,6 @@ def test_a_page_of_the_server_itself_may_ask(bench: Bench) -> None:
     assert bench.json("/v1/statements", {"statement": "SHOW NODES"}, **own)[0] == 200
 
 
-def test_elsewhere_than_on_loopback_nothing_is_stated(bench: Bench) -> None:
-    with bench.serve(local=False) as server:
-        bench.server, before = server, bench.server
-        assert bench.run("SHOW NODES")[0] == 404 and bench.json("/v1/feeds")[0] == 404
-        assert bench.get("/healthz")[0] == bench.get("/metrics")[0] == 200
-    bench.server = before
-
-
 def test_no_answer_has_a_secret(bench: Bench) -> None:
     bench.world.run(MADE)
     bench.run("CREATE EXTERNAL CONNECTION k AS 'kafka://u:hunter2@k:9092' WITH check = 'no'")

@@ -1,0 +1,101 @@
+"""Users of the HTTP API with the digests of their tokens, and the record of what was stated."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from sqlalchemy import delete, func, insert, select, update
+
+from changefeed.catalog import tables
+from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.rows import AuditEntry, User
+from changefeed.core.errors import ChangefeedError, Code
+
+#: Entries of the audit that are kept, the newest.
+KEPT_AUDIT = 10_000
+
+#: How often a user's last request is noted, ns.
+_SEEN_EVERY = 60 * 1_000_000_000
+
+_user = tables.user
+_audit = tables.audit
+
+
+def _digest(token: str) -> str:
+    """What is stored of a token: 256 random bits need no slow hash."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Users(CatalogPart):
+    """Part of :class:`changefeed.catalog.Catalog`."""
+
+    #: How many entries :meth:`record_audit` leaves.
+    kept_audit: int = KEPT_AUDIT
+
+    def create_user(self, name: str, role: str, expires: int | None) -> str:
+        """Add a user; returns the token, which is stored nowhere.
+
+        Raises:
+            ChangefeedError: CF1102 the name is taken.
+        """
+        token = secrets.token_urlsafe(32)
+        with self._database.write() as transaction:
+            same = select(_user).where(_user.c.name == name)
+            if transaction.execute(same).one_or_none() is not None:
+                raise ChangefeedError(
+                    Code.NAME_TAKEN,
+                    f'user "{name}" already exists',
+                    hint="ALTER USER changes the role or the token.",
+                )
+            values = {"role": role, "expires": expires, "digest": _digest(token)}
+            transaction.execute(insert(_user).values(name=name, created=self._now(), **values))
+        return token
+
+    def alter_user(self, name: str, *, new_token: bool, **changes: str | int | None) -> str | None:
+        """Change ``role`` or ``expires`` of a user; returns a new token if one is wanted."""
+        token = secrets.token_urlsafe(32) if new_token else None
+        if token is not None:
+            changes["digest"] = _digest(token)
+        with self._database.write() as transaction:
+            transaction.execute(update(_user).where(_user.c.name == name).values(**changes))
+        return token
+
+    def drop_user(self, name: str) -> bool:
+        """Remove a user; False when there was none."""
+        with self._database.write() as transaction:
+            return transaction.execute(delete(_user).where(_user.c.name == name)).rowcount > 0
+
+    def users(self) -> list[User]:
+        """All users by name."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_user).order_by(_user.c.name))
+            return [User(r.name, r.role, r.created, r.expires, r.seen) for r in rows]
+
+    def user_of(self, token: str) -> User | None:
+        """The user of a token that has not ended; notes that it was seen."""
+        now = self._now()
+        with self._database.read() as transaction:
+            mine = select(_user).where(_user.c.digest == _digest(token))
+            row = transaction.execute(mine).one_or_none()
+        if row is None or (row.expires is not None and row.expires <= now):
+            return None
+        if row.seen is None or now - row.seen > _SEEN_EVERY:
+            with self._database.write(notify=False) as transaction:
+                seen = update(_user).where(_user.c.name == row.name).values(seen=now)
+                transaction.execute(seen)
+        return User(row.name, row.role, row.created, row.expires, row.seen)
+
+    def record_audit(self, user: str, origin: str, statement: str, code: str | None) -> None:
+        """Note a statement, redacted, that changed something or was refused."""
+        with self._database.write(notify=False) as transaction:
+            entry = {"user": user, "origin": origin, "statement": statement, "code": code}
+            transaction.execute(insert(_audit).values(at=self._now(), **entry))
+            newest = select(func.max(_audit.c.id)).scalar_subquery()
+            transaction.execute(delete(_audit).where(_audit.c.id <= newest - self.kept_audit))
+
+    def audit(self, limit: int) -> list[AuditEntry]:
+        """The newest entries first."""
+        with self._database.read() as transaction:
+            rows = transaction.execute(select(_audit).order_by(_audit.c.id.desc()).limit(limit))
+            return [AuditEntry(r.at, r.user, r.origin, r.statement, r.code) for r in rows]

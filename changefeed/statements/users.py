@@ -1,0 +1,138 @@
+"""CREATE, ALTER, DROP USER, SHOW USERS and SHOW AUDIT: who uses the HTTP API, and what was done."""
+
+from __future__ import annotations
+
+from changefeed.catalog.users import KEPT_AUDIT
+from changefeed.core.errors import ChangefeedError, Code, raise_all
+from changefeed.core.quantities import parse_nanos
+from changefeed.options import OptionReader, to_span
+from changefeed.plan.own_options import USER_OPTIONS, own_values
+from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.rights import Role
+from changefeed.statements.times import date, moment
+from changefeed.statements.values import Cell
+from grammar import nodes
+from grammar.spelling import did_you_mean
+
+COLUMNS = ("user", "role", "created", "expires", "seen")
+TOKEN_COLUMNS = ("user", "role", "expires", "token")
+AUDIT_COLUMNS = ("at", "user", "origin", "statement", "code")
+
+#: Entries of SHOW AUDIT without WHERE, ORDER BY or LIMIT.
+SHOWN_AUDIT = 100
+
+_ONCE = "the token is shown only now; a client sends it as Authorization: Bearer, or as a password"
+
+
+@handles(nodes.CreateUser)
+def create_user(statement: nodes.CreateUser, context: Context) -> Result:
+    """CREATE USER: shows the token, which is stored as its digest."""
+    given = _options(statement, context)
+    if given.pop("token", None):
+        raise ChangefeedError(
+            Code.OPTIONS_CONTRADICT, "a new user has a new token: leave out the option token"
+        )
+    role, expires = given.get("role") or Role.VIEWER, given.get("expires")
+    try:
+        token = context.catalog.create_user(statement.name, str(role), _until(expires))
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    return _token(statement.name, token, "CREATE USER", context)
+
+
+@handles(nodes.AlterUser)
+def alter_user(statement: nodes.AlterUser, context: Context) -> Result:
+    """ALTER USER: another role, another end, a new token in place of the old one."""
+    _known(statement.name, statement.name_span, context)
+    changes = _options(statement, context)
+    new = bool(changes.pop("token", None))
+    token = context.catalog.alter_user(statement.name, new_token=new, **changes)
+    if token is None:
+        return Result("done", tag="ALTER USER")
+    return _token(statement.name, token, "ALTER USER", context)
+
+
+@handles(nodes.DropUser)
+def drop_user(statement: nodes.DropUser, context: Context) -> Result:
+    """DROP USER: the token is refused from now on."""
+    if context.catalog.drop_user(statement.name):
+        return Result("done", tag="DROP USER")
+    if not statement.if_exists:
+        _known(statement.name, statement.name_span, context)
+    notice = f'user "{statement.name}" does not exist, skipping'
+    return Result("done", notices=[notice], tag="DROP USER")
+
+
+@handles(nodes.ShowUsers)
+def show_users(statement: nodes.ShowUsers, context: Context) -> Result:
+    """SHOW USERS."""
+    now = context.clock.now().wall
+    rows: list[tuple[Cell, ...]] = [
+        (u.name, u.role, date(u.created), moment(u.expires, now), moment(u.seen, now))
+        for u in context.catalog.users()
+    ]
+    return Result(columns=COLUMNS, rows=rows)
+
+
+@handles(nodes.ShowAudit)
+def show_audit(statement: nodes.ShowAudit, context: Context) -> Result:
+    """SHOW AUDIT."""
+    rows: list[tuple[Cell, ...]] = [
+        (date(entry.at), entry.user, entry.origin, entry.statement, entry.code)
+        for entry in context.catalog.audit(KEPT_AUDIT if context.selecting else SHOWN_AUDIT)
+    ]
+    return Result(columns=AUDIT_COLUMNS, rows=rows)
+
+
+def _options(
+    statement: nodes.CreateUser | nodes.AlterUser, context: Context
+) -> dict[str, str | int | None]:
+    """The options that were given: ``expires`` as ns since 1970, None for never.
+
+    Raises:
+        ChangefeedError: CF1203, CF1204, CF1205 an option is wrong.
+    """
+    reading = OptionReader(context.clock, context.text)
+    values = own_values(statement.options, USER_OPTIONS, "a user", reading)
+    given: dict[str, str | int | None] = {n: v.text.lower() for n, v in values.items()}
+    expires = values.get("expires")
+    if expires is not None and expires.text.lower() == "never":
+        given["expires"] = None
+    elif expires is not None:
+        try:
+            length = parse_nanos(expires.text)
+        except ValueError:
+            length = 0
+        if length <= 0:
+            reading.problem(
+                Code.INVALID_OPTION_VALUE,
+                f"expires is a duration as '90d', or 'never', not {expires.text}",
+                to_span(expires.span),
+            )
+        given["expires"] = context.clock.now().wall + length
+    raise_all(reading.problems)
+    return given
+
+
+def _until(expires: str | int | None) -> int | None:
+    return expires if isinstance(expires, int) else None
+
+
+def _token(name: str, token: str, tag: str, context: Context) -> Result:
+    user = next(user for user in context.catalog.users() if user.name == name)
+    expires = moment(user.expires, context.clock.now().wall)
+    row: tuple[Cell, ...] = (name, user.role, expires, token)
+    return Result("rows", TOKEN_COLUMNS, [row], [_ONCE], tag=tag)
+
+
+def _known(name: str, span: nodes.Span | None, context: Context) -> None:
+    names = [user.name for user in context.catalog.users()]
+    if name not in names:
+        near = did_you_mean(name, names)
+        raise ChangefeedError(
+            Code.NAME_UNKNOWN,
+            f'user "{name}" does not exist',
+            hint=f'did you mean "{near}"?' if near else "SHOW USERS lists them.",
+            span=to_span(span),
+        )
