@@ -6,7 +6,8 @@ public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 :mod:`changefeed.core.uri`) and a sink is reached only through
 :mod:`sinks.registry`.
 
-Programs use :func:`subscribe`, which returns the changes of a table as Arrow, or
+Programs use :func:`subscribe`, which returns the changes of a table as Arrow, :func:`attach`, which
+runs the feeds of a state with the program's own Spark session, or
 :mod:`changefeed.spark_source`, which makes them a Spark data source.
 """
 
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING
 from changefeed.core.version import __version__
 
 if TYPE_CHECKING:
+    from changefeed.attached_node import attach as attach
     from changefeed.readers.subscription import subscribe as subscribe
 
-__all__ = ["__version__", "subscribe"]
+__all__ = ["__version__", "attach", "subscribe"]
 
 
 def __getattr__(name: str) -> object:
@@ -28,4 +30,8 @@ def __getattr__(name: str) -> object:
         from changefeed.readers.subscription import subscribe
 
         return subscribe
+    if name == "attach":
+        from changefeed.attached_node import attach
+
+        return attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -170,7 +170,14 @@ def _place_options(command: F) -> F:
             "(default: auto).",
         ),
         click.option("--heap", metavar="SIZE", help="Memory of Spark's JVM, as 2g."),
-        click.option("--master", metavar="URL", help="Spark's master (default: this machine)."),
+        click.option(
+            "--master",
+            "--spark",
+            "master",
+            metavar="URL|local|existing",
+            help="Spark's master, the sc:// URL of a Spark Connect server, or existing for the "
+            "session of this process (default: local, this machine).",
+        ),
         click.option(
             "--staging",
             metavar="DIR|URL",

@@ -40,11 +40,13 @@ class SparkState:
         ready: whether a session exists.
         cores: tasks that run at the same time.
         least_job_rows: work of fewer rows never becomes a job.
+        hindrance: why its executors cannot run changefeed's functions; empty if they can.
     """
 
     ready: bool
     cores: int
     least_job_rows: int = LEAST_JOB_ROWS
+    hindrance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ class EngineChoice:
 
 def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineChoice:
     """Compare how long the work would take in both places."""
-    if work.hindrance:
-        return EngineChoice(False, work.hindrance, hindered=True)
+    if hindrance := work.hindrance or state.hindrance:
+        return EngineChoice(False, hindrance, hindered=True)
     if asked is EngineOption.DRIVER:
         return EngineChoice(False, "engine = 'driver'")
     if work.rows < state.least_job_rows:

@@ -57,6 +57,7 @@ from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, ExtractMark, Version, check_sides
 from changefeed.dataset.tables import Registration, check_tables, register
 from changefeed.spark.failure import LOG
+from changefeed.spark.internals.sessions import require_classic
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 
@@ -184,6 +185,7 @@ def _run(
 ) -> RunOutcome:
     """A run on the locked store."""
     with spark.use(f"dataset {dataset.name}") as session:
+        require_classic(session, "a dataset")
         began = time.monotonic()
         try:
             counts = _stage(session, store, dataset, extract, base, date, broadcast)

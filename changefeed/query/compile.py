@@ -7,7 +7,7 @@ result in each call, expressions that make several rows of one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -166,9 +166,8 @@ class QueryCompiler:
 
     @contextmanager
     def _empty_batch(self, fields: Sequence[pa.Field]) -> Iterator[None]:
-        # Rows of an RDD: of a table in memory the optimizer would drop every expression.
-        nothing = self._session.sparkContext.emptyRDD()
-        empty = self._session.createDataFrame(nothing, spark_schema(pa.schema(fields)))
+        # Rows of a function: of a table in memory the optimizer would drop every expression.
+        empty = self._session.range(0).mapInArrow(_nothing, spark_schema(pa.schema(fields)))
         empty.createOrReplaceTempView(self._empty)
         try:
             yield
@@ -646,6 +645,10 @@ _OF_CHANGE = {OP: pa.string(), TIME: pa.decimal128(30, 10)}
 def prev_type(schema: TableSchema) -> pa.DataType:
     """The type of ``cdc_prev``: a struct of the table's columns."""
     return pa.struct([pa.field(c.name, input_type(c)) for c in schema.columns])
+
+
+def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iter(())
 
 
 def _origin(expression: Expression, written: SqlDraft) -> Span | None:

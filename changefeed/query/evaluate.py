@@ -31,6 +31,7 @@ from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import ROW, Constants
 from changefeed.spark.internals.projection import Projection
+from changefeed.spark.internals.sessions import another_session
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class QuerySessions:
         """The session of queries that shares its context with ``plain``, the node's session."""
         with self._lock:
             if self._made is None or self._made[0] is not plain:
-                session = plain.newSession()
+                session = another_session(plain)
                 for name, value in _SETTINGS.items():
                     session.conf.set(name, value)
                 self._made = plain, session

@@ -44,7 +44,7 @@ _OPENED = (
     "java.base/sun.security.action",
     "java.base/sun.util.calendar",
 )
-_FLAGS = (
+FLAGS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
     "--enable-native-access=ALL-UNNAMED",
@@ -218,7 +218,7 @@ def _command(launch: Launch) -> list[str]:
         str(launch.java.executable),
         "-cp",
         os.pathsep.join([str(spark_jars() / "*"), *map(str, launch.jars)]),
-        *_FLAGS,
+        *FLAGS,
         f"-Xmx{launch.heap}",
         f"-Djava.io.tmpdir={launch.scratch}",
         f"-Dlog4j2.configurationFile={logging.as_uri()}",

@@ -10,11 +10,11 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError, Code
@@ -82,6 +82,14 @@ class SessionSpec:
     scratch: Path | None
 
 
+class HasEnd(Protocol):
+    """What a session waits for before it starts."""
+
+    def end(self) -> None:
+        """Returns when nothing of it is left."""
+        ...
+
+
 class JvmSession:
     """One JVM and its session, from start to end."""
 
@@ -128,10 +136,10 @@ class JvmSession:
             return True
         return self.jvm is not None and self.session.done() and not self.jvm.alive
 
-    def begin(self, after: JvmSession | None) -> None:
+    def begin(self, after: HasEnd | None) -> None:
         threading.Thread(target=self._run, args=(after,), name="spark-start", daemon=True).start()
 
-    def _run(self, after: JvmSession | None) -> None:
+    def _run(self, after: HasEnd | None) -> None:
         try:
             if after is not None:
                 after.end()
@@ -226,8 +234,9 @@ class JvmSession:
             return False
         return self.jvm.wait(1.0 if broken_connection(failure) else 0.0)
 
-    def extended(self) -> SparkSession:
-        """The session whose planner knows the table formats; made when first asked for."""
+    def extended(self, wanted: Sequence[str]) -> SparkSession:
+        """The session whose planner knows the table formats of all its packs, ``wanted`` among
+        them; made when first asked for."""
         with self._extending:
             if self._extended is None:
                 formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]

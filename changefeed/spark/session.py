@@ -26,14 +26,15 @@ from typing import TYPE_CHECKING
 from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkReport, SparkState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
+from changefeed.spark.attached import EXISTING, REMOTE, AttachedSession, Find, finder, shown_url
 from changefeed.spark.failure import translate
-from changefeed.spark.internals.sessions import cancel_group
+from changefeed.spark.internals.sessions import cancel_group, job_group
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 from changefeed.spark.jvm_session import JvmSession, SessionSpec
 from changefeed.spark.packs import pack, paths
 from changefeed.spark.properties import count_cores, is_local
-from changefeed.spark.settings import SparkSettings
+from changefeed.spark.settings import LOCAL, SparkSettings
 from changefeed.spark.staging import StagingArea
 from changefeed.spark.staging_place import staging_place
 
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SIZE = re.compile(r"\d+[kmgKMG]\Z")
-#: What ``setJobGroup`` sets of a thread.
-_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_NOT_OURS = "the executors of a Spark that the node has not started do not have its code"
 
 
 class NodeSpark:
@@ -60,6 +60,8 @@ class NodeSpark:
         packs: jar packs to have from the first start on, downloaded where they are missing.
         preferred: where bulk work of feeds runs that have no option ``engine``.
         least_job_rows: bulk work of fewer rows stays in this process.
+        attached: finds a session that exists, to be used instead of one of our own; ``master`` then
+            names it for people. See :mod:`.attached`.
         staging: where the node puts rows for executors, if they do not see its
             directories; see :func:`.staging_place.staging_place`.
     """
@@ -77,12 +79,14 @@ class NodeSpark:
         preferred: EngineOption = EngineOption.AUTO,
         least_job_rows: int = LEAST_JOB_ROWS,
         staging: str | None = None,
+        attached: Find | None = None,
     ) -> None:
         if heap is not None and not _SIZE.match(heap):
             raise ChangefeedError(
                 Code.INVALID_OPTION_VALUE, f"invalid size of Spark's heap: {heap!r}"
             )
-        self.cores = count_cores(master)
+        self._attached = attached
+        self.cores = 1 if attached else count_cores(master)
         self.master = master or f"local[{self.cores}]"
         self.heap = heap
         self.preferred = preferred
@@ -96,7 +100,7 @@ class NodeSpark:
         self._log = log
         self._given_scratch = scratch
         self._lock = threading.Lock()
-        self._life: JvmSession | None = None
+        self._life: JvmSession | AttachedSession | None = None
         self._starts = 0
         self._lost: ChangefeedError | None = None
         #: Jar packs that are being fetched before a session can have them.
@@ -112,13 +116,17 @@ class NodeSpark:
         """
         for flag, given in {
             "--engine spark": settings.engine is EngineOption.SPARK,
-            "--master": settings.master is not None,
+            "--master": settings.place != LOCAL,
         }.items():
             if given:
                 require_spark(flag)
         conf = dict(settings.conf)
+        place, found = settings.place, None
+        if place == EXISTING or place.startswith(REMOTE):
+            place, found = shown_url(place), finder(place)
         return cls(
-            master=settings.master,
+            attached=found,
+            master=None if place == LOCAL else place,
             heap=settings.heap,
             settings=conf,
             log=log,
@@ -144,6 +152,8 @@ class NodeSpark:
         return True
 
     def _check_installed(self) -> None:
+        if self._attached is not None:
+            return
         spark_jars()
         if self.local:
             find_java()
@@ -233,9 +243,10 @@ class NodeSpark:
         Cheap: feeds ask in each round.
         """
         life = self._life
+        hindrance = "" if self._attached is None else _NOT_OURS
         if life is not None and life.usable:
-            return SparkState(True, life.cores, self.least_job_rows)
-        return SparkState(False, self.cores, self.least_job_rows)
+            return SparkState(True, life.cores, self.least_job_rows, hindrance)
+        return SparkState(False, self.cores, self.least_job_rows, hindrance)
 
     def address(self) -> str:
         """The host at which workers reach this process; waits for the session.
@@ -272,7 +283,9 @@ class NodeSpark:
         """
         return self._usable(timeout)[1]
 
-    def _usable(self, timeout: float | None = None) -> tuple[JvmSession, SparkSession]:
+    def _usable(
+        self, timeout: float | None = None
+    ) -> tuple[JvmSession | AttachedSession, SparkSession]:
         while True:
             life = self._current()
             try:
@@ -294,6 +307,9 @@ class NodeSpark:
             ChangefeedError: CF4003 when a pack does not exist or cannot be downloaded; what
                 :meth:`session` raises.
         """
+        if self._attached is not None:
+            self._usable()[0].extended(packs)
+            return
         self._fetched = packs
         try:
             paths(packs)
@@ -323,8 +339,8 @@ class NodeSpark:
         life, session = self._usable()
         try:
             if any(pack(name).extension for name in packs):
-                session = life.extended()
-            with _job_group(session, group):
+                session = life.extended(packs)
+            with job_group(session, group):
                 yield session
         except ChangefeedError:
             raise
@@ -379,35 +395,27 @@ class NodeSpark:
             scratch=self._given_scratch,
         )
 
-    def _current(self) -> JvmSession:
+    def _current(self) -> JvmSession | AttachedSession:
         return self._alive(lambda life: not life.over)
 
-    def _with_packs(self) -> JvmSession:
+    def _with_packs(self) -> JvmSession | AttachedSession:
         return self._alive(lambda life: not life.over and self._packs <= life.packs)
 
-    def _alive(self, good: Callable[[JvmSession], bool]) -> JvmSession:
+    def _alive(
+        self, good: Callable[[JvmSession | AttachedSession], bool]
+    ) -> JvmSession | AttachedSession:
         with self._lock:
             if self._closed:
                 raise ChangefeedError(Code.SPARK_FAILED, "Spark was stopped")
             if self._life is not None and good(self._life):
                 return self._life
-            old, self._life = self._life, JvmSession(self._spec(), self._lose)
+            old, self._life = self._life, self._made()
             self._starts += 1
             life = self._life
         life.begin(after=old)
         return life
 
-
-@contextmanager
-def _job_group(session: SparkSession, group: str | None) -> Iterator[None]:
-    if group is None:
-        yield
-        return
-    context = session.sparkContext
-    context.setJobGroup(group, group, interruptOnCancel=True)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(Exception):  # without the JVM there is no group
-            for name in _GROUP:
-                context.setLocalProperty(name, None)  # type: ignore[arg-type]
+    def _made(self) -> JvmSession | AttachedSession:
+        if self._attached is not None:
+            return AttachedSession(self._attached, self._given_scratch)
+        return JvmSession(self._spec(), self._lose)

@@ -9,13 +9,17 @@ from changefeed.core.errors import ChangefeedError, Code
 
 __all__ = ["EngineOption", "SparkSettings", "check_staging", "parse_property"]
 
+#: All cores of this machine.
+LOCAL = "local"
+
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
     """How this process starts Spark when a feed first needs it.
 
     Attributes:
-        master: Spark's master URL; None: all cores of this machine.
+        master: Spark's master URL, or what else ``--spark`` takes: ``local``, ``existing``, the
+            ``sc://`` URL of a Connect server, which may hold a secret; None: as ``local``.
         heap: memory of the driver's JVM, as ``2g``; None: a share of the machine's.
         conf: further Spark properties, which override changefeed's.
         engine: where bulk work of feeds runs that have no option ``engine``.
@@ -24,12 +28,17 @@ class SparkSettings:
         least_job_rows: bulk work of fewer rows never becomes a job; no flag sets it.
     """
 
-    master: str | None = None
+    master: str | None = field(default=None, repr=False)
     heap: str | None = None
     conf: tuple[tuple[str, str], ...] = ()
     engine: EngineOption = EngineOption.AUTO
     staging: str | None = field(default=None, repr=False)
     least_job_rows: int = LEAST_JOB_ROWS
+
+    @property
+    def place(self) -> str:
+        """Where Spark runs."""
+        return self.master or LOCAL
 
     def over(self, other: SparkSettings) -> SparkSettings:
         """These settings, and the other's where none is given here; the properties of both."""

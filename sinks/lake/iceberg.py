@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.spark_sql import literal, quoted
+from changefeed.spark.internals.sessions import core_count
 from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion
@@ -139,7 +140,7 @@ class IcebergTable(LakeTable):
         """Few tasks, and a table without an order of its own: else each task would write a file a
         partition, and one of deletes a file. The setting goes before the table's properties."""
         properties = self._properties()
-        if self.session.sparkContext.defaultParallelism > SPREAD_TASKS:
+        if core_count(self.session) > SPREAD_TASKS:
             return False
         if properties["format-version"] != "2" or "sort-order" in properties:
             return False

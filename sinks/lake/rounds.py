@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
+from changefeed.spark.internals.sessions import is_classic
 from sinks.lake import merge
 from sinks.lake.staging import OPERATION, ORDER, SEQ, VERSION, StagedFile, bounds
 from sinks.lake.table import LakeTable, RoundRows
@@ -89,10 +90,11 @@ def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
     query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)}) "
     query += f"WHERE {OPERATION} <> 'd'"
     with _moved(rows, lake.session) as moved:
-        counted = moved.observe(seen, F.count(F.lit(1)).alias("rows"))
+        observed = is_classic(lake.session)  # Spark Connect does not count what is behind a view
+        counted = moved.observe(seen, F.count(F.lit(1)).alias("rows")) if observed else moved
         counted.createOrReplaceTempView(VIEW)
         lake.append(lake.session.sql(query))
-    return int(seen.get["rows"])
+    return int(seen.get["rows"]) if observed else rows.count()
 
 
 def merge_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> None:

@@ -27,7 +27,7 @@ from changefeed.options import (
     OPTIMIZE,
     Feature,
 )
-from changefeed.spark.internals.sessions import active
+from changefeed.spark.internals.sessions import active, another_session, in_pool
 from sinks.base import (
     Accepts,
     Batch,
@@ -502,10 +502,9 @@ class LakeSink(TableSink):
         the rows that it writes."""
         name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
-            context = base.sparkContext
-            context.setLocalProperty("spark.scheduler.pool", f"lake-{self._opened.job_id}")
+            pool = f"lake-{self._opened.job_id}"
             try:
-                with active(self._own_session(base)) as session:
+                with in_pool(base, pool), active(self._own_session(base)) as session:
                     yield session
             except ChangefeedError as error:
                 error.target = error.target or name
@@ -517,14 +516,11 @@ class LakeSink(TableSink):
                     raise
                 found.target = name
                 raise found from failure
-            finally:
-                with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
-                    context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
     def _own_session(self, base: SparkSession) -> SparkSession:
         """Settings of a commit are settings of a session, so each sink object has its own."""
         if self._session is None or self._base is not base:
-            session = base.newSession()
+            session = another_session(base)
             known = delta.SETTINGS if self._place.format == "delta" else {}
             own = iceberg.settings(self._place) if self._place.format == "iceberg" else {}
             if self._place.format == "delta":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def extended_session(
                 "this Spark takes extensions of its SQL at its start only",
                 hint=f"start it with --conf {_EXTENSIONS}={','.join(extensions)}",
             ) from failure
-        session = plain.newSession()
+        session = another_session(plain)
     for name, value in settings.items():
         session.conf.set(name, value)
     return session
@@ -68,6 +69,101 @@ def _injected(plain: SparkSession, extensions: Sequence[str]) -> SparkSession:
         made = loader.loadClass(name).getConstructor(none("Class")).newInstance(none("Object"))
         made.apply(java.extensions())
     return SparkSession(plain.sparkContext, java.newSession())
+
+
+def is_classic(session: SparkSession) -> bool:
+    """Whether its SparkContext is in this process; Spark Connect has none."""
+    try:
+        return session.sparkContext is not None
+    except Exception:  # each version of Spark Connect refuses in its own way
+        return False
+
+
+def require_classic(session: SparkSession, what: str) -> None:
+    """Refuse what needs a SparkContext.
+
+    Raises:
+        ChangefeedError: CF4003, this is a session of Spark Connect.
+    """
+    if not is_classic(session):
+        raise ChangefeedError(
+            Code.SPARK_NOT_AVAILABLE,
+            f"{what} cannot be run over Spark Connect",
+            hint="start a node with --master, or without --spark, for it.",
+        )
+
+
+def another_session(session: SparkSession) -> SparkSession:
+    """A session of the same Spark with settings, temporary views and functions of its own.
+
+    Raises:
+        ChangefeedError: CF4003, Spark Connect of PySpark 4.0 has none.
+    """
+    if is_classic(session):
+        return session.newSession()
+    made: Any = session
+    if not hasattr(made, "cloneSession"):
+        raise ChangefeedError(
+            Code.SPARK_NOT_AVAILABLE,
+            "Spark Connect needs PySpark 4.1 or newer",
+            hint="pip install 'pyspark==4.1.*'",
+        )
+    _ = session.version  # a server knows a session from its first request on
+    found: SparkSession = made.cloneSession()
+    _CLONES.add(found)
+    return found
+
+
+#: Sessions that :func:`another_session` has made over Spark Connect.
+_CLONES: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def release_sessions() -> None:
+    """End the sessions that :func:`another_session` has made over Spark Connect. Without this the
+    client of one that is left may keep the process from ending."""
+    for session in list(_CLONES):
+        _CLONES.discard(session)
+        with contextlib.suppress(Exception):  # the server may be gone
+            session.client.release_session()
+        with contextlib.suppress(Exception):
+            session.client.close()
+
+
+def core_count(session: SparkSession) -> int:
+    """How many tasks this Spark runs at the same time now; over Spark Connect it takes a job."""
+    if is_classic(session):
+        return session.sparkContext.defaultParallelism
+    from pyspark.sql import functions as F
+
+    parts = session.range(0, 1 << 16).select(F.spark_partition_id()).distinct()
+    return parts.count()
+
+
+def has_ended(session: SparkSession, failure: BaseException) -> bool:
+    """Whether the session cannot be used again, asked after ``failure``."""
+    own: Any = session
+    if is_classic(session):
+        return own.sparkContext._jsc is None
+    return bool(own.is_stopped) or any(word in str(failure) for word in _GONE)
+
+
+#: In the text of a failure of Spark Connect: there is no server, or it does not know the session.
+_GONE = ("UNAVAILABLE", "INVALID_HANDLE", "SESSION_CLOSED", "SESSION_NOT_FOUND")
+
+
+@contextmanager
+def in_pool(session: SparkSession, pool: str) -> Iterator[None]:
+    """For a block, jobs of this thread are in a pool of the scheduler; Spark Connect has none."""
+    if not is_classic(session):
+        yield
+        return
+    context = session.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", pool)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
+            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
 
 
 def java_session(session: SparkSession) -> Any:
@@ -102,6 +198,27 @@ def active(session: SparkSession) -> Iterator[SparkSession]:
                 sessions.setActiveSession(before.get())
             else:
                 sessions.clearActiveSession()
+
+
+@contextmanager
+def job_group(session: SparkSession, group: str | None) -> Iterator[None]:
+    """For a block, the name of the jobs that this thread starts. Spark Connect has no such names
+    for a thread: its jobs have none."""
+    if group is None or not is_classic(session):
+        yield
+        return
+    context = session.sparkContext
+    context.setJobGroup(group, group, interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # without the JVM there is no group
+            for name in _GROUP:
+                context.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+#: What ``setJobGroup`` sets of a thread.
+_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 def cancel_group(session: SparkSession, group: str) -> None:

@@ -1,0 +1,179 @@
+"""A Spark session that exists already, or that a server of Spark Connect gives.
+
+changefeed works in further sessions of the same Spark, with settings, temporary views and
+functions of their own. It starts no JVM and no context, sets nothing of the given session, and
+never stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking, require_spark
+from changefeed.core.telemetry import log
+from changefeed.spark.failure import kind_of
+from changefeed.spark.internals.abilities import Survey, survey
+from changefeed.spark.internals.sessions import (
+    another_session,
+    core_count,
+    has_ended,
+    release_sessions,
+)
+from changefeed.spark.packs import pack, packs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: ``--spark existing``: the session of this process.
+EXISTING = "existing"
+#: ``--spark sc://host:port``: a server of Spark Connect.
+REMOTE = "sc://"
+#: What a client of Spark Connect imports.
+_CLIENT = ("grpc", "grpc_status", "zstandard")
+#: Variables that say which Spark a process belongs to: of spark-submit, and of Spark Connect.
+_BELONGS = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+
+Find = Callable[[], "SparkSession"]
+
+
+def finder(where: str) -> Find:
+    """Finds the session that ``--spark`` names: ``existing``, or the URL of a Connect server.
+
+    Raises:
+        ChangefeedError: CF4003, a package is missing.
+    """
+    require_spark("--spark")
+    if where == EXISTING:
+        return _existing
+    missing = lacking("--spark sc://", _CLIENT, "spark-connect", code=Code.SPARK_NOT_AVAILABLE)
+    if missing is not None:
+        raise missing
+    return lambda: _remote(where)
+
+
+def shown_url(where: str) -> str:
+    """A Connect server's URL without its parameters, one of which may be a token."""
+    return where.partition("/;")[0].partition(";")[0]
+
+
+def _existing() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        return found
+    if any(name in os.environ for name in _BELONGS):
+        return SparkSession.builder.getOrCreate()
+    raise ChangefeedError(
+        Code.SPARK_NOT_AVAILABLE,
+        "there is no Spark session in this process",
+        hint="run changefeed by spark-submit or in a notebook, set SPARK_REMOTE, or leave out "
+        "--spark existing: the node then starts a Spark of its own.",
+    )
+
+
+def _remote(url: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    # Of the client of Spark Connect; the other builder has no such method.
+    builder: Any = SparkSession.builder.remote(url)
+    found: SparkSession = builder.create()
+    return found
+
+
+class AttachedSession:
+    """A session that is not the node's own; its interface is that of
+    :class:`.jvm_session.JvmSession`."""
+
+    #: There is no JVM to watch.
+    jvm = None
+
+    def __init__(self, find: Find, scratch: Path | None) -> None:
+        self.step = "Spark is looked for"
+        self.session: Future[SparkSession] = Future()
+        self.survey: Survey | None = None
+        #: Its jars are what they are: see :meth:`extended`.
+        self.packs = frozenset(packs())
+        self.cores = 1
+        self._find = find
+        self._lost = False
+        self._extended: SparkSession | None = None
+        self._extending = threading.Lock()
+        if scratch is not None:
+            scratch.mkdir(parents=True, exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=scratch)).resolve()
+
+    @property
+    def usable(self) -> bool:
+        return self.session.done() and not self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether it was not found, or has ended."""
+        return self._lost or (self.session.done() and self.session.exception() is not None)
+
+    def begin(self, after: object) -> None:
+        threading.Thread(target=self._run, name="spark-attach", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            session = another_session(self._find())
+            self.cores = core_count(session)
+            self.survey = survey(session)
+        except ChangefeedError as error:
+            self.session.set_exception(error)
+        except Exception as failure:
+            lost = ChangefeedError(
+                Code.SPARK_FAILED,
+                f"the Spark session cannot be used: {kind_of(failure)}",
+                hint="check that its server runs, and its address; the feed tries again by itself.",
+            )
+            lost.__cause__ = failure
+            self.session.set_exception(lost)
+        else:
+            if self.survey.sentence:
+                log.warning("%s", self.survey.sentence)
+            self.session.set_result(session)
+
+    def died(self, failure: BaseException) -> bool:
+        """Whether the session has ended, asked after ``failure``; it is looked for again then."""
+        if has_ended(self.session.result(), failure):
+            self._lost = True
+        return self._lost
+
+    def extended(self, wanted: Sequence[str]) -> SparkSession:
+        """A session with the settings of table formats.
+
+        Raises:
+            ChangefeedError: CF4003, this Spark was not started with a format.
+        """
+        session = self.session.result()
+        extensions = (session.conf.get("spark.sql.extensions", "") or "").split(",")
+        for each in map(pack, wanted):
+            if each.extension and each.extension not in map(str.strip, extensions):
+                jar = ":".join(each.jars[0].coordinates)
+                raise ChangefeedError(
+                    Code.SPARK_NOT_AVAILABLE,
+                    f"this Spark was started without {each.name}",
+                    hint=f"start it with --packages {jar} and --conf spark.sql.extensions="
+                    f"{each.extension} (several are separated by commas).",
+                )
+        with self._extending:
+            if self._extended is None:
+                self._extended = another_session(session)
+                for each in map(pack, sorted(self.packs)):
+                    for name, value in each.settings:
+                        self._extended.conf.set(name, value)
+            return self._extended
+
+    def end(self) -> None:
+        release_sessions()
+        shutil.rmtree(self.scratch, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""A node on a Spark that exists: classic in the same program, and behind Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.settings import SparkSettings
+from tests.services.postgres import Database
+from tests.services.spark_connect import SparkConnectServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[SparkConnectServer]:
+    (tmp_path / "connect").mkdir()
+    made = SparkConnectServer(tmp_path / "connect", ("delta",)).start()
+    yield made
+    made.stop()
+
+
+def program(postgres: Database, folder: Path, *url: str) -> dict[str, Any]:
+    """What the program found; the table changes in its middle."""
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        "insert into t select i, 'row ' || i from generate_series(1, 10) i"
+    )
+    words = [sys.executable, "-m", "tests.helpers.attached_child", postgres.uri, str(folder), *url]
+    with (folder / "errors.txt").open("w") as errors:
+        child = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            assert child.stdout is not None and child.stdin is not None
+            lines = iter(child.stdout.readline, "")
+            ready = next((line for line in lines if line == '"ready"\n'), "")
+            assert ready, (folder / "errors.txt").read_text()[-3000:]
+            postgres.execute("update t set b = 'new' where a <= 2; delete from t where a > 4")
+            rest, _ = child.communicate("go on\n", timeout=200)
+        finally:
+            child.kill()
+            child.communicate()
+    assert child.returncode == 0, (folder / "errors.txt").read_text()[-3000:]
+    found: dict[str, Any] = json.loads(rest.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any]) -> dict[str, list[str]]:
+    """What holds on every Spark; returns what SHOW SPARK says."""
+    assert found["early"] == "not started: it starts with the first feed that needs it"
+    assert found["rows"] == [[1, "new"], [2, "new"], [3, "row 3"], [4, "row 4"]]
+    assert found["verify"] == 0
+    last = {row["a"]: row.get("loud") for row in found["loud"]}
+    assert last == {2: "NEW", 4: "ROW 4", 6: None, 8: None, 10: None}
+    assert found["same"] and found["mine"] == 3, "the program's session is as it was"
+    shown: dict[str, list[str]] = {}
+    for name, value in found["spark"]:
+        shown.setdefault(name, []).append(value)
+    assert shown["status"] == ["running"] and shown["cores"] == ["2"]
+    return shown
+
+
+def test_a_programs_own_session(postgres: Database, tmp_path: Path) -> None:
+    found = program(postgres, tmp_path)
+    shown = check(found)
+    assert shown["master"] == ["existing"] and "falls back" not in shown
+    assert "this Spark was started without iceberg" in found["ice"]
+
+
+def test_spark_connect(postgres: Database, tmp_path: Path, connect: SparkConnectServer) -> None:
+    found = program(postgres, tmp_path, connect.url)
+    shown = check(found)
+    assert any("MERGE" in clause for clause in shown["falls back"])
+    assert "this Spark was started without iceberg" in found["ice"]
+
+
+def test_where_there_is_no_session() -> None:
+    with pytest.raises(ChangefeedError, match="there is no Spark session in this process") as found:
+        with NodeSpark.of(SparkSettings(master="existing")).use():
+            pass
+    assert found.value.code.number == "CF4003"
+    spark = NodeSpark.of(SparkSettings(master="sc://127.0.0.1:1/;token=s3cret"))
+    assert "s3cret" not in spark.report().master
+
+
+def test_a_node_by_the_url_of_a_server(
+    postgres: Database, tmp_path: Path, connect: SparkConnectServer
+) -> None:
+    postgres.execute("create table t (a int primary key, b text); insert into t values (1, 'x')")
+    statements = (
+        f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'; "
+        f"CREATE CHANGEFEED f FOR shop.t INTO 'delta://{tmp_path}/lake'; "
+        "SYNC CHANGEFEED f TIMEOUT '120s'; SHOW SPARK WHERE property = 'master'"
+    )
+    words = ["--state", str(tmp_path / "state"), "--spark", f"{connect.url}/;user_id=me"]
+    done = subprocess.run(
+        [sys.executable, "-m", "shell", *words, "-c", statements],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert connect.url in done.stdout and "user_id" not in done.stdout
+    assert list((tmp_path / "lake" / "t").rglob("*.parquet"))
