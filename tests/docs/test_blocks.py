@@ -228,6 +228,18 @@ def spark_source(found: list[Block], folder: Path) -> None:
     inspect.signature(changefeed.subscribe).bind(*[None for _ in call.args], **words)
 
 
+def attached_session(found: list[Block], folder: Path) -> None:
+    """What ``tests/e2e/test_attach.py`` runs, by the same names."""
+    (block,) = found
+    (attach, execute) = [n for n in ast.walk(ast.parse(block.text)) if isinstance(n, ast.Call)]
+    assert ast.unparse(attach.func) == "changefeed.attach"
+    inspect.signature(changefeed.attach).bind(*attach.args)
+    assert ast.unparse(execute.func) == "node.execute"
+    (statement,) = execute.args
+    assert isinstance(statement, ast.Constant) and isinstance(statement.value, str)
+    parse(statement.value)
+
+
 def sink_guide(found: list[Block], folder: Path) -> None:
     own, features, conformance, merging = found
     names: dict[str, object] = {"pytest": pytest}
@@ -403,6 +415,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("docs/sink-webhook.md", "python"): webhook_receiver,
     ("docs/source-guide.md", "python"): source_guide,
     ("docs/source-guide.md", "toml"): entry_points(ENTRY_POINT_GROUP),
+    ("docs/spark.md", "python"): attached_session,
     ("docs/spark-source.md", "python"): spark_source,
 }
 

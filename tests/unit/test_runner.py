@@ -98,7 +98,7 @@ class Scanning:
             raise step
         self.advanced = step
 
-    def stop(self) -> None:
+    def stop(self, feed: object) -> None:
         self.stopped += 1
 
 
