@@ -229,7 +229,7 @@ def spark_source(found: list[Block], folder: Path) -> None:
 
 
 def attached_session(found: list[Block], folder: Path) -> None:
-    """What ``tests/e2e/test_attach.py`` runs, by the same names."""
+    """What ``tests/e2e/test_attached_spark.py`` runs, by the same names."""
     (block,) = found
     (attach, execute) = [n for n in ast.walk(ast.parse(block.text)) if isinstance(n, ast.Call)]
     assert ast.unparse(attach.func) == "changefeed.attach"

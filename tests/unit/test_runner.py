@@ -421,7 +421,7 @@ def test_the_thread_saves_closes_and_tells_its_node(bench: Bench) -> None:
     bench.runner.start()
     bench.runner.join(20)
     assert not bench.runner.is_alive()
-    assert bench.ended == bench.scanning.stopped == 1
+    assert bench.ended == 1 and bench.scanning.stopped
     assert bench.job.taken == 1
     assert bench.job.high_water == Timestamp(7)
     assert bench.runner._delivery._workers.reader._shutdown
