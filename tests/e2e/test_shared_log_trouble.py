@@ -117,8 +117,8 @@ def test_a_store_that_misbehaves(
     place = s3.uri(f"{s3.bucket(f'logs-{uuid.uuid4().hex[:8]}')}/x", port=proxy.port)
     with trouble(postgres_server, tmp_path, place) as it:
         for fault, why in (
-            (answer(503), "the store is not available"),
-            (answer(403, DENIED, content_type="application/xml"), "access denied"),
+            (answer(503), "SERVICE_UNAVAILABLE"),
+            (answer(403, DENIED, content_type="application/xml"), "ACCESS_DENIED"),
         ):
             proxy.always = fault
             before = it.end
