@@ -160,7 +160,7 @@ class Application:
 
         Raises:
             ChangefeedError: CF6006 the address is taken or not allowed; CF6007 the certificate or
-                the key cannot be used.
+                the key cannot be used; CF1303 ``login`` without ``tls`` on another address.
         """
         from changefeed.http.application import Api, names_this_machine
         from changefeed.http.server import HttpServer
@@ -168,6 +168,12 @@ class Application:
 
         local = names_this_machine(host)
         open_api, logins = local or tls is not None, login or tls is not None
+        if login and not open_api:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"there is no login on {host} without TLS: a token would be read on its way",
+                hint="give --http-cert and --http-key, too.",
+            )
         if logins and not self.catalog.users():
             log.warning("the HTTP API has no user yet: CREATE USER name WITH role = 'admin'")
         stopping = threading.Event()

@@ -286,6 +286,8 @@ class History:
 
     def _rename_column(self, table: str) -> list[str]:
         column, kinds = self._column(table), self.server.columns(table)
+        if column == "id":
+            return self._add_column(table)  # statements and the judge know rows by it
         if self._mysql and self.chance.random() < 0.4:
             return [f"ALTER TABLE {table} CHANGE {column} {self._new()} {kinds[column]}"]
         return [f"ALTER TABLE {table} RENAME COLUMN {column} TO {self._new()}"]

@@ -15,7 +15,7 @@ import trustme
 
 from changefeed.app import Application
 from changefeed.catalog import Catalog
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.statements.context import HANDLERS
 from changefeed.statements.rights import LEAST, Role, least
 from grammar import nodes
@@ -233,6 +233,13 @@ def test_other_machines_state_nothing_without_tls(tmp_path: Path) -> None:
                 refused.value.close()
             with urllib.request.urlopen(f"{page}/readyz", timeout=30) as answer:
                 assert answer.status == 200
+
+
+def test_a_token_does_not_travel_in_the_clear(tmp_path: Path) -> None:
+    with Application(str(tmp_path)) as application:
+        with pytest.raises(ChangefeedError, match="read on its way") as refused:
+            application.http("0.0.0.0", 0, login=True)
+        assert refused.value.code is Code.NOT_SUPPORTED
 
 
 def test_other_machines_log_in_over_tls(tmp_path: Path) -> None:
