@@ -121,7 +121,7 @@ def undo_drain(catalog: Catalog, named: str | None) -> str:
 def _find(catalog: Catalog, named: str | None) -> NodeRow:
     alive = catalog.live_nodes()
     wanted = named or socket.gethostname()
-    found = [node for node in alive if wanted in (node.id, _host(node))]
+    found = [node for node in alive if wanted in (node.id, node.hostname)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -130,7 +130,7 @@ def _find(catalog: Catalog, named: str | None) -> NodeRow:
         problem = f"no node {named} runs"
     else:
         problem = f"no node runs on this machine ({wanted})"
-    there = ", ".join(f"{node.id} on {_host(node)}" for node in alive)
+    there = ", ".join(f"{node.id} on {node.hostname}" for node in alive)
     raise ChangefeedError(
         Code.NAME_UNKNOWN,
         problem,
@@ -138,9 +138,5 @@ def _find(catalog: Catalog, named: str | None) -> NodeRow:
     )
 
 
-def _host(node: NodeRow) -> str:
-    return node.host.partition(" ")[0]
-
-
 def _shown(node: NodeRow) -> str:
-    return f"node {node.id} on {_host(node)}"
+    return f"node {node.id} on {node.hostname}"

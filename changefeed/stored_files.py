@@ -178,10 +178,11 @@ def bring_logs_home(catalog: Catalog) -> None:
     place = catalog.log_place
     if place is None:
         return
-    for node in catalog.live_nodes():
+    if alive := catalog.live_nodes():
+        node = alive[0]
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
-            f"node {node.id} on {node.host.partition(' ')[0]} runs this state",
+            f"node {node.id} on {node.hostname} runs this state",
             hint="stop all nodes first (SHOW NODES); one that has died is gone after 10 seconds.",
         )
     leases: list[SourceLease] = []

@@ -144,6 +144,11 @@ class NodeRow:
     seen: int
     draining: bool = False
 
+    @property
+    def hostname(self) -> str:
+        """The name of its machine, for people."""
+        return self.host.partition(" ")[0]
+
 
 #: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what
 #: the source did to a table, where bulk work ran, rows that differ from the target, and what a

@@ -293,7 +293,7 @@ def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
     rows = [
         (
             each.node.id,
-            each.node.host.partition(" ")[0],
+            each.node.hostname,
             each.node.pid,
             each.node.version,
             each.status,
