@@ -28,7 +28,7 @@ table was truncated or altered meanwhile, the next scan reads everything
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from changefeed.catalog.model import RowRepair, TableProgress
@@ -249,12 +249,11 @@ class SnapshotScan(threading.Thread):
                     table.repair = None  # an ALTER since the statement that asked for it
                 if table.repair is not None:
                     keys = KeySet(table.repair.keys)
-                whole = _table_parts(
-                    snapshot,
-                    lambda size: snapshot.parts(
-                        schema, size, keys=keys, partition=progress.partition
-                    ),
-                )
+
+                def cut(size: int) -> Sequence[ScanPart]:
+                    return snapshot.parts(schema, size, keys=keys, partition=progress.partition)
+
+                whole = TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.part_range)
                 rest = self._rest(snapshot, table, schema, reading)
         except TableError as failed:
             table.error = failed.error
@@ -274,7 +273,7 @@ class SnapshotScan(threading.Thread):
             return None
         keys = KeyRange(progress.values_from or None, progress.values_to or None)
 
-        def cut(size: int) -> Sequence[ScanPart] | None:
+        def left(size: int) -> Sequence[ScanPart] | None:
             return snapshot.rest(
                 schema,
                 before.places,
@@ -284,16 +283,14 @@ class SnapshotScan(threading.Thread):
                 partition=progress.partition,
             )
 
-        if cut(DEFAULT_PART_BYTES) is None:
-            return None
-
-        def still(size: int) -> Sequence[ScanPart]:
-            left = cut(size)
-            if left is None:
+        def cut(size: int) -> Sequence[ScanPart]:
+            found = left(size)
+            if found is None:
                 raise table_changed(schema.table, "it was rewritten")
-            return left
+            return found
 
-        return _table_parts(snapshot, still, before)
+        parts = left(DEFAULT_PART_BYTES)
+        return None if parts is None else TableParts(parts, cut, snapshot.part_range, before)
 
     def _scan_table(self, table: TableScan, reading: ScanWork, cuts: _Cuts) -> None:
         if table.error is not None:
@@ -330,14 +327,6 @@ class SnapshotScan(threading.Thread):
             return
         if not self._stopping.is_set():
             table.done = True
-
-
-def _table_parts(
-    snapshot: Snapshot,
-    cut: Callable[[int], Sequence[ScanPart]],
-    before: UnreadParts | None = None,
-) -> TableParts:
-    return TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.part_range, before)
 
 
 @dataclass(frozen=True, slots=True)
