@@ -47,8 +47,11 @@ class SharedLogs(CatalogPart):
     @property
     def log_place(self) -> str | None:
         """The address of the shared logs of this state; None: logs are in the nodes' folders."""
+        return self._noted(_PLACE)
+
+    def _noted(self, key: str) -> str | None:
         with self._database.read() as transaction:
-            query = select(tables.meta.c.value).where(tables.meta.c.key == _PLACE)
+            query = select(tables.meta.c.value).where(tables.meta.c.key == key)
             found: str | None = transaction.execute(query).scalar_one_or_none()
         return found
 
@@ -87,10 +90,8 @@ class SharedLogs(CatalogPart):
 
     @property
     def lease_seconds(self) -> float | None:
-        """How long leases last, for all nodes; None: nobody has set it."""
-        with self._database.read() as transaction:
-            query = select(tables.meta.c.value).where(tables.meta.c.key == _LEASE)
-            found = transaction.execute(query).scalar_one_or_none()
+        """How long leases last, for all nodes; None: as long as each node's timings say."""
+        found = self._noted(_LEASE)
         return None if found is None else float(found)
 
     def set_lease_seconds(self, seconds: float) -> None:
