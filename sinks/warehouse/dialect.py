@@ -369,7 +369,7 @@ class Warehouse(ABC):
     def probed_folding(self, table: str) -> Mapping[str, str]:
         """:meth:`folding` where the catalog has no collations: texts that are compared with a
         column are equal by its collation. Reads no row."""
-        names = [n for n, sql in self.columns(table).items() if _TEXTS.fullmatch(sql)]
+        names = [name for name, kind in self.columns(table).items() if _TEXTS.fullmatch(kind)]
         if not names:
             return {}
         d = self.dialect

@@ -94,6 +94,13 @@ class FeedTables(ABC):
         """
         return None
 
+    def present(self, topic: str) -> dict[str, str]:
+        """The columns of a target and their types; empty if it is not there."""
+        return self.warehouse.columns(self._fitted(topic))
+
+    def _fitted(self, topic: str) -> str:
+        return self.warehouse.dialect.fit(self.strategy.place(topic))
+
     def refuse_folding(self, table: TargetTable, schema: TableSchema) -> None:
         """In a target, if it is there, different keys are different.
 
@@ -106,8 +113,7 @@ class FeedTables(ABC):
         if not texts:
             return
         key = {name.casefold(): name for name in texts}
-        found = self.warehouse.folding(self.warehouse.dialect.fit(self.strategy.place(table.topic)))
-        for name, why in found.items():
+        for name, why in self.warehouse.folding(self._fitted(table.topic)).items():
             if column := key.get(name.casefold()):
                 raise table.refused(
                     schema,
@@ -256,7 +262,7 @@ class FeedTables(ABC):
         self.inspect(table, shape)
         if table.has_side(shape.schema):
             self.beside(table, shape, strategy.side(shape.topic), NUMBERED_COLUMNS)
-        present = warehouse.columns(warehouse.dialect.fit(strategy.place(shape.topic)))
+        present = self.present(shape.topic)
         if present:
             self.complete(known, shape, present)
         else:

@@ -170,7 +170,7 @@ class WarehouseSink(DatabaseSink):
     def change_shape(self, known: KnownTable, event: SchemaChange) -> None:
         """The change of shape, and that it is applied."""
         table, warehouse = known.table, self._tables.warehouse
-        present = warehouse.columns(warehouse.dialect.fit(self._tables.strategy.place(table.topic)))
+        present = self._tables.present(table.topic)
         if not present:  # its first scan has not begun
             self._tables.prepare(known, TargetShape(event.new, table.topic), scan=False)
         steps = self._tables.strategy.begin(table, self._opened.node)
@@ -238,10 +238,7 @@ class WarehouseSink(DatabaseSink):
     def holds_target(self, target: Target) -> bool:
         """Whether the table is there (:meth:`sinks.base.Sink.holds_target`)."""
         self._tables.connect()
-        warehouse = self._tables.warehouse
-        return bool(
-            warehouse.columns(warehouse.dialect.fit(self._tables.strategy.place(target.topic)))
-        )
+        return bool(self._tables.present(target.topic))
 
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None
