@@ -68,6 +68,16 @@ class Team:
         )
         until(lambda: self.catalog.job("f").status is Status.RUNNING, "the feed runs")
 
+    def begin(self) -> None:
+        """The first host delivers rows, and the second one has come after it."""
+        self.one.start()
+        until(lambda: self.catalog.live_nodes(), "the first node lives")
+        self.create()
+        self.write()
+        until(self.arrived, "the first rows arrive")
+        self.two.start()
+        until(lambda: len(self.catalog.live_nodes()) == 2, "the second node lives")
+
     def write(self, rows: int = 20) -> None:
         """New rows, and a change of each old one."""
         for _ in range(rows):
@@ -116,13 +126,7 @@ def team(postgres_server: PostgresFactory, tmp_path: Path) -> Iterator[Team]:
 
 
 def test_a_host_that_is_gone_with_its_disk(team: Team) -> None:
-    team.one.start()
-    until(lambda: team.catalog.live_nodes(), "the first node lives")
-    team.create()
-    team.write()
-    until(team.arrived, "the first rows arrive")
-    team.two.start()
-    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    team.begin()
     first = team.owner()
     team.write(3)
     team.one.kill(disk=True)
@@ -150,13 +154,7 @@ def test_a_host_that_is_gone_with_its_disk(team: Team) -> None:
 
 
 def test_a_node_gives_its_feeds_away_and_takes_them_again(team: Team) -> None:
-    team.one.start()
-    until(lambda: team.catalog.live_nodes(), "the first node lives")
-    team.create()
-    team.write()
-    until(team.arrived, "the first rows arrive")
-    team.two.start()
-    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    team.begin()
     until(lambda: team.two.waits, "a capture waits there")
     first = team.owner()
     assert first is not None
@@ -259,13 +257,7 @@ def test_the_log_is_read_on_any_host(team: Team, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.extended
 def test_a_host_that_freezes_and_wakes_up(team: Team) -> None:
-    team.one.start()
-    until(lambda: team.catalog.live_nodes(), "the first node lives")
-    team.create()
-    team.write()
-    until(team.arrived, "the first rows arrive")
-    team.two.start()
-    until(lambda: len(team.catalog.live_nodes()) == 2, "the second node lives")
+    team.begin()
     first = team.owner()
     team.one.freeze()
     team.write()
