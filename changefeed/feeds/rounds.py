@@ -16,7 +16,7 @@ from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.feeds.backlog import Backlog
-from changefeed.feeds.chunks import Chunk, ControlItem, items
+from changefeed.feeds.chunks import Chunk, ControlItem, Item, items
 from changefeed.feeds.delivery import Delivery
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lost_tables import TableRenames
@@ -170,7 +170,7 @@ class Rounds:
         self._gathered = (frontier.at, size)
         return size >= most
 
-    def _doubt_unread(
+    def _check_unread(
         self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp
     ) -> None:
         """Let the scan of a table begin again if the changes that are about to be delivered do not
@@ -178,16 +178,12 @@ class Rounds:
         for name, at in bounds.items():
             if feed.tables[name].unread is None:
                 continue
-            for item in items(self._source_runtime.log, {name: at}, upto):
-                whole = not isinstance(item, ControlItem) and not (
-                    isinstance(item, Chunk) and any(piece.has_unsent for piece in item.pieces)
-                )
-                if not whole:
-                    feed.update(name, unread=None)
-                    break
+            changes = items(self._source_runtime.log, {name: at}, upto)
+            if not all(_has_all_values(item) for item in changes):
+                feed.update(name, unread=None)
 
     def _deliver(self, feed: Feed, bounds: dict[TableName, Timestamp], upto: Timestamp) -> int:
-        self._doubt_unread(feed, bounds, upto)
+        self._check_unread(feed, bounds, upto)
         if feed.query is not None and feed.query.grouped:
             return self._deliverers.windows.deliver(
                 feed,
@@ -325,3 +321,10 @@ def follow_consumer(
                 hint="make another reader, which begins with a scan of the table.",
             )
         feed.advance([table.table], reached)
+
+
+def _has_all_values(item: Item) -> bool:
+    """Whether changes are rows that lack no value, of the table as it was."""
+    if isinstance(item, Chunk):
+        return not any(piece.has_unsent for piece in item.pieces)
+    return not isinstance(item, ControlItem)
