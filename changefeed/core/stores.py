@@ -86,7 +86,7 @@ class S3Keys(Settings):
     def arguments(self) -> dict[str, Any]:
         """For :func:`connect`; may hold secrets."""
         names = ("access_key", "secret_key", "session_token", "region")
-        return _given({name: getattr(self, name) for name in names} | _at(self.endpoint))
+        return without_empty({name: getattr(self, name) for name in names} | _at(self.endpoint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class GoogleLogin(Settings):
             "service_account": self.service_account,
             "access_token": self.bearer_token,
         }
-        return _given(login | _at(self.endpoint))
+        return without_empty(login | _at(self.endpoint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class AzureLogin(Settings):
                 arguments[f"{service}_storage_authority"] = host.removesuffix(
                     f"/{self.account_name}"
                 )
-        return _given(arguments)
+        return without_empty(arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +192,9 @@ class StoreLogin(Settings):
     def arguments(self) -> dict[str, Any]:
         """For :func:`connect`; may hold secrets."""
         if self.uri.scheme in S3:
-            return self.s3.arguments | _given({"role_arn": self.role})
+            return self.s3.arguments | without_empty({"role_arn": self.role})
         if self.uri.scheme in GOOGLE:
-            return self.google.arguments | _given({"target_service_account": self.role})
+            return self.google.arguments | without_empty({"target_service_account": self.role})
         return self.azure.arguments
 
 
@@ -202,7 +202,8 @@ def _at(endpoint: tuple[str, str] | None) -> dict[str, str]:
     return {} if endpoint is None else {"endpoint_override": endpoint[1], "scheme": endpoint[0]}
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_empty(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that have a value: an empty parameter counts as absent."""
     return {name: value for name, value in arguments.items() if value}
 
 

@@ -20,7 +20,7 @@ from changefeed.core.settings import (
     invalid,
     setting,
 )
-from changefeed.core.stores import AZURE, GOOGLE, S3, StoreLogin
+from changefeed.core.stores import AZURE, GOOGLE, S3, StoreLogin, without_empty
 from changefeed.core.uri import invalid_uri
 
 LOCAL, OBJECTS, WEB = "local", "objects", "web"
@@ -83,11 +83,13 @@ class PlaceSettings(Settings):
             folder = "/" + uri.path.strip("/")
             login = {"user": uri.user, "kerb_ticket": self.kerb_ticket}
             server = {"host": uri.host, "port": uri.port or 8020} | login
-            return PlaceSpec(OBJECTS, "hdfs", folder, f"hdfs://{uri.host}{folder}", _given(server))
+            return PlaceSpec(
+                OBJECTS, "hdfs", folder, f"hdfs://{uri.host}{folder}", without_empty(server)
+            )
         host = uri.hosts[0] if uri.hosts else ""
         address = f"{uri.scheme.removeprefix('file-')}://{host}{uri.path.rstrip('/')}"
         login = {"user": uri.user, "password": uri.password, "ca": self.authority.ca_cert}
-        return PlaceSpec(WEB, uri.scheme, address, address, _given(login))
+        return PlaceSpec(WEB, uri.scheme, address, address, without_empty(login))
 
     @property
     def _implicit(self) -> bool:
@@ -148,7 +150,3 @@ class PlaceSettings(Settings):
                     f"AUTH is set to 'specified', but {name} is not set",
                     f"add {name}, or AUTH=implicit to use what the machine is logged in with.",
                 )
-
-
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value}
