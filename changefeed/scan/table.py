@@ -172,6 +172,10 @@ class ScanWork:
         self._epochs = itertools.count(1)
         self._next_read = 0.0
 
+    def _sink(self) -> Sink:
+        with self.barrier.passing():
+            return self.host.sinks.for_scan(self.unfinished)
+
     def read(
         self,
         schema: TableSchema,
@@ -192,8 +196,7 @@ class ScanWork:
             ScanStopped: before the end.
             ChangefeedError: the source, Spark or the sink failed.
         """
-        with self.barrier.passing():
-            sink = self.host.sinks.for_scan(self.unfinished)
+        sink = self._sink()
         parts = found.parts
         writer = ScanWriter(self, sink, schema, progress)
         choice = self._engine(writer, rows, len(parts))
@@ -229,8 +232,7 @@ class ScanWork:
     def continues(self, schema: TableSchema) -> bool:
         """Whether a scan of the table can go on after an interruption, as far as its target and the
         feed are concerned."""
-        with self.barrier.passing():
-            sink = self.host.sinks.for_scan(self.unfinished)
+        sink = self._sink()
         able = sink.capabilities.continues_scans and not self.host.sinks.keeps(sink)
         # A target that keeps the past must know of every row by which scan it came.
         past = sink.capabilities.takes_rows and self.host.history is not History.OFF
@@ -239,8 +241,7 @@ class ScanWork:
     def why_rescan(self, table: TableProgress, schema: TableSchema) -> str:
         """See :func:`.repair.why_rescan`."""
         host = self.host
-        with self.barrier.passing():
-            sink = host.sinks.for_scan(self.unfinished)
+        sink = self._sink()
         return why_rescan(
             table,
             schema,
@@ -269,8 +270,7 @@ class ScanWork:
             ScanStopped: before the end.
             ChangefeedError: the source or the sink failed.
         """
-        with self.barrier.passing():
-            sink = self.host.sinks.for_scan(self.unfinished)
+        sink = self._sink()
         writer = ScanWriter(self, sink, schema, progress)
         try:
             batches = [b for part in parts for b in part.read()]
@@ -618,7 +618,7 @@ def read_parts(
     parts: Sequence[ScanPart],
     stopping: Callable[[], bool],
     readers: int = 4,
-    on_end: Callable[[int], object] = int,
+    on_end: Callable[[int], None] = lambda number: None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all parts, ``readers`` read at the same time, in no particular order.
 
