@@ -112,7 +112,7 @@ class SourceRegister(SourceManifest):
 
 
 class FollowedLogs:
-    """The logs of other nodes that this process follows: one follower of each, whoever reads it."""
+    """The logs of other nodes that this process follows. All readers of a log share a follower."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

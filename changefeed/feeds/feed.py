@@ -183,8 +183,8 @@ class Feed:
         query = self.job.targets if self.query is not None else ()
         wanted = table.columns, table.values_from, table.values_to, table.partition, table.topic
         given = sorted((n, v) for n, v in self.job.options.items() if n not in _NOT_OF_FORM)
-        told = self.job.sink_uri, given, query, wanted, schema.version
-        return hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
+        form = self.job.sink_uri, given, query, wanted, schema.version
+        return hashlib.blake2b(repr(form).encode(), digest_size=12).hexdigest()
 
     def row_plan(self, schema: TableSchema) -> RowPlan:
         """What a typed-row sink sees of this version of a table (cached per version)."""

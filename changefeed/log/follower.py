@@ -39,7 +39,7 @@ _ATTEMPTS: Final = 5
 
 
 class LogRows(Protocol):
-    """The rows of one shared log, for whoever reads them."""
+    """The rows of one shared log, for those who read them."""
 
     def manifest(self) -> LogManifest:
         """What the log consists of now."""

@@ -140,9 +140,10 @@ class SharedLog:
         replaced = {g.name for g in ledger.garbage}
         wanted = {n: o for n, o in self._objects.items() if n not in replaced}
         Copies.of(self._store, wanted).keep(self._root)
-        for name, (size, found) in wanted.items() if whole else ():
-            if not (self._root / name).exists():
-                self._store.fetch(found, self._root / name, size)
+        if whole:
+            for name, (size, found) in wanted.items():
+                if not (self._root / name).exists():
+                    self._store.fetch(found, self._root / name, size)
         for number in self._tails:
             parts = [part for part in manifest.tail if part.journal == number]
             if journal_name(number) not in replaced:

@@ -80,9 +80,9 @@ class IdleChanges:
         self._next = 0.0
 
     def examined(self, lsn: int) -> bool:
-        """Every change that is true up to ``lsn`` was returned: who waits for that place, as SYNC
-        does, may have it. It was not while a change is true from a place on that was not read yet,
-        and while looks would take too much of the time."""
+        """Whether every change that is true up to ``lsn`` was returned, so that a statement which
+        waits for that place (SYNC) may go on. It was not if a change was found that is true from a
+        later place on, or if there was no look since because looks would take too much time."""
         look = self._pending
         return lsn <= (self._looked if look is None or look.finds else look.after)
 

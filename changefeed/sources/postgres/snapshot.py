@@ -181,8 +181,8 @@ class PostgresSnapshot(Snapshot):
         keys: KeyRange | None = None,
         partition: Partition | None = None,
     ) -> Sequence[PostgresPart] | None:
-        """See :meth:`changefeed.sources.base.Snapshot.rest`. A heap that is new is read whole; one
-        that was rewritten, truncated or detached since ends the hope."""
+        """See :meth:`changefeed.sources.base.Snapshot.rest`. A heap that is new is read whole; None
+        if one was rewritten, truncated or detached since."""
         heaps, where = self._heaps(table, keys, partition)
         if not set(places) <= {_place(heap.oid, heap.file) for heap in heaps}:
             return None
