@@ -396,7 +396,8 @@ class Delivery:
             # Also without rows: what the log has under the new name from before is not the feed's.
             feed.advance([item.table], event.at.previous())
         if self._named_at.get(item.table) == event.at:
-            # The rows before it and behind it have one instant: a crash could not tell them apart.
+            # The rows before it and behind it have one instant: after a crash nothing would
+            # distinguish them.
             why = "it was renamed twice in one transaction"
             # RESCAN finds the table by its number, where it has one.
             known = event.old.table_id != 0

@@ -220,8 +220,8 @@ class FrameBuilder:
     def ddl(self, event: Ddl) -> None:
         """Put a statement of DDL among the entries."""
         table = [event.table.source, event.table.schema, event.table.name]
-        told = event.kind, event.position, event.statement
-        self._entries.append(["d", table, event.at.wall, event.at.logical, event.seq, *told])
+        said = event.kind, event.position, event.statement
+        self._entries.append(["d", table, event.at.wall, event.at.logical, event.seq, *said])
 
     def declare(self, schema: TableSchema) -> tuple[int, SchemaShape]:
         """The number and shape of a schema, which this frame declares if it is new in the file."""

@@ -73,7 +73,7 @@ class SealedJournal:
 @dataclass(frozen=True, slots=True)
 class LogTime:
     """The time by which ages in a log are counted. It advances with measured time, and does not
-    jump when somebody sets the clock of this machine or of the source.
+    jump when the clock of this machine or of the source is set.
 
     Attributes:
         at: ns; close to the wall clock as long as nobody sets that clock.

@@ -37,9 +37,9 @@ class Definitions:
         self._databases = frozenset(database for database, _ in tables)
 
     def note(self, query: QueryEvent, opened: ReadTransaction) -> None:
-        """Take note of what a statement of DDL defines, and of what it does to rows. To be told are
-        watched tables, and the others of their databases, because a feed of a whole database may
-        take them up later."""
+        """Take note of what a statement of DDL defines, and of what it does to rows: of
+        watched tables, and of the others of their databases, because a feed of a whole database
+        may take them up later."""
         found = ddl.read_definition(query)
         if found is None:
             return

@@ -21,7 +21,7 @@ from changefeed.sources.decoded.statement_text import shown
 from changefeed.sources.postgres.connect import PsycopgConnection
 from changefeed.sources.postgres.logical_messages import FIRST_VERSION
 
-#: What the prefix of such a message begins with; the name of whoever made the triggers follows.
+#: What the prefix of such a message begins with; the name of the triggers' schema follows.
 PREFIX = "changefeed.ddl/"
 _MARK = "made by changefeed"
 #: For VALIDATE and CREATE.

@@ -1,6 +1,6 @@
 """PostgreSQL types as columns of the change log.
 
-One rule for the stream and for the initial scan: whoever builds a
+One rule for the stream and for the initial scan: all code that builds a
 :class:`~changefeed.core.schema.TableSchema` calls :func:`column_of` and :func:`schema_of`, so the
 same table has the same fingerprint wherever it was seen.
 

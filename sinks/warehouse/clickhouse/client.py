@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, object] = {
     "date_time_overflow_behavior": "throw",
     "final": 0,
     "input_format_null_as_default": 0,
-    # Equal blocks come on purpose, and are told apart by version.
+    # Equal blocks come on purpose, and are distinguished by version.
     "insert_deduplicate": 0,
     "insert_null_as_default": 0,
     "join_use_nulls": 0,

@@ -115,7 +115,7 @@ def end_rows(table: TargetTable, shape: TargetShape, version: int, where: str) -
 
 
 def _digest(d: Dialect, names: Sequence[str]) -> str:
-    """What tells rows apart, of a staged row: there every value is a text or a number."""
+    """What distinguishes a staged row, where every value is a text or a number."""
     return f"sipHash128(toJSONString(tuple({d.listed(names, 'staged')})))"
 
 

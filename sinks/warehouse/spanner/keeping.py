@@ -166,7 +166,7 @@ def to_follow(
 
 def refuse_exchange(table: TargetTable, event: SchemaChange) -> None:
     """Names that go from one column to another in one change of shape. A column is renamed in
-    steps here, and a repeated change could not tell which columns already have their new name.
+    steps here, and a repeated change could not know which columns already have their new name.
 
     Raises:
         ChangefeedError: CF5006.

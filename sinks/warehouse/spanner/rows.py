@@ -116,7 +116,7 @@ class RowWire:
 
 
 def digests(columns: Sequence[Column], values: Sequence[Sequence[Value]]) -> list[str]:
-    """What tells rows of a table without a key apart, 128 bits in hexadecimal each.
+    """What distinguishes rows of a table without a key, 128 bits in hexadecimal each.
 
     NULLs have no part in it and columns go by their number at the source, so that the digest of a
     row outlives a new column and a new name.

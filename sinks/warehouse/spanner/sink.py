@@ -90,7 +90,7 @@ class SpannerSink(DatabaseSink):
             ChangefeedError: it is malformed, or the options ask for what Spanner is not kept with.
         """
         settings = SpannerSettings.read(uri)
-        # Google's libraries take a second to import: not before somebody wants this sink.
+        # Google's libraries take a second to import: not before this sink is wanted.
         from sinks.warehouse.spanner.client import Spanner
 
         server = Spanner(
