@@ -177,7 +177,7 @@ class GrowingLog:
     def follow(self) -> None:
         """Refresh periodically, for a log that another process writes."""
         if self._looking is None:
-            self._looking = threading.Thread(target=self._look, name="log-follower", daemon=True)
+            self._looking = threading.Thread(target=self._look, name="log-refresh", daemon=True)
             self._looking.start()
 
     def _look(self) -> None:
