@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from changefeed.api import Interpreter, Result, Session, parsed_statement
 from changefeed.catalog import Job
@@ -18,7 +19,7 @@ from changefeed.dataset.definition import is_definition
 from grammar import nodes
 from grammar.printer import name as name_sql
 from grammar.printer import to_sql
-from grammar.split import LexemeKind, lexemes
+from grammar.split import LexemeKind, change_lexemes
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 #: Feeds that programs make for themselves.
@@ -244,13 +245,8 @@ def referenced(text: str, environment: Mapping[str, str]) -> tuple[str, tuple[st
         missing.append(found[1])
         return REDACTED
 
-    parts, end = [], 0
-    for lexeme in lexemes(text):
-        if lexeme.kind is LexemeKind.STRING:
-            written = text[lexeme.start : lexeme.end]
-            parts += [text[end : lexeme.start], _REFERENCE.sub(value, written)]
-            end = lexeme.end
-    return "".join([*parts, text[end:]]), tuple(missing)
+    given = change_lexemes(text, {LexemeKind.STRING}, partial(_REFERENCE.sub, value))
+    return given, tuple(missing)
 
 
 def _connection_change(

@@ -7,7 +7,7 @@ nothing else of the language, so it also splits statements that do not parse.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +28,9 @@ class LexemeKind(StrEnum):
     SEMICOLON = "semicolon"
 
 
+COMMENTS = frozenset({LexemeKind.LINE_COMMENT, LexemeKind.BLOCK_COMMENT})
+
+
 @dataclass(frozen=True, slots=True)
 class Lexeme:
     """A stretch of text in which ``;`` has no or a special meaning.
@@ -43,7 +46,7 @@ class Lexeme:
     @property
     def comment(self) -> bool:
         """It is a comment of either kind."""
-        return self.kind in (LexemeKind.LINE_COMMENT, LexemeKind.BLOCK_COMMENT)
+        return self.kind in COMMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +95,19 @@ def _block_comment(text: str, start: int) -> Lexeme:
     return Lexeme(LexemeKind.BLOCK_COMMENT, start, len(text), closed=False)
 
 
-def blank_comments(text: str) -> str:
-    """``text`` with each comment turned into as many spaces, so that offsets stay true."""
+def change_lexemes(text: str, kinds: Container[LexemeKind], change: Callable[[str], str]) -> str:
+    """``text`` with ``change`` applied to each lexeme of these kinds, in order."""
     parts, position = [], 0
     for lexeme in lexemes(text):
-        if lexeme.comment:
-            parts.append(text[position : lexeme.start])
-            parts.append(_NOT_NEWLINE.sub(" ", text[lexeme.start : lexeme.end]))
+        if lexeme.kind in kinds:
+            parts += [text[position : lexeme.start], change(text[lexeme.start : lexeme.end])]
             position = lexeme.end
     return "".join([*parts, text[position:]])
+
+
+def blank_comments(text: str) -> str:
+    """``text`` with each comment turned into as many spaces, so that offsets stay true."""
+    return change_lexemes(text, COMMENTS, lambda comment: _NOT_NEWLINE.sub(" ", comment))
 
 
 def split(text: str) -> list[StatementText]:

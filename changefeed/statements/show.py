@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 
 from changefeed.catalog import (
@@ -36,7 +37,7 @@ from changefeed.statements.times import clock_text, date, instant, moment, reada
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
 from grammar.printer import to_sql
-from grammar.split import LexemeKind, lexemes
+from grammar.split import LexemeKind, change_lexemes
 
 #: How many events SHOW CHANGEFEED f ERRORS and EVENTS look back, unless they select.
 SHOWN_EVENTS = 100
@@ -365,13 +366,8 @@ def with_references(sql: str, name: str) -> str:
         number = next(numbers)
         return f"${{{stem}}}" if number == 1 else f"${{{stem}_{number}}}"
 
-    parts, end = [], 0
-    for lexeme in lexemes(sql):
-        if lexeme.kind is LexemeKind.STRING:
-            hidden = re.sub(rf"\b{REDACTED}\b", reference, sql[lexeme.start : lexeme.end])
-            parts += [sql[end : lexeme.start], hidden]
-            end = lexeme.end
-    return "".join([*parts, sql[end:]])
+    redacted = re.compile(rf"\b{REDACTED}\b")
+    return change_lexemes(sql, {LexemeKind.STRING}, partial(redacted.sub, reference))
 
 
 def _redacted(statements: Iterable[str]) -> list[str]:
