@@ -23,4 +23,5 @@ from changefeed.options.row import own_option as own_option
 from changefeed.options.sink_config import KafkaSinkConfig as KafkaSinkConfig
 from changefeed.options.table import *
 from changefeed.options.types import DebeziumOffset as DebeziumOffset
+from changefeed.options.types import one_of as one_of
 from changefeed.options.values import *

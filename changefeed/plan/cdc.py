@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import ChangefeedError, Code, raise_all
-from changefeed.options import OptionReader, to_span
+from changefeed.options import OptionReader, one_of, to_span
 from changefeed.plan.own_options import split_options
 from grammar import nodes
 from grammar.spelling import did_you_mean
@@ -155,7 +155,7 @@ def _check_record(value: nodes.Literal, reading: OptionReader) -> None:
         near = did_you_mean(value.text, known)
         reading.problem(
             Code.INVALID_OPTION_VALUE,
-            f"unknown record: {value.text}, valid values are 'AFTER', 'CHANGE' and 'ALL'",
+            f"unknown record: {value.text}, {one_of(known)}",
             to_span(value.span),
             f"did you mean {near}?" if near else "",
         )

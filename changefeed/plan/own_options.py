@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from changefeed.core.clock import SystemClock
 from changefeed.core.errors import Code, raise_all
-from changefeed.options import OptionReader, to_span
+from changefeed.options import OptionReader, one_of, to_span
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -61,10 +61,9 @@ def own_values(
     for name, value in given.items():
         values, _ = own[name]
         if values and value.text.lower() not in values:
-            valid = " and ".join(f"'{each}'" for each in values)
             reading.problem(
                 Code.INVALID_OPTION_VALUE,
-                f"unknown {name}: {value.text}, valid values are {valid}",
+                f"unknown {name}: {value.text}, {one_of(values)}",
                 to_span(value.span),
             )
     return given

@@ -198,7 +198,11 @@ def test_the_audit_keeps_the_newest(tmp_path: Path) -> None:
     ("statement", "code", "words"),
     [
         ("CREATE USER ann", "CF1102", 'user "ann" already exists'),
-        ("CREATE USER b WITH role = 'boss'", "CF1204", "valid values are 'viewer' and 'operator'"),
+        (
+            "CREATE USER b WITH role = 'boss'",
+            "CF1204",
+            "unknown role: boss, valid values are 'viewer', 'operator' and 'admin'",
+        ),
         ("CREATE USER b WITH expires = 'soon'", "CF1204", "expires is a duration as '90d'"),
         ("CREATE USER b WITH expires = '-1h'", "CF1204", "expires is a duration as '90d'"),
         ("CREATE USER b WITH token = 'new'", "CF1205", "leave out the option token"),
