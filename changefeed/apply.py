@@ -95,7 +95,6 @@ class Declaration:
                     "changefeed apply takes statements that create something with a name, and USE",
                     hint="CREATE EXTERNAL CONNECTION, CREATE FUNCTION, CREATE CHANGEFEED name ...; "
                     "other statements run by changefeed -f.",
-                    span=None,
                 ).located(text)
         if key in self._declared:
             raise ChangefeedError(
@@ -138,14 +137,15 @@ class Declaration:
         Raises:
             ChangefeedError: a statement is wrong, or asks for what an ALTER cannot change.
         """
-        coming = {c.what.partition(" ")[2] for c in self.connections() if c.sign == "+"}
+        coming = any(step.sign == "+" for step in self.connections())
         for (kind, name), declared in self._declared.items():
             if kind == "changefeed" and isinstance(declared.node, Made):
-                change = self._feed_change(name, declared.node, bool(coming))
+                change = self._feed_change(name, declared.node, coming)
                 if change is not None:
                     yield replace(change, missing=declared.missing)
 
-    def _feed_change(self, name: str, node: Made, unsure: bool) -> ApplyStep | None:
+    def _feed_change(self, name: str, node: Made, coming: bool) -> ApplyStep | None:
+        """``coming``: connections are yet to be made, and the feed may name one of them."""
         job = self._interpreter.catalog.find_job(name)
         whole = replace(node, if_not_exists=False)
         if isinstance(whole, nodes.CreateChangefeed):
@@ -159,7 +159,7 @@ class Declaration:
         try:
             explained = self._interpreter.execute(f"EXPLAIN {sql}", self._session)
         except ChangefeedError as error:
-            if not unsure or error.code is not Code.NAME_UNKNOWN:
+            if not coming or error.code is not Code.NAME_UNKNOWN:
                 raise
             later = ("is compared when its connections are there",)
             return ApplyStep("+" if job is None else "~", what, later, sql)
@@ -177,7 +177,8 @@ class Declaration:
         """
         catalog = self._interpreter.catalog
         named = {name for kind, name in self._declared if kind == "changefeed"}
-        gone = [job for job in catalog.jobs() if job.name not in named and not _of_a_program(job)]
+        jobs = catalog.jobs()
+        gone = [job for job in jobs if job.name not in named and not _of_a_program(job)]
         for job in gone:
             yield ApplyStep(
                 "-",
@@ -189,8 +190,7 @@ class Declaration:
                 yield ApplyStep(
                     "-", f"function {function.name}", statement=f"DROP FUNCTION {function.name}"
                 )
-        dropped = {job.id for job in gone}
-        kept = [job for job in catalog.jobs() if job.id not in dropped]
+        kept = [job for job in jobs if job not in gone]
         used = {name for job in kept for name in catalog.connections_of(job)}
         for connection in catalog.connections():
             name = connection.name
