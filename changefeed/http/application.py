@@ -36,7 +36,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
 from changefeed.http.openapi import document
-from changefeed.http.resources import RESOURCES, Resource
+from changefeed.http.resources import RESOURCES, Resource, read_fields
 from changefeed.http.statements import StatementRequest, StatementRun, collected
 from changefeed.monitor import Monitor
 
@@ -150,11 +150,11 @@ class Api:
         session = await self._session(request, left)
         query = {name: _number(value) for name, value in request.query_params.items()}
         given = {
-            **resource.read(query, resource.query),
-            **resource.read(await self._object(request), resource.body),
+            **read_fields(query, resource.query),
+            **read_fields(await self._object(request), resource.body),
             **request.path_params,
         }
-        work = partial(self._interpreter.execute, resource.asks(given), session)
+        work = partial(self._interpreter.execute, resource.statement(given), session)
         result = await self._while_there(request, left, work)
         rows = result.objects()
         answer = rows[0] if resource.one else {"items": rows, "notices": result.notices}
@@ -187,7 +187,7 @@ class Api:
         )
 
     async def _user(self, request: Request) -> User | None:
-        """Who asks; None is whoever reaches an address without logins.
+        """Who asks; None for a client without a token on an address without logins.
 
         Raises:
             ChangefeedError: CF1402, there is no token, or no user has it.
@@ -308,8 +308,8 @@ class _Guard:
 def names_this_machine(host: str) -> bool:
     """A ``Host`` header (or an address) is this machine's loopback.
 
-    On a loopback address only such requests are answered: a name of somebody else's domain that
-    leads here would let a web page read the feeds (DNS rebinding).
+    On a loopback address only such requests are answered. The name of a foreign domain can be made
+    to lead to this machine, and a page of that domain would then read the feeds (DNS rebinding).
     """
     name = host if host.count(":") > 1 and not host.startswith("[") else re.sub(r":\d*$", "", host)
     name = name.strip("[]").lower()

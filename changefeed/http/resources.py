@@ -14,7 +14,7 @@ from grammar import nodes
 #: The most rows that ``limit`` of a list may ask for.
 MOST_ROWS = 10_000
 
-#: Makes the statement from what the request says: parts of the path, the query, the body.
+#: Makes the statement from what a request says, but for its ``limit``.
 Maker = Callable[[Mapping[str, Any]], nodes.Statement]
 
 
@@ -25,7 +25,7 @@ class Resource:
     Attributes:
         method, path: of the request; a part of the path in braces is a name.
         summary: one line for the OpenAPI document.
-        statement: of what was asked.
+        make: its statement.
         one: the answer is one object, not a list.
         body: JSON schemas of fields that may be given.
     """
@@ -33,7 +33,7 @@ class Resource:
     method: str
     path: str
     summary: str
-    statement: Maker
+    make: Maker
     one: bool = False
     body: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -42,38 +42,39 @@ class Resource:
         """JSON schemas of the query: a list may have a ``limit``."""
         return {} if self.one or self.method != "GET" else _LIMIT
 
-    def asks(self, given: Mapping[str, Any]) -> nodes.Statement:
-        """The statement of what was asked."""
-        statement = self.statement(given)
+    def statement(self, given: Mapping[str, Any]) -> nodes.Statement:
+        """The statement of a request; ``given`` has parts of the path, the query and the body."""
+        statement = self.make(given)
         if isinstance(statement, nodes.Inquiry) and given.get("limit"):
             return nodes.ShowWhere(statement, limit=given["limit"])
         return statement
 
-    def read(self, given: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that were given, checked.
 
-        Raises:
-            ChangefeedError: CF1204, a field that is not known or has a value it cannot have.
-        """
-        unknown = sorted(given.keys() - allowed.keys())
-        if unknown:
-            known = f"there are: {', '.join(allowed)}." if allowed else "there are none here."
+def read_fields(given: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were given, checked.
+
+    Raises:
+        ChangefeedError: CF1204, a field that is not known or has a value it cannot have.
+    """
+    unknown = sorted(given.keys() - allowed.keys())
+    if unknown:
+        known = f"there are: {', '.join(allowed)}." if allowed else "there are none here."
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE, f'there is no field "{unknown[0]}"', hint=known
+        )
+    for name, value in given.items():
+        schema = allowed[name]
+        if schema["type"] == "integer":
+            good = isinstance(value, int) and 1 <= value <= schema["maximum"]
+            wanted = f"a number from 1 to {schema['maximum']}"
+        else:
+            good = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            wanted = "a list of names"
+        if not good or isinstance(value, bool):
             raise ChangefeedError(
-                Code.INVALID_OPTION_VALUE, f'there is no field "{unknown[0]}"', hint=known
+                Code.INVALID_OPTION_VALUE, f'field "{name}" is {wanted}, not {value!r}'
             )
-        for name, value in given.items():
-            schema = allowed[name]
-            if schema["type"] == "integer":
-                good = isinstance(value, int) and 1 <= value <= schema["maximum"]
-                wanted = f"a number from 1 to {schema['maximum']}"
-            else:
-                good = isinstance(value, list) and all(isinstance(each, str) for each in value)
-                wanted = "a list of names"
-            if not good or isinstance(value, bool):
-                raise ChangefeedError(
-                    Code.INVALID_OPTION_VALUE, f'field "{name}" is {wanted}, not {value!r}'
-                )
-        return dict(given)
+    return dict(given)
 
 
 def _feed(given: Mapping[str, Any]) -> nodes.FeedRef:
