@@ -71,8 +71,8 @@ LEAST: dict[type[nodes.Statement], Role] = {
 def least(statement: nodes.Statement) -> Role:
     """The least role that may run this statement.
 
-    A RESCAN is an ALTER CHANGEFEED that changes nothing of the feed. What is only looked at, as by
-    EXPLAIN, reaches the same servers as when it is run.
+    A RESCAN is an ALTER CHANGEFEED that changes nothing of the feed. EXPLAIN and VALIDATE reach the
+    same servers as the statement that they look at, and need its role.
     """
     match statement:
         case nodes.AlterChangefeed(actions=actions):
@@ -86,7 +86,8 @@ def least(statement: nodes.Statement) -> Role:
 
 
 def require_role(role: Role | None, who: str, statement: nodes.Statement) -> None:
-    """Refuse a statement that the role does not cover; None is whoever owns the state.
+    """Refuse a statement that the role does not cover. None covers everything: the client owns the
+    state.
 
     Raises:
         ChangefeedError: CF1403.
