@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cmp_to_key
 from typing import Any
@@ -63,18 +63,20 @@ Row = tuple[Cell, ...]
 def show_changefeeds(statement: nodes.ShowChangefeeds, context: Context) -> Result:
     """SHOW CHANGEFEEDS."""
     now = context.clock.now().wall
-    looks = [look for _, look in looks_at(context.catalog.jobs(), context)]
+    looks = looks_at(context.catalog.jobs(), context)
     rows = [feed_row(look, now) for look in looks]
     return Result(columns=COLUMNS, rows=rows, brief=brief.feeds(looks, now))
 
 
-def looks_at(jobs: Iterable[Job], context: Context) -> Iterator[tuple[Job, FeedSnapshot]]:
+def looks_at(jobs: Sequence[Job], context: Context) -> list[FeedSnapshot]:
     """Each job with its tables and its state."""
-    node, every = context.host.node_running(), list(jobs)
-    found = context.catalog.tables_of_jobs([job.id for job in every])
-    for job in every:
+    node = context.host.node_running()
+    found = context.catalog.tables_of_jobs([job.id for job in jobs])
+    looks = []
+    for job in jobs:
         tables = found.get(job.id, [])
-        yield job, FeedSnapshot(job, tables, context.health(job, tables, node))
+        looks.append(FeedSnapshot(job, tables, context.health(job, tables, node)))
+    return looks
 
 
 def feed_row(look: FeedSnapshot, now: int) -> Row:

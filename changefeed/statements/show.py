@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -216,7 +216,7 @@ def _errors(job: Job, context: Context) -> Result:
     now = context.clock.now().wall
     tables = {str(table.table): table for table in context.catalog.tables(job.id)}
     for event in events:
-        if not _told_of_table(event, events):
+        if not _repeats_its_table(event, events):
             about = tables.get(event.table or "")
             if about is not None and about.error == event.text:
                 hint = _hint(about, job)
@@ -256,7 +256,7 @@ def _events(job: Job, context: Context) -> Result:
     )
 
 
-def _told_of_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
+def _repeats_its_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
     """A feed that ended with its last table repeats the table's failure as its own."""
     return event.table is None and any(
         other.table is not None
@@ -291,7 +291,7 @@ def show_create(statement: nodes.ShowCreateChangefeed, context: Context) -> Resu
     """SHOW CREATE CHANGEFEED: runs again as it is, once redacted secrets are put back."""
     job = context.job(statement.feed)
     sql = create_sql(job)
-    return Result(columns=CREATE_COLUMNS, rows=[(job.name, sql)], notices=_redacted([sql]))
+    return Result(columns=CREATE_COLUMNS, rows=[(job.name, sql)], notices=_redacted(sql))
 
 
 @handles(nodes.ShowCreateConnection)
@@ -302,7 +302,7 @@ def show_create_connection(statement: nodes.ShowCreateConnection, context: Conte
     return Result(
         columns=CREATE_COLUMNS,
         rows=[(connection.name, sql)],
-        notices=_redacted([sql]),
+        notices=_redacted(sql),
     )
 
 
@@ -370,8 +370,8 @@ def with_references(sql: str, name: str) -> str:
     return change_lexemes(sql, {LexemeKind.STRING}, partial(redacted.sub, reference))
 
 
-def _redacted(statements: Iterable[str]) -> list[str]:
-    if not any(REDACTED in sql for sql in statements):
+def _redacted(sql: str) -> list[str]:
+    if REDACTED not in sql:
         return []
     return [
         "secrets are redacted; put them back before you run this, or keep them in an "
@@ -410,7 +410,7 @@ def show_job(statement: nodes.ShowJob, context: Context) -> Result:
 def _jobs(jobs: Sequence[Job], context: Context) -> Result:
     rows: list[tuple[Cell, ...]] = []
     now = context.clock.now().wall
-    looks = [look for _, look in looks_at(sorted(jobs, key=lambda job: job.id), context)]
+    looks = looks_at(sorted(jobs, key=lambda job: job.id), context)
     for look in looks:
         job, tables, shown = look.job, look.tables, look.health
         rows.append(
