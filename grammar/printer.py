@@ -245,11 +245,7 @@ class _Printer:
         return name(part) if isinstance(part, str) else self.print(part)
 
     def create(self, node: nodes.CreateChangefeed) -> str:
-        head = _words(
-            "CREATE OR REPLACE CHANGEFEED" if node.or_replace else "CREATE CHANGEFEED",
-            "IF NOT EXISTS" if node.if_not_exists else None,
-            None if node.name is None else name(node.name),
-        )
+        head = _creating(node)
         if node.query is not None:
             return _words(
                 head,
@@ -269,9 +265,7 @@ class _Printer:
     def dataset(self, node: nodes.CreateDataset) -> str:
         ignored = _list(name(each.text) for each in node.ignored)
         return _words(
-            "CREATE OR REPLACE CHANGEFEED" if node.or_replace else "CREATE CHANGEFEED",
-            "IF NOT EXISTS" if node.if_not_exists else None,
-            None if node.name is None else name(node.name),
+            _creating(node),
             f"FOR DATASET {self.uri(node.location)}",
             f"KEY ({_list(name(each.text) for each in node.keys)})",
             f"EXCEPT ({ignored})" if ignored else None,
@@ -379,6 +373,14 @@ class _Printer:
 
 def _timeout(timeout: Literal | None) -> str | None:
     return None if timeout is None else f"TIMEOUT {_literal(timeout)}"
+
+
+def _creating(node: nodes.CreateChangefeed | nodes.CreateDataset) -> str:
+    return _words(
+        "CREATE OR REPLACE CHANGEFEED" if node.or_replace else "CREATE CHANGEFEED",
+        "IF NOT EXISTS" if node.if_not_exists else None,
+        None if node.name is None else name(node.name),
+    )
 
 
 def _altered(node: nodes.AlterChangefeed | nodes.RenameChangefeed) -> str:
