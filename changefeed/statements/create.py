@@ -35,15 +35,7 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
     existing = context.catalog.find_job(statement.name) if statement.name else None
     if existing is not None and statement.if_not_exists:
         notice = f'changefeed "{existing.name}" already exists, skipping'
-        return Result(
-            "rows",
-            FEED_COLUMNS,
-            [(existing.id, existing.name)],
-            [notice],
-            job_id=existing.id,
-            name=existing.name,
-            tag="CREATE CHANGEFEED",
-        )
+        return _created(existing, [notice])
     plan = plan_create(statement, context.surroundings(making=True))
     watched = [table.schema.table for table in plan.tables]
     name, heard = plan.source.source, context.session.heard
@@ -60,17 +52,22 @@ def create(statement: nodes.CreateChangefeed, context: Context) -> Result:
             tag="CREATE CHANGEFEED",
         )
     job, late = _store(plan, statement, context)
+    notices = [
+        *plan.notices,
+        *warnings,
+        *topic_notices(plan.sink.topics, plan.sink.real_uri),
+        *late,
+        *no_node(context),
+    ]
+    return _created(job, notices)
+
+
+def _created(job: Job, notices: list[str]) -> Result:
     return Result(
         "rows",
         FEED_COLUMNS,
         [(job.id, job.name)],
-        [
-            *plan.notices,
-            *warnings,
-            *topic_notices(plan.sink.topics, plan.sink.real_uri),
-            *late,
-            *no_node(context),
-        ],
+        notices,
         job_id=job.id,
         name=job.name,
         tag="CREATE CHANGEFEED",
@@ -102,15 +99,7 @@ def _replace(statement: nodes.CreateChangefeed, job: Job, context: Context) -> R
     if alteration is not None:
         altered: Result = HANDLERS[type(alteration)](alteration, context)
         notices = altered.notices
-    return Result(
-        "rows",
-        FEED_COLUMNS,
-        [(job.id, job.name)],
-        notices,
-        job_id=job.id,
-        name=job.name,
-        tag="CREATE CHANGEFEED",
-    )
+    return _created(job, notices)
 
 
 def _store(
