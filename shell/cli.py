@@ -464,6 +464,17 @@ def dataset(
     context.exit(compare_dataset(config, extract, date, spark))
 
 
+#: ``--state`` behind a command, where it wins over the one before it.
+_state_option = click.option(
+    "--state", metavar="DIR|URL", help="Where the state is (default: as above)."
+)
+
+
+def _state_of(context: click.Context, state: str | None) -> str:
+    given: StateChoice = context.obj
+    return replace(given, state=state or given.state).directory
+
+
 @cli.command()
 @click.argument("node", required=False)
 @click.option("--undo", is_flag=True, help="Let it take sources again.")
@@ -475,7 +486,7 @@ def dataset(
     callback=_duration,
     help="How long to wait until it has given them away; it goes on draining afterwards.",
 )
-@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@_state_option
 @click.pass_context
 def drain(
     context: click.Context, node: str | None, undo: bool, timeout: float, state: str | None
@@ -491,8 +502,7 @@ def drain(
         from shell.signals import end_cleanly
 
     end_cleanly()
-    chosen = replace(context.obj, state=state or context.obj.state).directory
-    with Application(chosen, must_exist=True) as opened:
+    with Application(_state_of(context, state), must_exist=True) as opened:
         click.echo(opened.undo_drain(node) if undo else opened.drain(node, timeout))
 
 
@@ -502,7 +512,7 @@ def drain(
     "--plan", is_flag=True, help="Only print what differs; exit status 2 if anything does."
 )
 @click.option("--prune", is_flag=True, help="Also drop what the files do not name.")
-@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@_state_option
 @click.pass_context
 def apply(
     context: click.Context, files: tuple[str, ...], plan: bool, prune: bool, state: str | None
@@ -517,12 +527,11 @@ def apply(
         from shell.signals import end_cleanly
 
     end_cleanly()
-    chosen = replace(context.obj, state=state or context.obj.state).directory
-    context.exit(apply_files(chosen, files, plan=plan, prune=prune))
+    context.exit(apply_files(_state_of(context, state), files, plan=plan, prune=prune))
 
 
 @cli.command()
-@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@_state_option
 @click.pass_context
 def export(context: click.Context, state: str | None) -> None:
     """Print the statements that make what the state has, for changefeed apply.
@@ -534,8 +543,7 @@ def export(context: click.Context, state: str | None) -> None:
         from shell.signals import end_cleanly
 
     end_cleanly()
-    chosen = replace(context.obj, state=state or context.obj.state).directory
-    context.exit(export_state(chosen))
+    context.exit(export_state(_state_of(context, state)))
 
 
 @cli.group()
@@ -544,7 +552,7 @@ def log() -> None:
 
 
 @log.command()
-@click.option("--state", metavar="DIR|URL", help="Where the state is (default: as above).")
+@_state_option
 @click.pass_context
 def verify(context: click.Context, state: str | None) -> None:
     """Compare every stored file with its checksums, also while a node runs.
@@ -562,8 +570,7 @@ def verify(context: click.Context, state: str | None) -> None:
     end_cleanly()
     chosen = context.find_root().params.get("form")
     form = OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))
-    chosen_state = replace(context.obj, state=state or context.obj.state).directory
-    with Application(chosen_state, must_exist=True) as opened:
+    with Application(_state_of(context, state), must_exist=True) as opened:
         result = opened.verify_files()
     render(result, form, sys.stdout)
     said = Diagnostics(as_json=form.structured)
