@@ -39,13 +39,12 @@ def serve(
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served; ``max_memory`` and
-    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, ``lease``
-    how long leases last in seconds, as of :class:`~changefeed.app.Application`.
+    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, ``lease`` is how long
+    leases last in seconds, as of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
-            has ended by itself; CF6006, CF6007 ``http`` cannot be
-            served.
+            has ended by itself; CF6006, CF6007 ``http`` cannot be served.
     """
     stopping = stop_on_signals()
     with ExitStack() as stack:
