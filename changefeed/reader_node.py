@@ -13,7 +13,7 @@ from pathlib import Path
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.readers.own_node import LOCK_VARIABLE, STATE_VARIABLE
-from changefeed.service import node_process, serve_until_told, stop_on_signals
+from changefeed.service import node_process, serve_until_stopped, stop_on_signals
 
 
 def main(descriptor: int) -> int:
@@ -29,7 +29,7 @@ def main(descriptor: int) -> int:
         try:
             with Application(state, ready=ready, lock=lock) as application:
                 application.start_node()
-                serve_until_told(application, stopping)
+                serve_until_stopped(application, stopping)
         except ChangefeedError as error:
             print(f"{error.code.number}: {error.message}", file=sys.stderr)
             return 1

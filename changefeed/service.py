@@ -47,7 +47,7 @@ def stop_on_signals() -> threading.Event:
     return stopping
 
 
-def serve_until_told(application: Application, stopping: threading.Event) -> None:
+def serve_until_stopped(application: Application, stopping: threading.Event) -> None:
     """Wait for ``stopping``, while the node runs. A service manager hears that it runs, and each
     time that its pulse has gone on.
 

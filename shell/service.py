@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.service import node_process, serve_until_told, stop_on_signals
+from changefeed.service import node_process, serve_until_stopped, stop_on_signals
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
 
@@ -74,7 +74,7 @@ def serve(
                 application.http(http.host, http.port, tls=http.tls, login=http.login)
             )
             logger.info("status at %s/, /metrics and /healthz", server.address)
-        serve_until_told(application, stopping)
+        serve_until_stopped(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK
 

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from changefeed.app import Application
-from changefeed.service import notify_manager, serve_until_told
+from changefeed.service import notify_manager, serve_until_stopped
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class Hanging:
 
 def test_a_pulse_that_hangs_is_not_called_alive(manager: socket.socket) -> None:
     stopping = threading.Event()
-    serve_until_told(cast(Application, Hanging(stopping)), stopping)
+    serve_until_stopped(cast(Application, Hanging(stopping)), stopping)
     assert [manager.recv(100) for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
 
 
