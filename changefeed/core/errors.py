@@ -102,7 +102,7 @@ class Code(StrEnum):
         _USER,
         Scope.STATEMENT,
         "the HTTP API needs a login",
-        "send the token of CREATE USER: --token-file FILE, or the header Authorization: Bearer.",
+        "send the token of CREATE USER in the header Authorization: Bearer, or as a password.",
     )
     RIGHT_MISSING = (
         "CF1403",

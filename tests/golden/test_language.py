@@ -11,7 +11,7 @@ import pytest
 
 from changefeed.core import error_docs, parameter_docs
 from changefeed.core.clock import ManualClock
-from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.shapes import Envelope
 from changefeed.options import OPTIONS, Options, parse_options
 from changefeed.options import docs as option_docs
@@ -24,6 +24,7 @@ from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem, point
 from grammar.split import split
 from grammar.suggest import complete
+from shell.cli import cli
 from sinks import registry
 from sinks.registry import capabilities, takers
 from tests.golden import message_page, runner
@@ -229,6 +230,12 @@ def test_the_page_of_statements_is_the_grammar(rewrite: bool) -> None:
         reference = grammar_help.markdown()
         page.write_text(prose + mark + reference, "utf-8")
     assert reference == grammar_help.markdown()
+
+
+def test_hints_name_flags_that_there_are() -> None:
+    there = {flag for command in cli.commands.values() for p in command.params for flag in p.opts}
+    named = {flag for code in Code for flag in re.findall(r"--[\w-]+", code.hint)}
+    assert named and named <= there, named - there
 
 
 def test_the_statements_of_the_prose_parse() -> None:
