@@ -128,6 +128,7 @@ __all__ = [
 
 #: Words after SHOW -> the columns for its WHERE and ORDER BY.
 LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
+    "AUDIT": users.AUDIT_COLUMNS,
     "CDC STREAMS": cdc_views.STREAM_COLUMNS,
     "CDC SUBSCRIBERS": cdc_views.SUBSCRIBER_COLUMNS,
     "CHANGEFEED ERRORS": show.ERROR_COLUMNS,
@@ -141,6 +142,7 @@ LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
     "JOBS": show.JOB_COLUMNS,
     "NODES": listing.NODE_COLUMNS,
     "TABLES": connections.TABLE_COLUMNS,
+    "USERS": users.COLUMNS,
 }
 
 #: How many expected words a syntax error names.

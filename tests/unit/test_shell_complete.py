@@ -254,6 +254,8 @@ def test_columns_of_the_listing() -> None:
     head = "SHOW CHANGEFEEDS WHERE"
     assert after(f"{head} sta") == [f"{head} status", f"{head} started"]
     assert [c.text for c in found("SHOW CHANGEFEED orders_feed EVENTS WHERE co")] == ["code"]
+    assert [c.text for c in found("SHOW AUDIT WHERE or")] == ["origin"]
+    assert [c.text for c in found("SHOW USERS ORDER BY ex")] == ["expires"]
     assert "watched_by" in [c.text for c in found("SHOW TABLES FROM shop ORDER BY ")]
 
 
