@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from changefeed.spark.internals.sessions import with_settings
 from changefeed.spark.properties import is_local
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _SMALLEST_PART, _LARGEST_PART = 16 << 20, 256 << 20
 _RESERVED, _FOR_EXECUTION = 300 << 20, 0.6
 #: The heap of a JVM of Spark where the properties do not say it.
 _HEAP = "1g"
-#: Tasks at a time of an executor that the properties do not tell.
+#: Tasks at a time of an executor for which the properties do not say it.
 _EXECUTOR_CORES = 8
 #: What a row is assumed to take at least.
 _ROW_BYTES = 128
@@ -81,6 +82,4 @@ def comparing_session(plain: SparkSession, rows: int, data: int) -> SparkSession
         "spark.sql.adaptive.advisoryPartitionSizeInBytes": str(part),
         "spark.sql.adaptive.maxShuffledHashJoinLocalMapThreshold": str(part),
     }
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    return session
+    return with_settings(session, settings)

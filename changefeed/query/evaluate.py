@@ -31,7 +31,7 @@ from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import ROW, Constants
 from changefeed.spark.internals.projection import Projection
-from changefeed.spark.internals.sessions import another_session
+from changefeed.spark.internals.sessions import another_session, with_settings
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -94,10 +94,7 @@ class QuerySessions:
         """The session of queries that shares its context with ``plain``, the node's session."""
         with self._lock:
             if self._made is None or self._made[0] is not plain:
-                session = another_session(plain)
-                for name, value in _SETTINGS.items():
-                    session.conf.set(name, value)
-                self._made = plain, session
+                self._made = plain, with_settings(another_session(plain), _SETTINGS)
                 self._registered = {}
                 self._compiled.clear()
             return self._made[1]

@@ -24,8 +24,10 @@ from changefeed.spark.internals.abilities import Survey, survey
 from changefeed.spark.internals.sessions import (
     another_session,
     core_count,
+    extensions_of,
     has_ended,
     release_sessions,
+    with_settings,
 )
 from changefeed.spark.packs import pack, packs
 
@@ -105,6 +107,7 @@ class AttachedSession:
         self.cores = 1
         self._find = find
         self._lost = False
+        self._extensions: frozenset[str] = frozenset()
         self._extended: SparkSession | None = None
         self._extending = threading.Lock()
         if scratch is not None:
@@ -128,6 +131,7 @@ class AttachedSession:
             session = another_session(self._find())
             self.cores = core_count(session)
             self.survey = survey(session)
+            self._extensions = extensions_of(session)
         except ChangefeedError as error:
             self.session.set_exception(error)
         except Exception as failure:
@@ -156,9 +160,8 @@ class AttachedSession:
             ChangefeedError: CF4003, this Spark was not started with a format.
         """
         session = self.session.result()
-        extensions = (session.conf.get("spark.sql.extensions", "") or "").split(",")
         for each in map(pack, wanted):
-            if each.extension and each.extension not in map(str.strip, extensions):
+            if each.extension and each.extension not in self._extensions:
                 jar = ":".join(each.jars[0].coordinates)
                 raise ChangefeedError(
                     Code.SPARK_NOT_AVAILABLE,
@@ -168,10 +171,8 @@ class AttachedSession:
                 )
         with self._extending:
             if self._extended is None:
-                self._extended = another_session(session)
-                for each in map(pack, sorted(self.packs)):
-                    for name, value in each.settings:
-                        self._extended.conf.set(name, value)
+                settings = (each for name in sorted(self.packs) for each in pack(name).settings)
+                self._extended = with_settings(another_session(session), dict(settings))
             return self._extended
 
     def end(self) -> None:

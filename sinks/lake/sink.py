@@ -27,7 +27,12 @@ from changefeed.options import (
     OPTIMIZE,
     Feature,
 )
-from changefeed.spark.internals.sessions import active, another_session, in_pool
+from changefeed.spark.internals.sessions import (
+    active,
+    another_session,
+    in_pool,
+    with_settings,
+)
 from sinks.base import (
     Accepts,
     Batch,
@@ -520,14 +525,12 @@ class LakeSink(TableSink):
     def _own_session(self, base: SparkSession) -> SparkSession:
         """Settings of a commit are settings of a session, so each sink object has its own."""
         if self._session is None or self._base is not base:
-            session = another_session(base)
             known = delta.SETTINGS if self._place.format == "delta" else {}
             own = iceberg.settings(self._place) if self._place.format == "iceberg" else {}
             if self._place.format == "delta":
                 own = dict(self._place.settings)
-            for name, value in {**known, **own}.items():
-                session.conf.set(name, value)
-            self._session, self._base = session, base
+            self._session = with_settings(another_session(base), {**known, **own})
+            self._base = base
         return self._session
 
     @property

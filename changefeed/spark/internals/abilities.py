@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
@@ -147,11 +148,7 @@ def look(session: SparkSession, wanted: Sequence[Ability] = ABILITIES) -> Survey
 
 def survey(session: SparkSession) -> Survey:
     """:func:`look`, once a JVM."""
-    owner: Any = session
-    try:
-        owner = session.sparkContext
-    except Exception:  # Spark Connect: each version refuses in its own way
-        pass
+    owner = context_of(session) or session
     known = _KNOWN.get(owner)
     if known is None:
         known = _KNOWN[owner] = look(session)
@@ -161,6 +158,14 @@ def survey(session: SparkSession) -> Survey:
 def allows(session: SparkSession, ability: Ability) -> bool:
     """Whether the session has all that the ability needs."""
     return ability not in survey(session).missing
+
+
+def context_of(session: SparkSession) -> SparkContext | None:
+    """The session's SparkContext; None for a session of Spark Connect, which has none."""
+    try:
+        return session.sparkContext
+    except Exception:  # each version of Spark Connect refuses in its own way
+        return None
 
 
 def jvm_of(session: SparkSession) -> Any:

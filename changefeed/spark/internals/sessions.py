@@ -14,6 +14,7 @@ from changefeed.spark.internals.abilities import (
     MissingPart,
     allows,
     class_loader,
+    context_of,
     jvm_of,
 )
 
@@ -40,18 +41,26 @@ def extended_session(
     try:
         session = _injected(plain, extensions)
     except MissingPart as failure:
-        there = (plain.conf.get(_EXTENSIONS, "") or "").split(",")
-        lacking = [name for name in extensions if name not in there]
-        if lacking:
+        if not extensions_of(plain).issuperset(extensions):
             raise ChangefeedError(
                 Code.SPARK_NOT_AVAILABLE,
                 "this Spark takes extensions of its SQL at its start only",
                 hint=f"start it with --conf {_EXTENSIONS}={','.join(extensions)}",
             ) from failure
         session = another_session(plain)
+    return with_settings(session, settings)
+
+
+def with_settings(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """The session, after these settings were set in it."""
     for name, value in settings.items():
         session.conf.set(name, value)
     return session
+
+
+def extensions_of(session: SparkSession) -> frozenset[str]:
+    """The classes of the extensions that the session's Spark was started with."""
+    return frozenset(map(str.strip, (session.conf.get(_EXTENSIONS, "") or "").split(",")))
 
 
 def _injected(plain: SparkSession, extensions: Sequence[str]) -> SparkSession:
@@ -73,10 +82,7 @@ def _injected(plain: SparkSession, extensions: Sequence[str]) -> SparkSession:
 
 def is_classic(session: SparkSession) -> bool:
     """Whether its SparkContext is in this process; Spark Connect has none."""
-    try:
-        return session.sparkContext is not None
-    except Exception:  # each version of Spark Connect refuses in its own way
-        return False
+    return context_of(session) is not None
 
 
 def require_classic(session: SparkSession, what: str) -> None:
