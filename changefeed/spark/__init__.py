@@ -1,6 +1,8 @@
 """Spark: many processes for work that one cannot do fast enough.
 
     settings (the command line) -> session.NodeSpark: the one session of this process
+                                     node_session: what it does with a session
+                                     attached: a session that exists, or of Spark Connect
                                      jvm_session: one JVM and its session, from start to end
                                        java, jvm: finding a Java, starting the JVM
                                        packs, ivy: jars; properties: settings of the session

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import lacking, require_spark
-from changefeed.core.telemetry import log
 from changefeed.spark.failure import kind_of
-from changefeed.spark.internals.abilities import Survey, survey
 from changefeed.spark.internals.sessions import (
     another_session,
     core_count,
@@ -29,6 +25,7 @@ from changefeed.spark.internals.sessions import (
     release_sessions,
     with_settings,
 )
+from changefeed.spark.node_session import NodeSession
 from changefeed.spark.packs import pack, packs
 
 if TYPE_CHECKING:
@@ -91,47 +88,32 @@ def _remote(url: str) -> SparkSession:
     return found
 
 
-class AttachedSession:
-    """A session that is not the node's own; its interface is that of
-    :class:`.jvm_session.JvmSession`."""
+class AttachedSession(NodeSession):
+    """A session of a Spark that the node has not started."""
 
-    #: There is no JVM to watch.
-    jvm = None
+    step = "Spark is looked for"
+    cores = 1
 
     def __init__(self, find: Find, scratch: Path | None) -> None:
-        self.step = "Spark is looked for"
-        self.session: Future[SparkSession] = Future()
-        self.survey: Survey | None = None
-        #: Its jars are what they are: see :meth:`extended`.
-        self.packs = frozenset(packs())
-        self.cores = 1
+        # Its jars are what they are: see :meth:`extended`.
+        super().__init__(frozenset(packs()), scratch)
         self._find = find
         self._lost = False
         self._extensions: frozenset[str] = frozenset()
-        self._extended: SparkSession | None = None
-        self._extending = threading.Lock()
-        if scratch is not None:
-            scratch.mkdir(parents=True, exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=scratch)).resolve()
-
-    @property
-    def usable(self) -> bool:
-        return self.session.done() and not self.over
 
     @property
     def over(self) -> bool:
-        """Whether it was not found, or has ended."""
         return self._lost or (self.session.done() and self.session.exception() is not None)
 
-    def begin(self, after: object) -> None:
+    def begin(self, after: NodeSession | None) -> None:
         threading.Thread(target=self._run, name="spark-attach", daemon=True).start()
 
     def _run(self) -> None:
         try:
             session = another_session(self._find())
             self.cores = core_count(session)
-            self.survey = survey(session)
             self._extensions = extensions_of(session)
+            self._offer(session)
         except ChangefeedError as error:
             self.session.set_exception(error)
         except Exception as failure:
@@ -142,24 +124,13 @@ class AttachedSession:
             )
             lost.__cause__ = failure
             self.session.set_exception(lost)
-        else:
-            if self.survey.sentence:
-                log.warning("%s", self.survey.sentence)
-            self.session.set_result(session)
 
     def died(self, failure: BaseException) -> bool:
-        """Whether the session has ended, asked after ``failure``; it is looked for again then."""
         if has_ended(self.session.result(), failure):
             self._lost = True
         return self._lost
 
     def extended(self, wanted: Sequence[str]) -> SparkSession:
-        """A session with the settings of table formats.
-
-        Raises:
-            ChangefeedError: CF4003, this Spark was not started with a format.
-        """
-        session = self.session.result()
         for each in map(pack, wanted):
             if each.extension and each.extension not in self._extensions:
                 jar = ":".join(each.jars[0].coordinates)
@@ -169,11 +140,11 @@ class AttachedSession:
                     hint=f"start it with --packages {jar} and --conf spark.sql.extensions="
                     f"{each.extension} (several are separated by commas).",
                 )
-        with self._extending:
-            if self._extended is None:
-                settings = (each for name in sorted(self.packs) for each in pack(name).settings)
-                self._extended = with_settings(another_session(session), dict(settings))
-            return self._extended
+        return super().extended(wanted)
+
+    def _made_extended(self) -> SparkSession:
+        settings = (each for name in sorted(self.packs) for each in pack(name).settings)
+        return with_settings(another_session(self.session.result()), dict(settings))
 
     def end(self) -> None:
         release_sessions()

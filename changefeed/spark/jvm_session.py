@@ -8,19 +8,16 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
-from changefeed.spark.internals.abilities import Survey, survey
 from changefeed.spark.internals.sessions import extended_session
 from changefeed.spark.internals.starting import (
     PYSPARK,
@@ -32,7 +29,8 @@ from changefeed.spark.internals.starting import (
     start_session,
 )
 from changefeed.spark.java import find_java
-from changefeed.spark.jvm import Jvm, Launch, launch_jvm, spark_jars
+from changefeed.spark.jvm import Launch, launch_jvm, spark_jars
+from changefeed.spark.node_session import NodeSession
 from changefeed.spark.packs import cached, pack, paths
 from changefeed.spark.properties import (
     STORE_PROPERTIES,
@@ -82,43 +80,24 @@ class SessionSpec:
     scratch: Path | None
 
 
-class HasEnd(Protocol):
-    """What a session waits for before it starts."""
-
-    def end(self) -> None:
-        """Returns when nothing of it is left."""
-        ...
-
-
-class JvmSession:
+class JvmSession(NodeSession):
     """One JVM and its session, from start to end."""
+
+    step = "Spark starts: its JVM before this one ends"
 
     def __init__(
         self, spec: SessionSpec, lost: Callable[[ChangefeedError], None] = lambda error: None
     ) -> None:
         """``lost`` is called when the JVM ends although :meth:`end` was not called."""
+        super().__init__(spec.packs | cached(), spec.scratch)
         self._lost = lost
         self._ending = False
-        #: The present step of the start, for people.
-        self.step = "Spark starts: its JVM before this one ends"
-        self.session: Future[SparkSession] = Future()
-        #: What the session lacks; known once there is one.
-        self.survey: Survey | None = None
-        self.jvm: Jvm | None = None
-        self.packs = spec.packs | cached()
         self._spec = spec
-        self._extended: SparkSession | None = None
-        self._extending = threading.Lock()
         self._started = threading.Event()
-        given = spec.scratch
-        if given is not None:
-            given.mkdir(parents=True, exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix="changefeed-spark-", dir=given)).resolve()
         self._log = spec.log or self.scratch / "spark.log"
 
     @functools.cached_property
     def cores(self) -> int:
-        """Tasks that its session runs at the same time."""
         if not is_local(self._spec.master):
             # If the session dies meanwhile, the job fails with the reason.
             with contextlib.suppress(Exception):
@@ -126,34 +105,25 @@ class JvmSession:
         return self._spec.cores
 
     @property
-    def usable(self) -> bool:
-        return self.session.done() and not self.over
-
-    @property
     def over(self) -> bool:
-        """Whether it failed to start, or its JVM has ended."""
         if self.session.done() and self.session.exception() is not None:
             return True
         return self.jvm is not None and self.session.done() and not self.jvm.alive
 
-    def begin(self, after: HasEnd | None) -> None:
+    def begin(self, after: NodeSession | None) -> None:
         threading.Thread(target=self._run, args=(after,), name="spark-start", daemon=True).start()
 
-    def _run(self, after: HasEnd | None) -> None:
+    def _run(self, after: NodeSession | None) -> None:
         try:
             if after is not None:
                 after.end()
-            session = self._start()
+            self._offer(self._start())
         except ChangefeedError as error:
             self._abandon(error)
         except Exception as failure:
             died = self.died(failure)
             self._abandon(translate(failure, jvm_died=died, master=self._spec.master))
         else:
-            self.survey = survey(session)
-            if self.survey.sentence:
-                log.warning("%s", self.survey.sentence)
-            self.session.set_result(session)
             threading.Thread(target=self._watch, name="spark-watch", daemon=True).start()
         finally:
             self._started.set()
@@ -225,27 +195,19 @@ class JvmSession:
         return ship_python(self.scratch).properties(given)
 
     def died(self, failure: BaseException) -> bool:
-        """Whether the JVM has ended, asked after ``failure``.
-
-        The socket breaks a moment before the end of the process is known, so an error of the
-        connection is given a second.
-        """
         if self.jvm is None:
             return False
+        # The socket breaks a moment before the end of the process is known, so an error of the
+        # connection is given a second.
         return self.jvm.wait(1.0 if broken_connection(failure) else 0.0)
 
-    def extended(self, wanted: Sequence[str]) -> SparkSession:
-        """The session whose planner knows the table formats of all its packs, ``wanted`` among
-        them; made when first asked for."""
-        with self._extending:
-            if self._extended is None:
-                formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
-                self._extended = extended_session(
-                    self.session.result(),
-                    [each.extension for each in formats],
-                    dict(setting for each in formats for setting in each.settings),
-                )
-            return self._extended
+    def _made_extended(self) -> SparkSession:
+        formats = [pack(name) for name in sorted(self.packs) if pack(name).extension]
+        return extended_session(
+            self.session.result(),
+            [each.extension for each in formats],
+            dict(setting for each in formats for setting in each.settings),
+        )
 
     def end(self) -> None:
         self._ending = True

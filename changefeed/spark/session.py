@@ -32,6 +32,7 @@ from changefeed.spark.internals.sessions import cancel_group, job_group
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
 from changefeed.spark.jvm_session import JvmSession, SessionSpec
+from changefeed.spark.node_session import NodeSession
 from changefeed.spark.packs import pack, paths
 from changefeed.spark.properties import count_cores, is_local
 from changefeed.spark.settings import LOCAL, SparkSettings
@@ -100,7 +101,7 @@ class NodeSpark:
         self._log = log
         self._given_scratch = scratch
         self._lock = threading.Lock()
-        self._life: JvmSession | AttachedSession | None = None
+        self._life: NodeSession | None = None
         self._starts = 0
         self._lost: ChangefeedError | None = None
         #: Jar packs that are being fetched before a session can have them.
@@ -283,9 +284,7 @@ class NodeSpark:
         """
         return self._usable(timeout)[1]
 
-    def _usable(
-        self, timeout: float | None = None
-    ) -> tuple[JvmSession | AttachedSession, SparkSession]:
+    def _usable(self, timeout: float | None = None) -> tuple[NodeSession, SparkSession]:
         while True:
             life = self._current()
             try:
@@ -395,15 +394,13 @@ class NodeSpark:
             scratch=self._given_scratch,
         )
 
-    def _current(self) -> JvmSession | AttachedSession:
+    def _current(self) -> NodeSession:
         return self._alive(lambda life: not life.over)
 
-    def _with_packs(self) -> JvmSession | AttachedSession:
+    def _with_packs(self) -> NodeSession:
         return self._alive(lambda life: not life.over and self._packs <= life.packs)
 
-    def _alive(
-        self, good: Callable[[JvmSession | AttachedSession], bool]
-    ) -> JvmSession | AttachedSession:
+    def _alive(self, good: Callable[[NodeSession], bool]) -> NodeSession:
         with self._lock:
             if self._closed:
                 raise ChangefeedError(Code.SPARK_FAILED, "Spark was stopped")
@@ -415,7 +412,7 @@ class NodeSpark:
         life.begin(after=old)
         return life
 
-    def _made(self) -> JvmSession | AttachedSession:
+    def _made(self) -> NodeSession:
         if self._attached is not None:
             return AttachedSession(self._attached, self._given_scratch)
         return JvmSession(self._spec(), self._lose)
