@@ -106,9 +106,12 @@ class AttachedSession(NodeSession):
         return self._lost or (self.session.done() and self.session.exception() is not None)
 
     def begin(self, after: NodeSession | None) -> None:
-        threading.Thread(target=self._run, name="spark-attach", daemon=True).start()
+        threading.Thread(target=self._run, args=(after,), name="spark-attach", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, after: NodeSession | None) -> None:
+        if after is not None:
+            # Not all of its end: that would wait for a server that is gone.
+            shutil.rmtree(after.scratch, ignore_errors=True)
         try:
             session = another_session(self._find())
             self.cores = core_count(session)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,3 +130,18 @@ def test_what_spark_is_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(spark_session, "spark_jars", none)
     assert NodeSpark(master="local[3]").report().status == "not available: no Java was found"
+
+
+def test_tries_to_find_a_session_leave_no_folders(tmp_path: Path) -> None:
+    """A feed tries again as long as the server of its Spark is away."""
+
+    def find() -> Any:
+        raise ConnectionError("no server")
+
+    with NodeSpark(attached=find, scratch=tmp_path) as spark:
+        for _ in range(3):
+            with pytest.raises(ChangefeedError, match="cannot be used: ConnectionError"):
+                spark.session()
+        assert spark.starts >= 3
+        assert len(list(tmp_path.iterdir())) == 1, "that of the last try"
+    assert not list(tmp_path.iterdir())
