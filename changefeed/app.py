@@ -128,6 +128,19 @@ class Application:
             log.info("node %s started, state %s", node.id, self.catalog.shown)
         return started
 
+    def require_node(self) -> None:
+        """Run the state's feeds in this process.
+
+        Raises:
+            ChangefeedError: CF6003 another process runs them.
+        """
+        if not self.start_node():
+            raise ChangefeedError(
+                Code.STATE_HELD_BY_ANOTHER_NODE,
+                f"another node runs the feeds of {self.catalog.shown}",
+                hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
+            )
+
     @property
     def beats(self) -> int:
         """How often the pulse of this process's node has begun."""

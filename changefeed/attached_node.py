@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import Result, Session
 from changefeed.app import Application
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.attached import EXISTING
 from changefeed.spark.session import NodeSpark
 
@@ -59,12 +58,7 @@ def attach(spark: SparkSession, state: str, *, staging: str | None = None) -> At
     engine = NodeSpark(master=EXISTING, attached=lambda: spark, staging=staging)
     application = Application(state, spark=engine)
     try:
-        if not application.start_node():
-            raise ChangefeedError(
-                Code.STATE_HELD_BY_ANOTHER_NODE,
-                f"another node runs the feeds of {application.catalog.shown}",
-                hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
-            )
+        application.require_node()
     except BaseException:
         application.close()
         raise

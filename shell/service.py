@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.service import node_process, serve_until_stopped, stop_on_signals
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
@@ -63,12 +62,7 @@ def serve(
                 ready=ready,
             )
         )
-        if not application.start_node():
-            raise ChangefeedError(
-                Code.STATE_HELD_BY_ANOTHER_NODE,
-                f"another node runs the feeds of {application.catalog.shown}",
-                hint="only one node can run a state; SHOW CHANGEFEEDS shows its feeds.",
-            )
+        application.require_node()
         if http is not None:
             server = stack.enter_context(
                 application.http(http.host, http.port, tls=http.tls, login=http.login)
