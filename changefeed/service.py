@@ -48,8 +48,8 @@ def stop_on_signals() -> threading.Event:
 
 
 def serve_until_stopped(application: Application, stopping: threading.Event) -> None:
-    """Wait for ``stopping``, while the node runs. A service manager hears that it runs, and each
-    time that its pulse has gone on.
+    """Wait for ``stopping``, while the node runs. The service manager is notified when the node is
+    ready, after each beat of its pulse, and when it stops.
 
     Raises:
         ChangefeedError: CF6005, the node has ended by itself.
@@ -66,8 +66,9 @@ def serve_until_stopped(application: Application, stopping: threading.Event) -> 
         notify_manager("STOPPING=1")
 
 
-def notify_manager(fact: str) -> None:
-    """Say something to the service manager that asked for it (systemd, ``Type=notify``)."""
+def notify_manager(state: str) -> None:
+    """Send a state, as ``READY=1``, to the service manager (systemd, ``Type=notify``), if this
+    process has one."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -77,5 +78,5 @@ def notify_manager(fact: str) -> None:
     if address.startswith("@"):
         address = f"\0{address[1:]}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        with suppress(OSError):  # the manager has gone: it starts us again, or nobody cares
-            sender.sendto(fact.encode(), address)
+        with suppress(OSError):  # the manager has gone
+            sender.sendto(state.encode(), address)
