@@ -327,7 +327,7 @@ class QueryCompiler:
             raise self._unreadable(text) from failure
         if plan.kind not in self._steps:
             raise refused(*_NO_AGGREGATES, None)
-        expressions, groups = plan.columns(), plan.groups() if plan.kind == "Aggregate" else []
+        expressions, groups = plan.columns(), plan.groups()
         for word in moments(plan.replaced()):
             self._refuse_moment(word, self._moment(word))
         for number, expression in enumerate((*expressions, *groups)):

@@ -88,7 +88,7 @@ class QueryPlan(Protocol):
         ...
 
     def groups(self) -> Sequence[Expression]:
-        """The expressions that it groups by."""
+        """The expressions that it groups by; none if it groups by nothing."""
         ...
 
     def replaced(self) -> Sequence[Expression]:

@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _ANALYSED = "== Analyzed Logical Plan =="
-#: Functions whose result is another one at another time or for another order of rows, as the text
-#: has them, and Spark's classes.
-_FUNCTIONS = {
+#: Aggregate functions whose result depends on the order of rows, as the text has them, and Spark's
+#: classes.
+_AGGREGATES = {
+    "first": "First", "last": "Last", "any_value": "AnyValue", "collect_list": "CollectList",
+    "collect_set": "CollectSet", "listagg": "ListAgg", "max_by": "MaxBy", "min_by": "MinBy",
+    "mode": "Mode", "percentile_approx": "ApproximatePercentile",
+    "histogram_numeric": "HistogramNumeric",
+}  # fmt: skip
+#: With those whose result is another one at another time or place.
+_FUNCTIONS = _AGGREGATES | {
     "now": "Now", "current_timestamp": "CurrentTimestamp", "current_date": "CurrentDate",
     "curdate": "CurrentDate", "current_time": "CurrentTime", "localtimestamp": "LocalTimestamp",
     "current_user": "CurrentUser", "user": "CurrentUser", "session_user": "CurrentUser",
@@ -32,14 +39,8 @@ _FUNCTIONS = {
     "randstr": "RandStr", "monotonically_increasing_id": "MonotonicallyIncreasingID",
     "spark_partition_id": "SparkPartitionID", "input_file_name": "InputFileName",
     "input_file_block_start": "InputFileBlockStart", "version": "SparkVersion",
-    "input_file_block_length": "InputFileBlockLength", "first": "First", "last": "Last",
-    "any_value": "AnyValue", "collect_list": "CollectList", "collect_set": "CollectSet",
-    "listagg": "ListAgg", "max_by": "MaxBy", "min_by": "MinBy", "mode": "Mode",
-    "percentile_approx": "ApproximatePercentile", "histogram_numeric": "HistogramNumeric",
+    "input_file_block_length": "InputFileBlockLength",
 }  # fmt: skip
-_OF_AGGREGATES = frozenset({"First", "Last", "AnyValue", "CollectList", "CollectSet", "ListAgg",
-                            "MaxBy", "MinBy", "Mode", "ApproximatePercentile",
-                            "HistogramNumeric"})  # fmt: skip
 _CALL = re.compile(rf"\b({'|'.join(_FUNCTIONS)})\(")
 _ALIAS = re.compile(r"(.*) AS .*#\d+L?\Z", re.DOTALL)
 #: A constant text that becomes a date or a timestamp.
@@ -133,7 +134,8 @@ class TextPlan:
         ]
 
     def groups(self) -> list[TextExpression]:
-        return [self._expression(part, True) for part in self._lists[0]]
+        parts = self._lists[0] if self.kind == "Aggregate" else []
+        return [self._expression(part, True) for part in parts]
 
     def replaced(self) -> list[TextExpression]:
         return [
@@ -165,13 +167,10 @@ class TextPlan:
                 kind = "GetStructField" if found[1] else "Text"
                 yield TextExpression(kind, children=(column,), field=(found[1] or "").strip("`"))
         for found in _CALL.finditer(text):
-            kind = _FUNCTIONS[found[1]]
-            called = TextExpression(kind, found[1])
-            yield (
-                TextExpression("AggregateExpression", children=(called,))
-                if kind in _OF_AGGREGATES
-                else called
-            )
+            called = TextExpression(_FUNCTIONS[found[1]], found[1])
+            if found[1] in _AGGREGATES:
+                called = TextExpression("AggregateExpression", children=(called,))
+            yield called
 
 
 def function_info_by_text(session: SparkSession, name: str) -> tuple[str, str] | None:
