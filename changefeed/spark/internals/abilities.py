@@ -188,6 +188,14 @@ def java_object(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
+def elements(items: Any) -> list[Any]:
+    """The elements of a collection of Scala or Java."""
+    found, iterator = [], items.iterator()
+    while iterator.hasNext():
+        found.append(iterator.next())
+    return found
+
+
 class _Classes:
     """Classes of a JVM, by their names."""
 

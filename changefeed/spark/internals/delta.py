@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from changefeed.spark.internals.abilities import MissingPart, jvm_of
+from changefeed.spark.internals.abilities import MissingPart, elements, jvm_of
 from changefeed.spark.internals.sessions import java_session, observed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DeltaTableLog:
     def applications(self) -> list[tuple[str, int]]:
         """The transaction identifiers: applications, and the last number of each."""
         found = self._snapshot().transactions()
-        return [(str(entry._1()), int(entry._2())) for entry in _each(found)]
+        return [(str(entry._1()), int(entry._2())) for entry in elements(found)]
 
     def files(self) -> int:
         """How many data files it has."""
@@ -85,7 +85,7 @@ class DeltaFiles:
         self.entries = entries
 
     def __iter__(self) -> Iterator[DeltaFile]:
-        return map(DeltaFile, _each(self.entries))
+        return map(DeltaFile, elements(self.entries))
 
 
 class DeltaTransaction:
@@ -128,7 +128,7 @@ class DeltaTransaction:
 
     def partitions(self) -> list[str]:
         """The columns that it is partitioned by."""
-        return [str(name) for name in _each(self._metadata.partitionColumns())]
+        return [str(name) for name in elements(self._metadata.partitionColumns())]
 
     def was_executed(self) -> bool:
         """Whether the commit this session notes is in the table. Asked of the checksum file, as
@@ -147,7 +147,7 @@ class DeltaTransaction:
                 self._transaction.readTxn().append(application)
             return version is not None and any(
                 entry.appId() == application and entry.version() >= int(version)
-                for entry in _each(known.get())
+                for entry in elements(known.get())
             )
 
     def files(self) -> DeltaFiles:
@@ -226,7 +226,7 @@ class DeltaTransaction:
 
     def marked(self) -> int:
         """How many rows were marked."""
-        return sum(file.numberOfModifiedRows() for file in _each(self._touched))
+        return sum(file.numberOfModifiedRows() for file in elements(self._touched))
 
     # -- the commit -------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class DeltaTransaction:
 
     def _replaced(self) -> Any:
         """The files whose rows were marked, with their new vectors in place of the old."""
-        if any(not _has_stats(file.fileLogEntry()) for file in _each(self._touched)):
+        if any(not _has_stats(file.fileLogEntry()) for file in elements(self._touched)):
             length = self._delta.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(
                 self._jsession, self._metadata
             )
@@ -264,7 +264,7 @@ class DeltaTransaction:
             )._1()
         now = self._java.System.currentTimeMillis()
         actions = self._buffer()
-        for file in _each(self._touched):
+        for file in elements(self._touched):
             entry = file.fileLogEntry()
             if file.isFullyReplaced():
                 actions.append(entry.removeWithTimestamp(now, True))
@@ -275,7 +275,7 @@ class DeltaTransaction:
         return actions
 
     def _report(self, known: Mapping[str, int]) -> None:
-        wanted = {str(name) for name in _each(self._delta.DeltaOperationMetrics.MERGE())}
+        wanted = {str(name) for name in elements(self._delta.DeltaOperationMetrics.MERGE())}
         make = self._java.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric
         context: Any = self._session.sparkContext
         metrics = {}
@@ -342,10 +342,3 @@ def _wide(file: Any) -> Any:
 
 def _text(option: Any) -> str:
     return str(option.get()).lower() if option.isDefined() else ""
-
-
-def _each(items: Any) -> list[Any]:
-    found, iterator = [], items.iterator()
-    while iterator.hasNext():
-        found.append(iterator.next())
-    return found

@@ -15,6 +15,7 @@ from changefeed.spark.internals.abilities import (
     allows,
     class_loader,
     context_of,
+    elements,
     jvm_of,
 )
 
@@ -240,8 +241,4 @@ def observed(seen: Observation) -> dict[str, int] | None:
     """The counts of an observation whose query has run; None where Spark dropped it from the
     plan. ``Observation.get`` fails where there is no count."""
     java: Any = seen._jo
-    found, entries = {}, java.get().iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        found[str(entry._1())] = int(entry._2())
-    return found or None
+    return {str(entry._1()): int(entry._2()) for entry in elements(java.get())} or None
