@@ -5,7 +5,7 @@ deletes, 10 % inserts, keys at random, one key in ten changed twice), each on a 
 
 sink       what a feed does: rows of the log are staged and merged in rounds as large as the sink
            takes of a backlog
-public     the same without Spark's private parts, as over Spark Connect
+public     the same without Spark's internals, as over Spark Connect
 by hand    what a data engineer writes into foreachBatch: the batch as a Parquet file of typed
            columns, the last row of each key by a window, one MERGE, a table without settings
 duckdb     the same rows and statement in DuckDB
@@ -172,7 +172,7 @@ class Bench:
         return costs[0]
 
     def public(self, kind: str, rows: int, changes: Changes) -> Cost:
-        """The sink, by what Spark promises to everybody."""
+        """The sink, by Spark's public API alone."""
         with public_ways():
             return self.sink(kind, rows, changes)
 

@@ -126,7 +126,7 @@ class Meter:
 
 @contextmanager
 def public_ways() -> Iterator[None]:
-    """For a block, private parts of Spark count as missing; see SHOW SPARK."""
+    """For a block, internals of Spark count as missing; see SHOW SPARK."""
     looked = abilities.survey
     lacking = tuple(each for each in abilities.ABILITIES if not each.function)
     abilities.survey = lambda session: abilities.Survey(session.version, lacking)

@@ -167,7 +167,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--public", action="store_true", help="without Spark's private parts")
+    parser.add_argument("--public", action="store_true", help="without Spark's internals")
     given = parser.parse_args(words)
     with place() as run, public_ways() if given.public else nullcontext():
         if given.mode == "rows":

@@ -3,8 +3,8 @@
 For a Spark whose own objects are out of reach (Spark Connect). The text shows which columns of the
 view an expression reads, and the names of its functions. Strings stand in it without quotes, so
 that one which reads like a function or a column is taken for one: more columns than needed are
-read, and some queries that could run are refused. Not found are calls of Python functions with
-wrong arguments, which then fail on the first row, and a word for a moment that the query computes
+read, and some queries that could run are refused. Calls of Python functions with wrong arguments
+are not found, and fail on the first row; nor is a word for a moment that the query computes
 (``concat('to', 'day')``).
 """
 

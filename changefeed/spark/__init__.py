@@ -11,7 +11,7 @@
               progress <- datagrams of the workers
               staging: rows for executors that do not see the node's files
     failure: what Spark raised -> a ChangefeedError
-    internals: everything that is used of Spark and Spark promises to nobody
+    internals: what is used of Spark without being part of its public API
 
 Lake tables are merged in this session, CDC queries and datasets evaluated, and large tables scanned
 (:mod:`changefeed.scan.spark`). No Python code runs per row. Importing this package starts nothing,

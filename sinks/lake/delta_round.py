@@ -7,9 +7,9 @@ old one: old rows are found by their keys and marked, new rows are appended, bot
 Of the table only keys and versions are read, and only where the round's keys may be.
 
 The commit has the actions of a MERGE: conflicts with other writers are found, readers and
-DESCRIBE HISTORY see a MERGE. It is made of classes of Delta that promise nothing to outsiders
-(:mod:`changefeed.spark.internals.delta`); where they are others, or the table needs more than that,
-the round is an ordinary MERGE.
+DESCRIBE HISTORY see a MERGE. It is made by internal classes of Delta
+(:mod:`changefeed.spark.internals.delta`); where these differ, or the table needs more, the round is
+an ordinary MERGE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Spark promises to nobody is named in one package."""
+"""Internals of Spark are named in one package."""
 
 from __future__ import annotations
 

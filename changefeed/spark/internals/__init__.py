@@ -1,4 +1,4 @@
-"""Everything that changefeed uses although Spark does not promise it: private attributes of
+"""Everything that changefeed uses although it is no part of a public API: private attributes of
 PySpark, classes behind py4j, classes of Delta.
 
     abilities    each gain, the classes it needs, what is done without it; ``survey`` looks for them

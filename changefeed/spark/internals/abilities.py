@@ -1,4 +1,4 @@
-"""What changefeed gains from private parts of Spark, and whether a session has them."""
+"""What changefeed gains from internals of Spark, and whether a session has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MissingPart(Exception):
-    """A private part of Spark is not there, or has other methods."""
+    """An internal class or attribute of Spark is not there, or has other methods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class Survey:
     def sentence(self) -> str:
         """What is missing, for people; empty if nothing is."""
         lost = "; ".join(ability.without for ability in self.missing)
-        return f"Spark {self.version} lacks private parts that changefeed uses: {lost}" * bool(lost)
+        said = f"Spark {self.version} lacks internal classes that changefeed uses: {lost}"
+        return said if lost else ""
 
 
 #: By SparkContext: its sessions have one JVM. By session where it has no context of its own.

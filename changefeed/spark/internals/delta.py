@@ -1,7 +1,7 @@
 """Delta by its own classes: what a table has recorded, and a commit of rows that were marked and
 added.
 
-Delta's classes promise nothing to outsiders. Read in Delta 4.4:
+These classes are no public API of Delta. Read in Delta 4.4:
 ``ClassicMergeExecutor.writeDVs``, ``DMLWithDeletionVectorsHelper.processUnmodifiedData``,
 ``VersionChecksum.allFiles``.
 """
