@@ -58,6 +58,8 @@ def test_no_option_of_ours_is_foreign() -> None:
         ("SHOW LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
         ("SHOW CHANGEFEED f LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
         ("CREATE SLO fresh", "SLO", "changefeed_lag_seconds"),
+        ("SHOW JOBS WITH late AS (SHOW JOBS) SELECT * FROM late", "WITH", "write the condition"),
+        ("SHOW CHANGEFEED JOBS WITH full_table_names", "WITH", "always listed"),
     ],
 )
 def test_a_statement_that_does_not_exist_has_a_hint(statement: str, word: str, said: str) -> None:
