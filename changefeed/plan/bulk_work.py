@@ -37,7 +37,7 @@ def scan_hindrance(
     if not parts_travel:
         return "the snapshot of this source cannot leave the node"
     if limit:
-        return f"the node keeps {limit}"
+        return f"a scan with {limit} is read by the node"
     if sink.takes_rows:
         return "" if sink.scans_by_spark else _STAGED
     if exactly_once:

@@ -159,7 +159,7 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
 
 
 @pytest.mark.parametrize(
-    ("sink", "options", "travel", "told"),
+    ("sink", "options", "travel", "line"),
     [
         ("webhook-https", {}, True, f"auto: {BOTH}scans and backlogs"),
         (
@@ -189,11 +189,18 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
             "spark: merges are jobs; the snapshot of this source cannot leave the node",
         ),
         ("delta", {}, True, "spark: merges are jobs; a small scan is read by the node"),
+        (
+            "webhook-https",
+            {"initial_scan_max_rate": "1MiB"},
+            True,
+            f"auto: {BOTH}backlogs, not for scans: a scan with initial_scan_max_rate is read by "
+            "the node",
+        ),
     ],
 )
 def test_explain_says_what_spark_can_do_with_this_source(
-    sink: str, options: dict[str, str], travel: bool, told: str
+    sink: str, options: dict[str, str], travel: bool, line: str
 ) -> None:
     abilities = registry.capabilities(sink)
     typed = Options.from_dict(options, abilities=abilities)
-    assert list(EngineStage(typed, abilities, False, travel).lines()) == [told]
+    assert list(EngineStage(typed, abilities, False, travel).lines()) == [line]
