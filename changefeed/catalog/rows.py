@@ -184,7 +184,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who stated what, and from where; ``code`` is that of the error, ``at`` ns."""
+    """Who ran which statement, and from where; ``code`` is that of the error, ``at`` ns."""
 
     at: int
     user: str

@@ -1,4 +1,4 @@
-"""Users of the HTTP API with the digests of their tokens, and the record of what was stated."""
+"""Users of the HTTP API with the digests of their tokens, and the audit of statements."""
 
 from __future__ import annotations
 

@@ -497,7 +497,7 @@ class _Alteration:
             if type(t) is type(target)
             and (isinstance(t, nodes.DatabaseTarget) or t.name.parts[-1:] == target.name.parts[-1:])
         ]
-        # Two of one schema differ in their filters: the one that is meant word by word.
+        # Targets of one schema may differ in their patterns: the one with these, if it is there.
         gone = [t for t in gone if target_text(t) == target_text(target)] or gone
         if not gone:
             self._problem(

@@ -154,8 +154,8 @@ def _options(
 def _targets(
     statement: nodes.CreateChangefeed, job: Job, around: PlanContext
 ) -> list[nodes.AlterAction]:
-    """A table of which the target has changed is read again; one that an old and a new pattern
-    share is not: the new one is added before the old one goes."""
+    """A table whose target has changed is read again; a table that an old and a new pattern both
+    select is not: the new pattern is added before the old one goes."""
     wanted = _definite(statement, around)
     texts = {target_text(target) for target in wanted}
     added = [target for target in wanted if target_text(target) not in job.targets]

@@ -196,7 +196,8 @@ class Session:
         source: the source of unqualified names, where USE chose it or one of them was read.
         client: what kind of client it is.
         gone: whether the client has left, so that a long statement can stop.
-        user: who it is to the operating system; empty where that is not known.
+        user: its name, as a user of the HTTP API or of the operating system; empty where that is
+            not known.
         origin: where it is: ``local``, or an address of the network.
         role: what it may do; None is everything.
         heard: sources that have said what they have to say of themselves.
