@@ -146,7 +146,9 @@ class _Builder(Transformer[Token, Any]):
         return nodes.CheckConnection(name, span=_span(meta), name_span=_at(token))
 
     def show_connections(self, meta: Meta, name: Name | None = None) -> Statement:
-        return nodes.ShowConnections(None if name is None else name.text, span=_span(meta))
+        if name is None:
+            return nodes.ShowConnections(span=_span(meta))
+        return nodes.ShowConnections(name.text, span=_span(meta), name_span=name.span)
 
     def show_create_connection(self, meta: Meta, name: Name) -> Statement:
         return nodes.ShowCreateConnection(name.text, span=_span(meta), name_span=name.span)

@@ -493,6 +493,7 @@ class ShowConnections(Inquiry):
 
     name: str | None = None
     span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

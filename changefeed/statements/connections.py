@@ -154,7 +154,7 @@ def show_connections(statement: nodes.ShowConnections, context: Context) -> Resu
     """SHOW EXTERNAL CONNECTIONS: URIs without secrets."""
     shown = context.catalog.connections()
     if statement.name is not None:
-        shown = [existing_connection(statement.name, None, context)]
+        shown = [existing_connection(statement.name, statement.name_span, context)]
     used: dict[str, list[str]] = {}
     for job in context.catalog.jobs():
         for name in context.catalog.connections_of(job):
