@@ -1,4 +1,4 @@
-"""Results and errors as JSON and back. Imports no server: clients use it as well.
+"""Results and errors as JSON.
 
 Programs get plain values, the very ones of ``--format json``. A client that shows results to a
 person asks for ``display``: each cell then also says how a person reads it.
@@ -6,39 +6,37 @@ person asks for ``display``: each cell then also says how a person reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from changefeed.api import (
-    Brief,
     Cell,
     Estimate,
     Names,
     Rate,
     Result,
     Seconds,
-    Section,
     Session,
     ShownText,
     Size,
     plain_cell,
 )
-from changefeed.core.errors import Action, ChangefeedError, Code, Problems, Span
+from changefeed.core.errors import Action, ChangefeedError, Code, Problems
 
 #: The media type of an answer that comes line by line, and of an error.
 LINES = "application/x-ndjson"
 PROBLEM = "application/problem+json"
 
 #: Values that a person reads in words of their own, by the name of the type in JSON.
-_MEASURES: dict[str, type[float]] = {
+MEASURES: dict[str, type[float]] = {
     "seconds": Seconds,
     "bytes": Size,
     "rate": Rate,
     "estimate": Estimate,
 }
 _TYPES: dict[type, str] = {
-    **{kind: name for name, kind in _MEASURES.items()},
+    **{kind: name for name, kind in MEASURES.items()},
     Names: "list",
     ShownText: "text",
     str: "text",
@@ -86,24 +84,6 @@ def problem(error: ChangefeedError, status: HTTPStatus | None = None) -> dict[st
     return body
 
 
-def error_of(body: Mapping[str, Any], text: str | None = None) -> ChangefeedError:
-    """The error of such a body; ``text`` is the statement that it is about, redacted."""
-    found = [_error(fields, text) for fields in body.get("problems", ())]
-    return Problems(found) if found else _error(body, text)
-
-
-def _error(fields: Mapping[str, Any], text: str | None) -> ChangefeedError:
-    placed = "start" in fields
-    return ChangefeedError(
-        Code.stored(fields.get("code")) or Code.INTERNAL_ERROR,
-        str(fields.get("error", "")),
-        detail=str(fields.get("detail", "")),
-        hint=str(fields.get("hint", "")),
-        span=Span(fields["start"], fields["end"]) if placed else None,
-        text=text if placed else None,
-    )
-
-
 # -------------------------------------------------------------------------------- results
 
 
@@ -135,31 +115,6 @@ def result_form(result: Result, *, display: bool = False) -> dict[str, Any]:
     return form
 
 
-def result_of(form: Mapping[str, Any]) -> Result:
-    """The inverse of :func:`result_form` with ``display``."""
-    brief, feed = form.get("brief"), form.get("feed") or {}
-    return Result(
-        form["kind"],
-        tuple(column["name"] for column in form["columns"]),
-        _rows(form["rows"]),
-        list(form["notices"]),
-        vertical=form["vertical"],
-        job_id=feed.get("id"),
-        name=feed.get("name"),
-        failure=_error(form["failure"], None) if "failure" in form else None,
-        tag=form["tag"],
-        brief=Brief(tuple(brief["columns"]), _rows(brief["rows"])) if brief else None,
-        sections=tuple(
-            Section(part["title"], [(name, _cell(value)) for name, value in part["facts"]])
-            for part in form["sections"]
-        ),
-    )
-
-
-def _rows(rows: Iterable[Sequence[Any]]) -> list[tuple[Cell, ...]]:
-    return [tuple(_cell(value) for value in row) for row in rows]
-
-
 def _type_of(cells: Iterable[Cell]) -> str | None:
     """The type of the first cell that has a value; None where none has."""
     return next((_type(cell) for cell in cells if cell is not None), None)
@@ -171,21 +126,11 @@ def _type(cell: Cell) -> str:
 
 def _shown(cell: Cell) -> Any:
     """A cell with how it is read: an object where that is not its plain value."""
-    if isinstance(cell, (Names, *_MEASURES.values())):
+    if isinstance(cell, (Names, *MEASURES.values())):
         return {_type(cell): plain_cell(cell)}
     if isinstance(cell, ShownText):
         return {"text": [str(cell), cell.words]}
     return cell
-
-
-def _cell(form: Any) -> Cell:
-    if not isinstance(form, dict):
-        cell: Cell = form
-        return cell
-    ((name, value),) = form.items()
-    if name == "list":
-        return Names(value)
-    return ShownText(*value) if name == "text" else _MEASURES[name](value)
 
 
 # -------------------------------------------------------------------------------- sessions

@@ -15,10 +15,11 @@ from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
 from changefeed.core.errors import ChangefeedError, Problems
-from changefeed.http.forms import error_of, result_of, status_of
+from changefeed.http.forms import status_of
 from changefeed.http.resources import RESOURCES
 from shell.diagnostics import error_json
 from tests.golden.world import NOW, SECRETS
+from tests.helpers.http_results import error_of, result_of
 from tests.helpers.served import Bench
 from tests.helpers.waiting import until
 
