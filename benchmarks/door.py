@@ -172,7 +172,7 @@ def _read(uri: str, memo: Memo, rows: int, folder: Path) -> None:
         read += rows_of(flush)
         if read >= rows:
             break
-    # The JVM is still there: whoever measures looks at it now.
+    # The JVM is still there: it is measured now.
     print(json.dumps(read), flush=True)
     sys.stdin.readline()
     stream.close()

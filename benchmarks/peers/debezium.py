@@ -87,7 +87,7 @@ def chunked_snapshot(threads: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """One of Debezium's connectors: its module, the version, and what it is told."""
+    """One of Debezium's connectors: its module, the version, and its settings."""
 
     module: str
     properties: Mapping[str, str]

@@ -54,7 +54,7 @@ _MARK, _PROOFS = "_version", "_proofs"
 _RIGHTS = 0o666
 #: The files of a later run of a date begin with its number.
 _LATER = re.compile(r"(\d{6,})-")
-#: A history partition is exchanged in two steps; whoever misses it looks again, seconds later.
+#: A history partition is exchanged in two steps; a reader that misses it looks again.
 _LOOKS, _LOOK_SECONDS = 20, 0.05
 
 
@@ -154,7 +154,7 @@ class _Output:
         """Have the folders.
 
         Raises:
-            ChangefeedError: CF1302 ``current`` is somebody else's.
+            ChangefeedError: CF1302 ``current`` is not a dataset's.
         """
         self._check_current()
         if self._rights is not None and not self._rights.exists():
@@ -320,7 +320,7 @@ class DatasetFolders:
         """Keep other runs of this dataset away, and finish what a crash left.
 
         Raises:
-            ChangefeedError: CF1301 another run is at work; CF1302 ``current`` is somebody else's.
+            ChangefeedError: CF1301 another run is at work; CF1302 ``current`` is not a dataset's.
         """
         for output in self._outputs():
             output.prepare()

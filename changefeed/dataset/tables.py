@@ -10,8 +10,8 @@ current  the folder of one version; each run      Spark finds them in the folder
 history  the folder of the history                in the catalog, which a run brings up to date
 =======  =======================================  ================================================
 
-A table has the dataset's folder as a property; one without it belongs to somebody else and is not
-touched.
+A table has the dataset's folder as a property; one without it has another owner and is
+not touched.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_tables(session: SparkSession, registration: Registration) -> None:
 
     Raises:
         ChangefeedError: CF1101 a database does not exist; CF1303 the catalog is one that ends with
-            the session; CF5008 a table is somebody else's.
+            the session; CF5008 a table has another owner.
     """
     if not registration.names:
         return
@@ -100,7 +100,7 @@ def _is_ours(session: SparkSession, name: str, owner: str) -> Mapping[str, str] 
     """The properties of a table that the dataset made; None where there is no table.
 
     Raises:
-        ChangefeedError: CF5008 it is somebody else's.
+        ChangefeedError: CF5008 it has another owner.
     """
     if not session.catalog.tableExists(_full(name)):
         return None
@@ -143,7 +143,7 @@ def register(spark: SparkUse, dataset: Dataset, store: DatasetFolders) -> bool:
 def is_registered(dataset: Dataset, store: DatasetFolders) -> bool:
     """The tables show the current version, or there are none to have, or no version yet.
 
-    Looks at the folders only: a table that somebody dropped is made again by the next run.
+    Looks at the folders only: a table that was dropped is made again by the next run.
     """
     latest = store.latest()
     if latest is None or not Registration.of(dataset).names:

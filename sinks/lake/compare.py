@@ -138,7 +138,7 @@ class LakeComparison:
 
     @staticmethod
     def _column(number: int, column: Column, present: set[str]) -> str:
-        """A column of the table; one that somebody removed there is NULL in each row."""
+        """A column of the table; one that was removed there is NULL in each row."""
         if column.name.casefold() in present:
             return f"{quoted(column.name)} AS c{number}"
         return f"CAST(NULL AS {spark_type(column.logical)}) AS c{number}"

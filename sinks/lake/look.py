@@ -104,7 +104,7 @@ def _of_owner(
             usable=not marks or policy.sequence in present,
         )
     except ChangefeedError as error:
-        # What else is wrong with the table is told by the look at its columns.
+        # What else is wrong with the table is found by the look at its columns.
         return [error] if error.code is Code.TARGET_NOT_OURS else []
     except (ValueError, KeyError, TypeError):
         return []
@@ -243,7 +243,7 @@ class DeltaLook:
         return bool(files)
 
     def _metadata(self, log: str, names: Sequence[str]) -> dict[str, Any] | None:
-        """The newest one that the log tells of: in a commit, or else in a checkpoint before."""
+        """The newest one in the log: in a commit, or else in a checkpoint before."""
         parts: list[tuple[str, int, str]] = []
         for name in names:
             commit, checkpoint = _COMMIT.match(name), _CHECKPOINT.match(name)

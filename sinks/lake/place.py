@@ -46,7 +46,7 @@ _DRIVERS = {"jdbc:postgresql:": "postgresql-jdbc"}
 #: How Iceberg reaches files: by its own client of S3, or by Hadoop's filesystems.
 S3_FILES = "org.apache.iceberg.aws.s3.S3FileIO"
 _HADOOP_FILES = "org.apache.iceberg.hadoop.HadoopFileIO"
-#: Schemes that a REST catalog's files are read by the former for, unless it is told otherwise.
+#: Schemes that a REST catalog's files are read by the former for, unless a setting names another.
 _S3 = ("s3", "s3a", "s3n")
 
 #: What a catalog takes beside type, uri and warehouse, by the beginning of the name.

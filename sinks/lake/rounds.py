@@ -67,7 +67,7 @@ def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]
 
 
 def count_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema, *, first: bool) -> None:
-    """Rows of a scan of a table without a key. Nothing tells a row of an earlier scan from an equal
+    """Rows of a scan of a table without a key. A row of an earlier scan looks like an equal
     one of this: the first rows of a scan replace what is there, which is older as a whole."""
     rows.createOrReplaceTempView(VIEW)
     if first:
