@@ -10,6 +10,7 @@ option of a table contains them.
 from __future__ import annotations
 
 import itertools
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 ORPHAN_SECONDS = 24 * 3600.0
 #: Files copied at the same time.
 _COPIES = 4
+#: Bytes of a file that are in memory at the same time.
+_BLOCK = 8 << 20
 
 _OURS = "changefeed-rows"
 
@@ -77,8 +80,7 @@ class ArrowFiles:
 
     def copy(self, path: Path, name: str) -> None:
         with path.open("rb") as source, self._files.open_output_stream(self._path(name)) as target:
-            while block := source.read(8 << 20):
-                target.write(block)
+            shutil.copyfileobj(source, target, _BLOCK)
 
     def remove(self, folder: str) -> None:
         self._files.delete_dir(self._path(folder))

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
@@ -75,6 +76,27 @@ def test_files_are_copied_for_a_block_and_removed(
     staging.close()
     assert list(place.iterdir()) == []
     assert all(path.exists() for path in paths)
+
+
+class FarSession:
+    """A session whose JVM is out of reach."""
+
+    version = "4.1"
+
+
+def test_without_the_jvms_clients_files_are_copied_and_removed(tmp_path: Path) -> None:
+    place, session = tmp_path / "place", FarSession()
+    old = place / "changefeed-rows-of-a-crash" / "00000001"
+    old.mkdir(parents=True)
+    (old / "part-0").write_bytes(b"old")
+    os.utime(old / "part-0", (1e9, 1e9))
+    staging = StagingArea(StagingPlace(str(place)), lambda: cast(SparkSession, session))
+    paths = made(tmp_path / "own", 6)
+    with staging.shared([str(path) for path in paths]) as names:
+        assert [Path(name).read_bytes() for name in names] == [p.read_bytes() for p in paths]
+        assert not old.parent.exists()
+    staging.close()
+    assert not list(place.iterdir())
 
 
 def test_what_a_crash_left_goes_after_a_day_and_nothing_else(
