@@ -137,7 +137,7 @@ def test_each_file_of_a_glob_is_an_extract_with_its_date(feeds: Feeds, tmp_path:
 def test_sensitive_columns_are_kept_apart(feeds: Feeds, tmp_path: Path) -> None:
     extract, out, apart = tmp_path / "in" / "people.csv", tmp_path / "out", tmp_path / "private"
     header = "id,item,ssn"
-    put(extract, "1,apple,111", "2,pear,222", header=header)
+    put(extract, "1,apple,one-1", "2,pear,two-2", header=header)
     create = (
         f"CREATE CHANGEFEED people FOR DATASET '{extract}' KEY (id) INTO 'file://{out}' "
         f"WITH key_in_value, sensitive = 'SSN', sensitive_path = '{apart}', "
@@ -149,17 +149,17 @@ def test_sensitive_columns_are_kept_apart(feeds: Feeds, tmp_path: Path) -> None:
     feeds.execute(create)
     arrived(out, {(1, "apple"), (2, "pear")})
     # Only the sensitive column is another: an update all the same.
-    put(extract, "1,apple,111", "2,pear,999", header=header)
+    put(extract, "1,apple,one-1", "2,pear,new-2", header=header)
     feeds.sync("people")
     assert changes(out)[2:] == [(2, "pear")]
     messages = "".join(path.read_text() for path in visible_files(out))
-    assert "ssn" not in messages and "999" not in messages
+    assert "ssn" not in messages and "new-2" not in messages
     for folder in (tmp_path / "current", tmp_path / "current_history"):
         found = pads.dataset(folder.resolve(), format="parquet", partitioning="hive").to_table()
         assert found.num_rows >= 2 and "ssn" not in found.column_names
     kept = pads.dataset((apart / "current").resolve(), format="parquet", partitioning="hive")
     rows = kept.to_table(columns=["id", "ssn"]).to_pylist()
-    assert sorted((row["id"], row["ssn"]) for row in rows) == [(1, "111"), (2, "999")]
+    assert sorted((row["id"], row["ssn"]) for row in rows) == [(1, "one-1"), (2, "new-2")]
     feeds.execute("DROP CHANGEFEED people")
     assert (apart / "current").exists()
     opened = create.replace("sensitive = 'SSN', ", "").replace(f"sensitive_path = '{apart}', ", "")
