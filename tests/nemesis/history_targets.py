@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -20,10 +21,13 @@ from pathlib import Path
 
 import duckdb
 import psycopg
+from pyspark.errors import PySparkException
 
 from changefeed.catalog.model import TableState
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.spark.session import NodeSpark
 from changefeed_testing.sinks.messages import Message, parse_message
+from tests.helpers.lake import Lake
 from tests.nemesis.histories import Row, Server
 from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
@@ -76,12 +80,16 @@ class TableCopy(Copy):
             Exception: there is no such table, or no such column.
         """
 
+    def place(self, table: str) -> str:
+        """The copy of a table in SQL."""
+        return table
+
     def difference(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
         """All rows of both."""
         names, wanted = ", ".join(columns), {plain(row) for row in rows}
         try:
-            found = {plain(row) for row in self.query(f"SELECT {names} FROM {table}")}
-        except (duckdb.Error, psycopg.Error) as error:
+            found = {plain(row) for row in self.query(f"SELECT {names} FROM {self.place(table)}")}
+        except (duckdb.Error, psycopg.Error, PySparkException) as error:
             return str(error).splitlines()[0]
         return _shown(names, wanted - found, found - wanted)
 
@@ -123,6 +131,23 @@ class PostgreSQLCopy(TableCopy):
 
     def remove(self, table: str) -> None:
         self._database.execute(f"DROP TABLE IF EXISTS {table}")
+
+
+class DeltaCopy(TableCopy):
+    """Delta tables, read by another Spark than the node's."""
+
+    def __init__(self, feed: str, folder: Path, spark: NodeSpark) -> None:
+        super().__init__(feed, f"delta://{folder}")
+        self._folder, self._lake = folder, Lake(spark, self.uri)
+
+    def place(self, table: str) -> str:
+        return self._lake.table(table)
+
+    def query(self, sql: str) -> list[Row]:
+        return self._lake.query(sql)
+
+    def remove(self, table: str) -> None:
+        shutil.rmtree(self._folder / table)
 
 
 class KafkaCopy(Copy):
