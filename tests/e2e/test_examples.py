@@ -88,6 +88,21 @@ def test_kafka(
         check(request, folder / "expected" / f"{topic}.txt", rows)
 
 
+@pytest.mark.kafka
+def test_outbox(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: Database, kafka: KafkaBroker
+) -> None:
+    folder = EXAMPLES / "outbox"
+    play(postgres, folder / "setup.sql")
+    with running(tmp_path / "state") as feeds:
+        feeds.connect(store=postgres.uri, bus=f"{kafka.uri}?topic_prefix=store_")
+        feeds.run_file(folder / "feeds.sql")
+        follow(feeds, postgres, folder, "order_events", "outbox")
+    for topic in ("store_order_events", "store_outbox"):
+        rows = [f"{masked(r.key)}\t{masked(r.value)}" for r in kafka.messages(topic)]
+        check(request, folder / "expected" / f"{topic}.txt", rows)
+
+
 def test_files(
     request: pytest.FixtureRequest,
     tmp_path: Path,

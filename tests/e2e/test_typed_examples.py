@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -39,16 +40,15 @@ from shell.cli import main
 sys.exit(main())
 """
 
-#: psql URI -f FILE: each statement a transaction, unless the file says otherwise.
+#: psql URI -f FILE, or -c SQL: each statement a transaction, unless the file says otherwise.
 PSQL = """
 import sys
 from pathlib import Path
 import psycopg
 from grammar.split import split
-uri, option, file = sys.argv[1:]
-assert option == "-f"
+uri, option, text = sys.argv[1:]
 with psycopg.connect(uri, autocommit=True) as connection:
-    for piece in split(Path(file).read_text()):
+    for piece in split({"-f": lambda: Path(text).read_text(), "-c": lambda: text}[option]()):
         connection.execute(piece.text)
 """
 
@@ -154,6 +154,23 @@ class Typist:
         assert process.returncode == 0, self._said()
 
     @contextmanager
+    def crashing(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The same, ended by Ctrl-\\ if it has not ended before."""
+        with self._log.open("w") as log:
+            process = subprocess.Popen(
+                shlex.split(self._here(line)),
+                cwd=self._folder,
+                env=self._environment,
+                stderr=log,
+            )
+        until(lambda: "started" in self._said())
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(60)
+
+    @contextmanager
     def background(self, line: str) -> Iterator[Path]:
         """A line that ends with ``&``: what it writes, until the block ends."""
         written = self._folder / "background.log"
@@ -216,6 +233,19 @@ def test_kafka(tmp_path: Path, postgres: Database, kafka: KafkaBroker) -> None:
     values = [line.partition("\t")[2] for line in expected.read_text().splitlines()]
     rows = "\n".join(line for line in shown.splitlines() if '"resolved"' not in line)
     assert masked(rows) == sorted(values)
+
+
+@pytest.mark.kafka
+def test_outbox(tmp_path: Path, postgres: Database, kafka: KafkaBroker) -> None:
+    places = {
+        "postgresql://app:pw@localhost/store": postgres.uri,
+        "localhost:9092": kafka.bootstrap,
+        "store_": "typed_store_",
+    }
+    shown = typed("examples/outbox/README.md", Typist(tmp_path, places))
+    expected = ROOT / "examples" / "outbox" / "expected" / "store_order_events.txt"
+    values = [line.partition("\t")[2] for line in expected.read_text().splitlines()]
+    assert shown.splitlines() == values
 
 
 def test_queries(tmp_path: Path, postgres: Database) -> None:
@@ -304,3 +334,51 @@ def test_bigquery(tmp_path: Path, postgres: Database, bigquery: BigQueryEmulator
         found = bigquery.query(f"SELECT * EXCEPT (_sequence_num) FROM {name}.customers ORDER BY id")
     expected = ROOT / "examples" / "bigquery" / "expected" / "customers.txt"
     assert [str(row) for row in found] == expected.read_text().splitlines()
+
+
+@pytest.mark.kafka
+def test_kafka_connect_in_an_hour(
+    tmp_path: Path, postgres_server: Callable[..., PostgresCluster], kafka: KafkaBroker
+) -> None:
+    """The tutorial, with a slot and a publication in the place of the connector's."""
+    server = postgres_server()
+    with server.database() as store, server.database() as analytics:
+        store.execute("create table orders (id int primary key, customer text, total numeric)")
+        store.execute("insert into orders values (1, 'ann', 12.50), (2, 'bob', 7), (3, 'cy', 1)")
+        store.execute("create publication dbz_publication for table orders")
+        store.execute("select pg_create_logical_replication_slot('debezium', 'pgoutput')")
+        places = {
+            "postgresql://feeds:pw@localhost/store": store.uri,
+            "postgresql://feeds:pw@localhost/analytics?": f"{analytics.uri}?",
+            "localhost:9092": kafka.bootstrap,
+        }
+        typist = Typist(tmp_path, places)
+        found = [b for b in blocks("docs/tutorial-kafka-connect.md") if b.language == "sh"]
+        install, *lines = [line for block in found for line in block.commands()]
+        assert install == "pip install changefeed"
+        first, again = (n for n, line in enumerate(lines) if line == "changefeed start")
+        shown, said = [], []
+
+        def type_all(some: list[str]) -> None:
+            for line in some:
+                shown.append(typist.type(line))
+                said.append(typist.told)
+
+        type_all(lines[:first])
+        with typist.crashing(lines[first]):
+            type_all(lines[first + 1 : again - 1])
+        type_all(lines[again - 1 : again])  # what is written while no node runs
+        with typist.second_terminal(lines[again]):
+            type_all(lines[again + 1 :])
+        assert "".join(said).count("public.orders: equal") == 2
+        assert [
+            json.loads(line)["payload"]["op"]
+            for text in shown
+            for line in text.splitlines()
+            if line.startswith('{"schema"')
+        ] == ["r", "r", "r"]
+        copied = analytics.execute("select id, customer from copy.orders order by id")
+        assert copied == [(1, "ann"), (2, "bob"), (3, "cy"), (4, "dee")]
+        assert store.execute(
+            "select count(*) from pg_replication_slots where slot_name = 'debezium'"
+        ) == [(0,)]

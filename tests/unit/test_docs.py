@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +125,14 @@ def test_the_site_has_every_page_once() -> None:
     assert sorted(nav) == sorted(
         ["index.md", *(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))]
     )
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("index.html")}
+    assert {"index.html", "language/index.html", "decisions/log-files/index.html"} <= pages
 
 
 def test_the_index_of_decisions_has_each_of_them() -> None:
