@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.feeds import Feeds
-from tests.services.postgres import Database
+from tests.helpers.waiting import until
+from tests.services.postgres import Database, PostgresCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -64,3 +66,26 @@ def test_events_tell_what_happened_to_a_table(
     assert life[0] == "created" and "running -> paused: paused by the user" in life
     [newest] = feeds.execute("SHOW CHANGEFEED f EVENTS LIMIT 1").rows
     assert newest == events[-1]
+
+
+@pytest.mark.extended
+def test_an_idle_table_holds_no_log_of_its_server(
+    own_postgres: PostgresCluster, feeds: Feeds, tmp_path: Path
+) -> None:
+    """Whether another database is written, or a table of its own that is in no feed."""
+    with own_postgres.database() as shop, own_postgres.database() as other:
+        shop.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+        feeds.connect(shop=shop.uri)
+        feeds.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO 'file://{tmp_path}/out'")
+        feeds.sync("f")
+
+        for writer in (other, shop):
+            writer.execute(
+                "CREATE TABLE noise AS SELECT repeat('x', 1000) FROM generate_series(1, 20000)"
+            )
+            [(end,)] = shop.execute("SELECT pg_current_wal_lsn()::text")
+            released = (
+                f"SELECT 1 FROM pg_replication_slots WHERE restart_lsn >= '{end}'"
+                " AND database = current_database()"
+            )
+            until(partial(shop.execute, released), "the slot releases what others wrote")
