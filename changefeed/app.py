@@ -236,6 +236,18 @@ class Application:
 
         return verify_files(self.catalog)
 
+    def examine(self) -> Result:
+        """Look for problems; see :func:`changefeed.doctor.examine`."""
+        from changefeed.doctor import examine
+
+        return examine(self.interpreter)
+
+    def write_bundle(self, examined: Result, file: Path) -> None:
+        """See :func:`changefeed.doctor.write_bundle`."""
+        from changefeed.doctor import write_bundle
+
+        write_bundle(self.interpreter, examined, file)
+
     def drain(self, node: str | None, seconds: float) -> str:
         """Make a node give its sources away; see :func:`changefeed.drain.drain`."""
         from changefeed.drain import drain

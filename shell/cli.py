@@ -568,8 +568,7 @@ def verify(context: click.Context, state: str | None) -> None:
         from shell.signals import end_cleanly
 
     end_cleanly()
-    chosen = context.find_root().params.get("form")
-    form = OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))
+    form = _chosen_format(context)
     with Application(_state_of(context, state), must_exist=True) as opened:
         result = opened.verify_files()
     render(result, form, sys.stdout)
@@ -579,6 +578,46 @@ def verify(context: click.Context, state: str | None) -> None:
     if result.failure is not None:
         said.error(result.failure)
         context.exit(Exit.DIFFERENCE)
+
+
+@cli.command()
+@click.option(
+    "--bundle",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Also write a zip archive for those who help: no secrets, no rows.",
+)
+@_state_option
+@click.pass_context
+def doctor(context: click.Context, bundle: Path | None, state: str | None) -> None:
+    """Look for problems of this machine, the state, each connection and each feed.
+
+    Changes nothing; works beside a node. Exit status 1 if there is an error, 3 if a server cannot
+    be reached.
+    """
+    with loading():
+        from changefeed.app import Application
+        from shell.diagnostics import Diagnostics
+        from shell.render.results import render
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    form = _chosen_format(context)
+    with Application(_state_of(context, state), must_exist=True) as opened:
+        result = opened.examine()
+        render(result, form, sys.stdout)
+        if bundle is not None:
+            try:
+                opened.write_bundle(result, bundle)
+            except OSError as error:
+                raise click.FileError(str(bundle), error.strerror) from error
+            Diagnostics(as_json=form.structured).notice(f"{bundle} has no secrets and no rows")
+    context.exit(Exit.OK if result.failure is None else exit_status(result.failure))
+
+
+def _chosen_format(context: click.Context) -> OutputFormat:
+    chosen = context.find_root().params.get("form")
+    return OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))
 
 
 @cli.command()
