@@ -105,6 +105,8 @@ class Capabilities:
         continues_scans: a scan of a table with a key may go on after an interruption. Its rows are
             as of several instants then, with changes between them, and :meth:`Sink.end_scan` gets
             the first of these. Not done while the sink keeps the past or the feed's progress.
+        rewinds: a feed may be set back or forward (``ALTER .. SET cursor``): changes that it has
+            had come again, or some never come.
     """
 
     accepts: Accepts = Accepts.MESSAGES
@@ -131,6 +133,7 @@ class Capabilities:
     repairs: bool = False
     pulled: bool = False
     continues_scans: bool = False
+    rewinds: bool = False
     features: frozenset[Feature] = frozenset()
     options: tuple[OptionRow[Any], ...] = ()
     state_database: bool = False

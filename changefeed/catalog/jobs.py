@@ -28,6 +28,7 @@ from changefeed.catalog.progress import (
     insert_tables,
     rescan_table,
     set_name,
+    set_progress,
     set_topic,
 )
 from changefeed.catalog.rows import Lease, RateWindow
@@ -274,6 +275,7 @@ class Jobs(CatalogPart):
         renamed: Mapping[TableName, TableName] | None = None,
         rescan: Mapping[TableName, int] | None = None,
         repair: Mapping[TableName, RowRepair] | None = None,
+        begin: Timestamp | None = None,
         renew_log: bool = False,
         generation: int | None = None,
         noted: Sequence[str] = (),
@@ -285,9 +287,9 @@ class Jobs(CatalogPart):
         which ``topics`` (new topic names) and ``rescan`` know them.
         ``rescan`` are tables that are scanned again (one that failed starts again by that), and
         the number of another table that has the name by now, else 0. ``repair`` are tables of which
-        only some rows are read again. ``renew_log`` asks for a
-        change log of the source that goes on: the node must not take the feed up with one that
-        does not.
+        only some rows are read again. ``begin`` is the instant that all tables go on from, for a
+        feed that stands still. ``renew_log`` asks for a change log of the source that goes on: the
+        node must not take the feed up with one that does not.
         ``generation`` is the one the change was planned on: if another ALTER came between,
         nothing is changed (CF1301).
         ``noted`` says what changes in options and address, without secrets, and ``by`` which user
@@ -326,6 +328,9 @@ class Jobs(CatalogPart):
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
             for table, rows in (repair or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, repair=rows)
+            if begin is not None:
+                values["high_water"] = begin
+                set_progress(transaction, job_id, begin)
             changed = [*_changes(add, drop, renamed or {}, rescan or {}, repair or {}), *noted]
             if changed:
                 record(transaction, self._now(), job_id, "altered", _signed("; ".join(changed), by))

@@ -470,6 +470,20 @@ def set_name(transaction: Transaction, job_id: int, old: TableName, new: TableNa
     return True
 
 
+def set_progress(transaction: Transaction, job_id: int, upto: Timestamp) -> None:
+    """Let all tables of a job go on from an instant, whatever they have delivered."""
+    transaction.execute(
+        update(_table)
+        .where(_table.c.job_id == job_id)
+        .values(
+            state=TableState.PENDING.value,
+            done_upto=upto,
+            scan_at=None,
+            rescan=_table.c.rescan + 1,  # what a node still saves does not count
+        )
+    )
+
+
 def rescan_table(
     transaction: Transaction,
     job_id: int,

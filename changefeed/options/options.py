@@ -45,7 +45,7 @@ from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 
 __all__ = ["OptionReader", "Options", "SinkAbilities", "alter_options"]
-__all__ += ["parse_add_options", "parse_options", "rows_of", "to_span"]
+__all__ += ["parse_add_options", "parse_new_cursor", "parse_options", "rows_of", "to_span"]
 
 T = TypeVar("T")
 
@@ -566,11 +566,30 @@ def _may_alter(name: str, span: nodes.Span | None, verb: str, reading: OptionRea
                 reading.suggest(name),
             )
         return True
-    if row.alterable:
+    if row.alterable and not (row is CURSOR and verb == "unset"):
         return True
     hint = "it belongs to the start of a feed: DROP the feed and CREATE it again."
     reading.problem(Code.OPTIONS_CONTRADICT, f'cannot {verb} option "{name}"', to_span(span), hint)
     return False
+
+
+def parse_new_cursor(option: nodes.Option, *, text: str = "", clock: Clock) -> Timestamp:
+    """The ``cursor`` of ``ALTER CHANGEFEED .. SET``.
+
+    Raises:
+        ChangefeedError: a wrong value; CF1303 the offset of a connector.
+    """
+    reading = OptionReader(clock, text)
+    reading.take_node(option)
+    cursor = _finish(reading)[CURSOR]
+    if isinstance(cursor, Timestamp):
+        return cursor
+    raise ChangefeedError(
+        Code.NOT_SUPPORTED,
+        "a feed begins at a connector's offset once, when it is created",
+        hint="give a time: cursor = '-1h'",
+        span=to_span(option.span),
+    )
 
 
 def parse_add_options(options: Sequence[nodes.Option], *, text: str = "") -> InitialScan:

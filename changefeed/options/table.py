@@ -297,10 +297,9 @@ CURSOR = _TIME.option(
     cast("Timestamp | DebeziumOffset | None", None),
     summary="Starts after this instant, without an initial scan: an HLC timestamp, ns since 1970, "
     "a date and time, or a negative interval; or, with debezium:{..}, where the connector with "
-    "this offset stopped.",
+    "this offset stopped. ALTER sets a paused feed back or forward (messages, at least once).",
     example="cursor = '-10m'",
     shown="now",
-    alterable=False,
 )
 END_TIME = _TIME.option(
     "end_time",

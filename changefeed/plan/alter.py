@@ -1,31 +1,37 @@
 """ALTER CHANGEFEED -> :class:`AlterPlan`: the altered job, completely checked before.
 
 A feed may be altered while it runs: its generation rises and the runner plans again. Options of a
-feed's start (cursor, initial_scan, end_time) and the kind of its sink cannot be altered.
+feed's start (initial_scan, end_time) and the kind of its sink cannot be altered; a feed is set back
+or forward (cursor) while it is paused.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from changefeed.attachments import attachment
 from changefeed.catalog import Job
 from changefeed.catalog.model import Status, TableProgress, TableState
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
 from changefeed.core.table_errors import renamed
 from changefeed.options import (
+    CURSOR,
+    DELIVERY,
     DIFF,
     HEADERS_JSON_COLUMN_NAME,
     INITIAL_SCAN,
     KEY_COLUMN,
+    Guarantee,
     InitialScan,
     Options,
     alter_options,
     parse_add_options,
+    parse_new_cursor,
     to_span,
 )
 from changefeed.plan.build import distinct, feed_sql, look_at_targets, missing_extras
@@ -70,7 +76,7 @@ class AlterPlan:
     ``renamed`` has the present names of renamed tables; the other fields use these names.
 
     ``rescan`` has the tables to be scanned again; the value is the number of another table that has
-    the name now, 0 if it is the same table.
+    the name now, 0 if it is the same table. ``begin`` is the instant that the feed goes on from.
     """
 
     job: Job
@@ -83,6 +89,7 @@ class AlterPlan:
     topics: dict[TableName, str] = field(default_factory=dict)
     renamed: dict[TableName, TableName] = field(default_factory=dict)
     rescan: dict[TableName, int] = field(default_factory=dict)
+    begin: Timestamp | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -156,6 +163,7 @@ class _Alteration:
         kept = self._kept_topics(sink, options)
         self._check_targets(kept, sink, options)
         self._look(kept, sink, options)
+        begin = self._cursor(sink, options)
         if self.problems:
             return None
         texts = tuple(dict.fromkeys(map(target_text, self.targets)))
@@ -170,6 +178,7 @@ class _Alteration:
             topics={t: at for t, at in kept.items() if at != self.tables[t].topic},
             renamed=self.renamed,
             rescan=self.rescans,
+            begin=begin,
             notices=(
                 *options.notes,
                 *table_notices(self.added, sink),
@@ -231,9 +240,7 @@ class _Alteration:
         return sink
 
     def _options(self, current: Options, sink: ResolvedSink) -> Options | None:
-        sets = [
-            o for a in self.statement.actions if isinstance(a, nodes.AlterSet) for o in a.options
-        ]
+        sets = [option for option in self._settings() if option.name != CURSOR.name]
         unsets = [
             n for a in self.statement.actions if isinstance(a, nodes.AlterUnset) for n in a.names
         ]
@@ -253,6 +260,68 @@ class _Alteration:
             return None
         self.problems += missing_extras(altered, sets)
         return altered
+
+    def _settings(self) -> list[nodes.Option]:
+        every = self.statement.actions
+        return [option for a in every if isinstance(a, nodes.AlterSet) for option in a.options]
+
+    def _cursor(self, sink: ResolvedSink, options: Options) -> Timestamp | None:
+        """The instant that the feed is set back or forward to."""
+        asked = [option for option in self._settings() if option.name == CURSOR.name]
+        if not asked or self.problems:
+            return None
+        place = asked[-1]
+        if len(asked) > 1:
+            self._problem(Code.OPTIONS_CONTRADICT, "cursor is set twice", span=place.span)
+        for hindered, why, hint in self._fixed(sink, options):
+            if hindered:
+                self._problem(Code.NOT_SUPPORTED, f"cursor cannot be set: {why}", hint, place.span)
+                return None
+        if self.job.status is not Status.PAUSED:
+            message = (
+                f'changefeed "{self.job.name}" is {self.job.status}: its cursor is set while paused'
+            )
+            hint = f"PAUSE CHANGEFEED {self.job.name} first, and RESUME it afterwards."
+            self._problem(Code.WRONG_JOB_STATE, message, hint, place.span)
+            return None
+        cursor = parse_new_cursor(place, text=self.around.text, clock=self.around.clock)
+        captured = self.around.catalog.captured(self.job.source)
+        oldest = self.around.log_oldest(self.job.source) or Timestamp.ZERO
+        for table in self.tables:
+            since = max(captured.get(table, oldest), oldest)
+            if since > cursor:
+                self._problem(
+                    Code.POSITION_TOO_OLD,
+                    f"cursor {cursor} is before the change log of {table}, which begins at {since}",
+                    "take a later one.",
+                    place.span,
+                )
+        return cursor
+
+    def _fixed(self, sink: ResolvedSink, options: Options) -> Iterator[tuple[bool, str, str]]:
+        """What keeps a feed where it is: whether it does, the reason, and what to do instead."""
+        again = f"ALTER CHANGEFEED {self.job.name} RESCAN makes its targets equal to the source."
+        another = "CREATE another changefeed with this cursor."
+        kind = f"a {sink.scheme} sink goes on from what it has"
+        yield (
+            not sink.capabilities.rewinds,
+            kind,
+            again if sink.capabilities.owns_targets else another,
+        )
+        exactly = options[DELIVERY] is Guarantee.EXACTLY_ONCE
+        yield exactly, "with delivery = 'exactly_once' no change is sent twice or left out", another
+        yield self.job.is_query, "the feed has a query", another
+        yield options.stores_images, "row images are as of what was delivered", another
+        scans = any(t.scan_wanted or t.done_upto is None for t in self.tables.values())
+        yield scans, "a scan is not done", "RESUME the feed and SYNC it first."
+        changes = any(
+            not isinstance(a, nodes.AlterSet | nodes.AlterUnset) for a in self.statement.actions
+        )
+        yield (
+            changes,
+            "the statement also changes tables or the sink",
+            "use a statement of its own.",
+        )
 
     def _kept_topics(self, sink: ResolvedSink, options: Options) -> dict[TableName, str]:
         """Topics of the tables that stay; where the sink moves, as its new URI has them."""

@@ -139,6 +139,13 @@ def _options(
     }
     places = {option.name: option for option in statement.options}
     changed = [n for n, text in new.items() if n not in stays and stored.get(n) != text]
+    if CURSOR.name in changed:
+        raise ChangefeedError(
+            Code.OPTIONS_CONTRADICT,
+            'cannot alter option "cursor"',
+            hint="ALTER CHANGEFEED f SET cursor = '..' sets a paused feed back or forward.",
+            span=to_span(places[CURSOR.name].span),
+        )
     gone = [name for name in stored if name not in new]
     actions: list[nodes.AlterAction] = []
     if changed:

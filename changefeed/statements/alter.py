@@ -35,6 +35,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
         topics=plan.topics,
         renamed=plan.renamed,
         rescan=plan.rescan,
+        begin=plan.begin,
         renew_log=log_is_lost,
         generation=job.generation,
         noted=changes(job, plan),
@@ -84,6 +85,8 @@ def changes(job: Job, plan: AlterPlan) -> list[str]:
         for name in sorted({*job.options, *stored})
         if job.options.get(name) != stored.get(name)
     ]
+    if plan.begin is not None:
+        said.append(f"set from {job.high_water} to {plan.begin}")
     if plan.sink_uri is not None and plan.sink_uri != job.sink_uri:
         before, after = job.redacted_sink_uri, sink_location(plan.sink_uri)
         said.append(f"address {_change(before, after)}")

@@ -98,6 +98,7 @@ class KafkaSink(Sink):
         shared_topics=True,
         repairs=True,
         continues_scans=True,
+        rewinds=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = KafkaSettings.parameters()
     stall_seconds: float = STALL_SECONDS

@@ -22,6 +22,7 @@ class NullSink(Sink):
         lanes=True,
         exactly_once=True,
         continues_scans=True,
+        rewinds=True,
         features=frozenset(Feature) - {Feature.COMPARISON},
     )
 

@@ -56,6 +56,7 @@ class MessageTableSink(Sink):
         exactly_once=True,
         state_database=True,
         continues_scans=True,
+        rewinds=True,
         features=frozenset({Feature.TRANSACTIONS}),
     )
 

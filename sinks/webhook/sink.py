@@ -47,6 +47,7 @@ class WebhookSink(Sink):
         topic_in_value=True,
         compressions=("none", "gzip", "zstd"),
         continues_scans=True,
+        rewinds=True,
         features=frozenset({Feature.EXTRA_HEADERS, Feature.TRANSACTIONS, Feature.WEBHOOK_REQUESTS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = WebhookSettings.parameters()

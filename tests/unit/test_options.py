@@ -33,6 +33,7 @@ from changefeed.options import (
     mask_statement,
     own_option,
     parse_add_options,
+    parse_new_cursor,
     parse_options,
     redact_option,
 )
@@ -394,12 +395,21 @@ def test_alter_changes_a_copy() -> None:
     assert current[RESOLVED] == 10.0
 
 
+def test_a_new_cursor_is_an_instant() -> None:
+    clock = ManualClock(10**18)
+    (back,) = nodes_of("cursor = '-1h'")
+    assert parse_new_cursor(back, clock=clock) == Timestamp(10**18 - 3_600 * 10**9)
+    (offset,) = nodes_of("""cursor = 'debezium:{"lsn": 1}'""")
+    with pytest.raises(ChangefeedError, match="once, when it is created"):
+        parse_new_cursor(offset, clock=clock)
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
         ("SET initial_scan = 'no'", 'cannot alter option "initial_scan"'),
         ("SET no_initial_scan", 'cannot alter option "no_initial_scan"'),
-        ("SET cursor = '-1m'", 'cannot alter option "cursor"'),
+        ("UNSET cursor", 'cannot unset option "cursor"'),
         ("UNSET end_time", 'cannot unset option "end_time"'),
         ("UNSET sink", 'cannot unset option "sink"'),
         ("SET sink", 'cannot alter option "sink"'),
