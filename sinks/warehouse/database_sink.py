@@ -8,10 +8,13 @@ warehouses (:mod:`.sink`) load rows into staging tables and merge them; Spanner
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pyarrow as pa
 
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
@@ -108,6 +111,31 @@ class DatabaseSink(TableSink):
         self._pending = []
         self._tables.forget()
         self._tables.warehouse.close()
+
+    # ------------------------------------------------------------- between two rounds
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """A step outside a round: however it ends, nothing is left open that others wait for."""
+        try:
+            yield
+        finally:
+            self._tables.warehouse.rest()
+
+    def truncate(self, event: Truncate, target: Target, payload: bytes) -> None:
+        """See :meth:`sinks.merged.sink.TableSink.truncate`."""
+        with self.resting():
+            super().truncate(event, target, payload)
+
+    def evolve(self, event: SchemaChange, target: Target) -> None:
+        """See :meth:`sinks.base.Sink.evolve`."""
+        with self.resting():
+            super().evolve(event, target)
+
+    def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
+        """See :meth:`sinks.base.Sink.end_scan`."""
+        with self.resting():
+            super().end_scan(target, schema, at)
 
     # ------------------------------------------------------------- every store
 

@@ -138,16 +138,17 @@ class WarehouseSink(DatabaseSink):
         loaded = [p for p in left if p.loads]
         self._tables.forget()
         if not loaded:
+            self._tables.warehouse.rest()
             return
         d, name = self._tables.warehouse.dialect, self._tables.warehouse.name
         try:
             self._tables.connect()
             gone = [self._tables.strategy.unstage(d, name(p.staging), p.batch) for p in loaded]
             self._tables.run([SqlStatement(sql) for sql in gone])
-            self._tables.warehouse.rest()
         except ChangefeedError as error:
             # They carry a batch number nobody asks for, and are removed when they are old.
             log.debug("staged rows of an aborted round stay for now: %s", error.message)
+        self._tables.warehouse.rest()
 
     def resolved(self, event: Resolved, payload: bytes) -> None:
         """Records the feed's resolved timestamp in the bookkeeping table."""
@@ -165,11 +166,10 @@ class WarehouseSink(DatabaseSink):
         statements += self._tables.strategy.truncate(table, shape, event.at, event.seq)
         statements.append(table.applied.advance(event.at.version, event.seq))
         self._tables.run([SqlStatement(sql, table.topic) for sql in statements])
-        self._tables.warehouse.rest()
 
     def change_shape(self, known: KnownTable, event: SchemaChange) -> None:
         """The change of shape, and that it is applied."""
-        table, warehouse = known.table, self._tables.warehouse
+        table = known.table
         present = self._tables.present(table.topic)
         if not present:  # its first scan has not begun
             self._tables.prepare(known, TargetShape(event.new, table.topic), scan=False)
@@ -177,7 +177,6 @@ class WarehouseSink(DatabaseSink):
         steps += self._tables.strategy.evolve(table, event, present) if present else []
         steps.append(table.applied.advance(event.at.version, event.seq))
         self._tables.define(steps, table.topic)
-        warehouse.rest()
 
     def finish_scan(
         self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
@@ -192,7 +191,6 @@ class WarehouseSink(DatabaseSink):
         statements.append(table.applied.scanned(at.version))
         self._tables.run([SqlStatement(sql, table.topic) for sql in statements])
         self._tables.forget_table(target.topic)
-        self._tables.warehouse.rest()
 
     def compare(
         self,
@@ -217,28 +215,29 @@ class WarehouseSink(DatabaseSink):
 
     def dropped(self, target: Target) -> None:
         """The target goes too with ``on_drop = 'drop'``; else only what is ours goes."""
-        self._tables.connect()
-        table = self._tables.names(target)
-        self._tables.forget_table(target.topic)
-        if not self._tables.query(table.applied.read()):
-            return  # nothing there carries the feed's mark
-        d = table.d
-        gone = []
-        if self._tables.targets.is_ours(table, staging_name(target.topic), STAGING_COLUMNS):
-            gone.append(d.drop_table(table.staging))
-        if self._tables.targets.is_ours(table, scan_name(target.topic), NUMBERED_COLUMNS):
-            gone.append(d.drop_table(table.scan))
-        if self._policy.drop:
-            gone += self._tables.strategy.drop(table)
-        self._tables.define(gone, target.topic)
-        if self._policy.drop:
-            self._tables.run([SqlStatement(table.applied.forget(), target.topic)])
-        self._tables.warehouse.rest()
+        with self.resting():
+            self._tables.connect()
+            table = self._tables.names(target)
+            self._tables.forget_table(target.topic)
+            if not self._tables.query(table.applied.read()):
+                return  # nothing there carries the feed's mark
+            d = table.d
+            gone = []
+            if self._tables.targets.is_ours(table, staging_name(target.topic), STAGING_COLUMNS):
+                gone.append(d.drop_table(table.staging))
+            if self._tables.targets.is_ours(table, scan_name(target.topic), NUMBERED_COLUMNS):
+                gone.append(d.drop_table(table.scan))
+            if self._policy.drop:
+                gone += self._tables.strategy.drop(table)
+            self._tables.define(gone, target.topic)
+            if self._policy.drop:
+                self._tables.run([SqlStatement(table.applied.forget(), target.topic)])
 
     def holds_target(self, target: Target) -> bool:
         """Whether the table is there (:meth:`sinks.base.Sink.holds_target`)."""
-        self._tables.connect()
-        return bool(self._tables.present(target.topic))
+        with self.resting():
+            self._tables.connect()
+            return bool(self._tables.present(target.topic))
 
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None

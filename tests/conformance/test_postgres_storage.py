@@ -120,6 +120,13 @@ HISTORIES = [
         "insert into {t} values (6, 6)"),
     written("rewritten_parts", 'ALTER TABLE changed stored rows (column "v")',
         "alter table {t} alter v type int using v * 10", parted=True),
+    # A rewrite of all partitions, and one of them lost its rows before it or after it.
+    moved("emptied_rewritten",
+        'partition {t}_b truncated; ALTER TABLE changed stored rows (column "v")',
+        "truncate {t}_b; alter table {t} alter v type int using v * 10"),
+    moved("rewritten_emptied",
+        'partition {t}_b truncated; ALTER TABLE changed stored rows (column "v")',
+        "alter table {t} alter v type int using v * 10; truncate {t}_b"),
     History("keyed", ("alter table {t} alter id type int using id + 100",),
         'ALTER TABLE changed stored rows (column "id")', moved=True, parted=False),
     History("keyed_and_rows", ("alter table {t} alter id type int using -id, alter v type text;"
@@ -147,6 +154,18 @@ HISTORIES = [
     quiet("sent", "truncate {t}; insert into {t} values (3, 3)", parted=False),
     quiet("family", "create table {t}_child () inherits ({t}); insert into {t}_child values (9, 9);"
         "alter table {t}_child no inherit {t}; alter table {t}_child inherit {t}", parted=False),
+]  # fmt: skip
+
+
+#: Histories of which a look may come between two statements.
+UNREAD = [
+    moved("rewritten_refilled",
+        'partition {t}_b truncated; ALTER TABLE changed stored rows (column "v")',
+        "alter table {t} alter v type int using v * 10",
+        "truncate {t}_b; insert into {t} values (12, 12)"),
+    written("rewritten_copied", 'ALTER TABLE changed stored rows (column "v")',
+        "alter table {t} alter v type int using v * 10", "vacuum full {t}_b",
+        "insert into {t} values (12, 12)", parted=True),
 ]  # fmt: skip
 
 
@@ -202,15 +221,12 @@ LAST = written("last", 'ALTER TABLE changed stored rows (column "v")',
     "alter table {t} alter v type int using v * 10")  # fmt: skip
 
 
-def of_version(db: Database) -> list[History]:
-    """``DETACH .. CONCURRENTLY`` waits for every transaction, so it comes first."""
+def published(db: Database, *more: History) -> list[History]:
+    """Make all tables, publish them, and give them their rows.
+
+    ``DETACH .. CONCURRENTLY`` waits for every transaction, so it comes first."""
     first = [h for h in HISTORIES if h.name == "detach_slowly"]
-    return [*first, *(h for h in HISTORIES if h not in first), LAST]
-
-
-def published(db: Database) -> list[History]:
-    """Make all tables, publish them, and give them their rows."""
-    histories = of_version(db)
+    histories = [*first, *(h for h in HISTORIES if h not in first), *more, LAST]
     for history in histories:
         make(db, history)
     prepare(db, ", ".join(h.name for h in histories), "publish_via_partition_root = true")
@@ -235,7 +251,7 @@ def test_what_is_said_of_each_statement(postgres: Database, tmp_path: Path) -> N
 
 @ALL
 def test_the_same_while_nobody_reads(postgres: Database, tmp_path: Path) -> None:
-    histories = published(postgres)
+    histories = published(postgres, *UNREAD)
     catalog = Catalog()
     with tailing(postgres, tmp_path, catalog=catalog) as tail:
         until((tmp_path / FILE_NAME).exists, "the tables were looked at")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -533,13 +534,43 @@ def test_resolved_stands_beside_the_tables(tmp_path: Path, source: SourceDouble)
 
 
 def test_the_file_is_free_between_rounds(tmp_path: Path, source: SourceDouble) -> None:
+    """Also after steps that change nothing, and after those that are refused."""
     path = tmp_path / "db"
     feed, sink = opened(path, source)
+
+    def free() -> bool:
+        program = f"import duckdb; print(duckdb.connect({str(path)!r}).sql('FROM t').fetchall())"
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        return ran.stdout.startswith("[(1, 'x', ")
+
     source.commit(insert("t", a=1, b="x"))
     feed.deliver(sink)
-    program = f"import duckdb; print(duckdb.connect({str(path)!r}).sql('FROM t').fetchall())"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ran.stdout.startswith("[(1, 'x', "), ran.stderr
+    assert free()
+    target = feed.targets["t"]
+    assert sink.holds_target(target) and free()
+
+    def altered(name: str, logical: str) -> SchemaChange:
+        old = source.schemas["t"]
+        source.alter("t", replace(old, columns=(*old.columns[:2], column_of(name, logical, 9))))
+        change = source.log[-1].control
+        assert isinstance(change, SchemaChange)
+        return change
+
+    change = altered("c", "int32")
+    feed.deliver(sink)
+    sink.evolve(change, target)  # it is there already
+    assert free()
+    with pytest.raises(ChangefeedError):
+        sink.evolve(altered("c", "bool"), target)
+    assert free()
+    batch = feed._batch(feed._next(at(9)), source.log[:1], 0)
+    keyless = batch.rows.set_column(
+        batch.rows.schema.get_field_index("a0"), "a0", pa.nulls(1, pa.int32())
+    )
+    with pytest.raises(ChangefeedError):
+        sink.write(replace(batch, rows=keyless, scan=True))
+    sink.abort(batch.epoch, [])
+    assert free()
     sink.close()
 
 

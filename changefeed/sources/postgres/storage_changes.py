@@ -8,7 +8,8 @@ a new partition write other files, too, and change no row. Two observations make
 * VACUUM FULL and its like copy a row with the number of the transaction that inserted it. A row
   in the new file that is older than the last look shows that the file is a copy. ALTER and
   TRUNCATE leave no such row.
-* An ALTER writes the definitions of columns; what only copies the file does not.
+* An ALTER writes the definitions of columns; what only copies the file does not. It writes the rows
+  with its own number: a partition without such a row was truncated before it or after it.
 
 What cannot be decided counts as a change: the table is read again, and nothing is lost.
 """
@@ -70,14 +71,15 @@ class HeapEvidence:
     def _session(self) -> PsycopgConnection:
         return self._late.get()
 
-    def may_be_lost(self, heap: Heap, oid: int, horizon: int) -> bool:
-        """Whether rows from before the horizon may have gone with another file of the heap."""
+    def may_be_lost(self, heap: Heap, oid: int, horizon: int, alters: Collection[int]) -> bool:
+        """Whether rows from before the horizon may have gone with another file of the heap.
+        ``alters``: transactions that wrote every row again."""
         writers = self._writers(heap)
         if writers is None:
             return True
         if not writers:
-            return not self._never_filled(oid)
-        return not any(_precedes(writer, horizon) for writer in writers)
+            return not self._never_filled(oid, altered=heap.writer in alters)
+        return not any(writer in alters or _precedes(writer, horizon) for writer in writers)
 
     def may_be_unsent(self, heap: Heap, oid: int) -> bool:
         """Whether a partition of which nothing was known may have brought rows."""
@@ -99,13 +101,13 @@ class HeapEvidence:
             return None
         return [int(writer) for (writer,) in found]
 
-    def _never_filled(self, oid: int) -> bool:
+    def _never_filled(self, oid: int, *, altered: bool) -> bool:
         """No row was ever inserted, as far as the statistics know, and the file was not truncated:
-        that would leave no statistics (-1, from version 14 on)."""
+        that would leave no statistics (-1, from version 14 on). Neither does an ALTER."""
         row = self._session.execute(
-            "select pg_catalog.pg_stat_get_tuples_inserted(oid) = 0 and reltuples = 0"
+            "select pg_catalog.pg_stat_get_tuples_inserted(oid) = 0 and (reltuples = 0 or %s)"
             " from pg_catalog.pg_class where oid = %s",
-            (oid,),
+            (altered, oid),
         ).fetchone()
         return row is not None and bool(row[0])
 
@@ -129,19 +131,21 @@ def _precedes(writer: int, horizon: int) -> bool:
 def compare(
     old: Storage,
     new: Storage,
-    known: Iterable[int],
+    emptied: Iterable[int],
+    altered: Iterable[int],
     rows: HeapEvidence,
     key: Collection[str] = (),
 ) -> StoredChange | None:
     """How the stored rows of a table changed from ``old`` to ``new``; None: not at all.
 
-    ``known``: transactions whose effects on the rows of the table readers get anyway. ``key``: the
-    columns that identify a row: with other values in them rows left and others came.
+    ``emptied``, ``altered``: transactions whose TRUNCATE, or ALTER, of the table readers get
+    anyway. ``key``: the columns that identify a row: with other values in them rows left and others
+    came.
     """
     written = _rewritten(old, new)
     moved = _moved(old, new, rows)
-    if not written:
-        moved += _emptied(old, new, set(known), rows)
+    alters = {*altered, *(writer for name, writer in new.columns.values() if name in written)}
+    moved += _emptied(old, new, set(emptied), alters, rows)
     reasons = [*moved, *_altered(written), *_types(old, new)]
     keys_moved = bool(set(key) & set(written))
     return StoredChange("; ".join(reasons), bool(moved) or keys_moved) if reasons else None
@@ -186,7 +190,9 @@ def _moved(old: Storage, new: Storage, rows: HeapEvidence) -> list[str]:
     ]
 
 
-def _emptied(old: Storage, new: Storage, known: set[int], rows: HeapEvidence) -> list[str]:
+def _emptied(
+    old: Storage, new: Storage, known: set[int], alters: set[int], rows: HeapEvidence
+) -> list[str]:
     """Partitions that lost rows in their places. TRUNCATE of a whole table is in the stream."""
     emptied = []
     for oid, heap in new.heaps.items():
@@ -194,7 +200,7 @@ def _emptied(old: Storage, new: Storage, known: set[int], rows: HeapEvidence) ->
         if before is None or before.file == heap.file or not heap.link:
             continue
         explained = heap.link != before.link or heap.writer in known
-        if not explained and rows.may_be_lost(heap, oid, old.horizon):
+        if not explained and rows.may_be_lost(heap, oid, old.horizon, alters):
             emptied.append(heap.name)
     return _sentence(emptied, "truncated")
 
@@ -226,6 +232,10 @@ def _types(old: Storage, new: Storage) -> list[str]:
     return reasons
 
 
+def _remember(known: dict[int, deque[int]], oid: int, xid: int) -> None:
+    known.setdefault(oid, deque(maxlen=_TRANSACTIONS)).append(xid)
+
+
 def _key(details: TableDetails) -> tuple[str, ...]:
     """The columns by which readers may know a row."""
     return (*details.primary_key, *details.identity_key)
@@ -251,7 +261,8 @@ class StorageWatch:
         self._clock = clock
         self._seen: dict[int, Storage] = {}
         self._found: dict[int, Storage] = {}
-        self._known: dict[int, deque[int]] = {}
+        self._emptied: dict[int, deque[int]] = {}
+        self._altered: dict[int, deque[int]] = {}
         self._changed = False
         self._saved = clock.monotonic()
         self._damaged = False
@@ -276,8 +287,8 @@ class StorageWatch:
             self._changed = True
             old, change = self._seen.get(oid), None
             if old is not None:
-                known, key = self._known.get(oid, ()), _key(tables[oid])
-                change = compare(old, self._found[oid], known, rows, key)
+                known = self._emptied.get(oid, ()), self._altered.get(oid, ())
+                change = compare(old, self._found[oid], *known, rows, _key(tables[oid]))
             elif self._damaged:
                 change = StoredChange("what was known of its stored rows is lost", moved=True)
             else:
@@ -299,7 +310,9 @@ class StorageWatch:
         """The changes are durable in the change log."""
         changed = self._changed or self._found.keys() != self._seen.keys()
         self._seen, self._changed, self._damaged = self._found, False, False
-        self._known = {oid: xids for oid, xids in self._known.items() if oid in self._seen}
+        for known in (self._emptied, self._altered):
+            for oid in known.keys() - self._seen.keys():
+                del known[oid]
         now = self._clock.monotonic()
         if changed or now - self._saved > _SAVE_SECONDS:
             self._saved = now
@@ -307,7 +320,7 @@ class StorageWatch:
 
     def emptied(self, oid: int, xid: int) -> None:
         """The stream has the TRUNCATE of a table."""
-        self._known.setdefault(oid, deque(maxlen=_TRANSACTIONS)).append(xid & 0xFFFFFFFF)
+        _remember(self._emptied, oid, xid & 0xFFFFFFFF)
 
     def reread(self, details: TableDetails) -> bool:
         """The table is read again, as the catalog shows it now or later: how its columns were
@@ -320,7 +333,7 @@ class StorageWatch:
                 continue
             for number, (_, writer) in columns.items():
                 if old.columns.get(number, ("", 0))[1] != writer:
-                    self.emptied(details.oid, writer)
+                    _remember(self._altered, details.oid, writer)
                     moved |= number in numbers and (
                         details.partitioned or old.heaps[details.oid].file != details.file
                     )
