@@ -16,6 +16,7 @@ from changefeed.catalog import Job
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import REDACTED, redact
 from changefeed.dataset.definition import is_definition
+from changefeed.statements.rights import Role
 from grammar import nodes
 from grammar.printer import name as name_sql
 from grammar.printer import to_sql
@@ -86,6 +87,8 @@ class Declaration:
                 key = ("connection", node.name)
             case nodes.CreateFunction():
                 key = ("function", node.name)
+            case nodes.CreateUser():
+                key = ("user", node.name)
             case nodes.CreateChangefeed(name=str()) | nodes.CreateDataset(name=str()):
                 key = ("changefeed", node.name or "")
                 self._sources[key[1]] = self._session.source
@@ -93,7 +96,7 @@ class Declaration:
                 raise ChangefeedError(
                     Code.NOT_SUPPORTED,
                     "changefeed apply takes statements that create something with a name, and USE",
-                    hint="CREATE EXTERNAL CONNECTION, CREATE FUNCTION, CREATE CHANGEFEED name ...; "
+                    hint="CREATE EXTERNAL CONNECTION, FUNCTION, USER or CHANGEFEED name ...; "
                     "other statements run by changefeed -f.",
                 ).located(text)
         if key in self._declared:
@@ -105,7 +108,8 @@ class Declaration:
     # -- what differs ---------------------------------------------------------------------
 
     def connections(self) -> Iterator[ApplyStep]:
-        """Connections and functions that are missing or differ.
+        """Connections, functions and users that are missing or differ; of users only the role is
+        compared.
 
         Raises:
             ChangefeedError: CF1303 a function differs: feeds were made with the old one.
@@ -113,10 +117,13 @@ class Declaration:
         catalog = self._interpreter.catalog
         known = {c.name: c.uri for c in catalog.connections()}
         functions = {f.name: f for f in catalog.functions()}
+        roles = {user.name: user.role for user in catalog.users()}
         for (_, name), declared in self._declared.items():
             node = declared.node
             if isinstance(node, nodes.CreateConnection):
                 yield from _connection_change(node, declared.missing, known.get(name))
+            elif isinstance(node, nodes.CreateUser):
+                yield from _user_change(node, roles.get(name))
             elif isinstance(node, nodes.CreateFunction):
                 old = functions.get(name)
                 if old is None:
@@ -147,14 +154,12 @@ class Declaration:
     def _feed_change(self, name: str, node: Made, coming: bool) -> ApplyStep | None:
         """``coming``: connections are yet to be made, and the feed may name one of them."""
         job = self._interpreter.catalog.find_job(name)
-        whole = replace(node, if_not_exists=False)
+        whole = replace(node, if_not_exists=False, or_replace=True)
         if isinstance(whole, nodes.CreateChangefeed):
-            whole = replace(whole, or_replace=True, source=whole.source or self._sources[name])
+            whole = replace(whole, source=whole.source or self._sources[name])
         sql = to_sql(whole)
         what = f"changefeed {name}"
-        if isinstance(whole, nodes.CreateDataset):
-            return None if job is not None else ApplyStep("+", what, statement=sql)
-        if job is None and whole.query is not None:
+        if job is None and (isinstance(whole, nodes.CreateDataset) or whole.query is not None):
             return ApplyStep("+", what, statement=sql)  # its plan needs Spark
         try:
             explained = self._interpreter.execute(f"EXPLAIN {sql}", self._session)
@@ -171,7 +176,8 @@ class Declaration:
         return ApplyStep("~", what, tuple(f"{stage} {detail}" for stage, detail in rows), sql)
 
     def surplus(self) -> Iterator[ApplyStep]:
-        """What no statement names: feeds, then functions and connections without a feed that stays.
+        """What no statement names: feeds, then functions and connections without a feed that stays,
+        and users if a statement creates any.
 
         Feeds that programs read from are left alone.
         """
@@ -190,6 +196,11 @@ class Declaration:
                 yield ApplyStep(
                     "-", f"function {function.name}", statement=f"DROP FUNCTION {function.name}"
                 )
+        named = {name for kind, name in self._declared if kind == "user"}
+        for user in catalog.users() if named else ():
+            if user.name not in named:
+                sql = to_sql(nodes.DropUser(user.name))
+                yield ApplyStep("-", f"user {user.name}", statement=sql)
         kept = [job for job in jobs if job not in gone]
         used = {name for job in kept for name in catalog.connections_of(job)}
         for connection in catalog.connections():
@@ -261,6 +272,19 @@ def _connection_change(
         detail = f"change {before} to {after}" if before != after else "change what is secret of it"
         altered = nodes.AlterConnection(node.name, node.uri, node.options)
         yield ApplyStep("~", what, (detail,), to_sql(altered), missing)
+
+
+def _user_change(node: nodes.CreateUser, role: str | None) -> Iterator[ApplyStep]:
+    what = f"user {node.name}"
+    if role is None:
+        yield ApplyStep("+", what, statement=to_sql(node))
+        return
+    given = next((o for o in node.options if o.name == "role" and o.value is not None), None)
+    wanted = given.value.text.lower() if given is not None and given.value else str(Role.VIEWER)
+    if wanted != role:
+        options = (nodes.Option("role", nodes.Literal(wanted)),)
+        sql = to_sql(nodes.AlterUser(node.name, options))
+        yield ApplyStep("~", what, (f"role {role} to {wanted}",), sql)
 
 
 def _of_a_program(job: Job) -> bool:

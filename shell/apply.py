@@ -46,6 +46,8 @@ def apply_files(state: str, files: Sequence[str], *, plan: bool, prune: bool) ->
             done = []
             for change, result in declaration.apply(prune=prune):
                 _print(change)
+                if "token" in result.columns:  # of a new user: it is shown only now
+                    click.echo(f"    token {result.objects()[0]['token']}")
                 for notice in result.notices:
                     diagnostics.notice(notice)
                 done.append(change)

@@ -220,13 +220,7 @@ def create_dataset(statement: nodes.CreateDataset, context: Context) -> Result:
     """CREATE CHANGEFEED FOR DATASET."""
     known = context.catalog.find_job(statement.name) if statement.name else None
     if statement.or_replace and replaced(statement, context) is not None:
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            f'changefeed "{statement.name}" cannot be replaced: it is there, and a dataset stays '
-            "as it was defined",
-            hint="DROP CHANGEFEED first, or give this one another name.",
-            span=to_span(statement.name_span),
-        )
+        return create(datasets.replacing(statement, context), context)
     if known is not None and statement.if_not_exists:
         return create(nodes.CreateChangefeed((), known.name, if_not_exists=True), context)
     if known is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ from changefeed.dataset.config import local_folder
 from changefeed.dataset.definition import (
     Definition,
     define,
+    definition_of,
     is_definition,
     marked,
     read_columns,
@@ -59,10 +60,13 @@ class DatasetPlan:
     statement: nodes.CreateChangefeed
 
 
-def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
+def translate(
+    statement: nodes.CreateDataset, context: Context, before: Definition | None = None
+) -> DatasetPlan:
     """The connection and the feed of a statement; makes neither.
 
-    Spark reads the columns from the extract where the statement does not have them.
+    Spark reads the columns from the extract where neither the statement nor ``before``, what the
+    feed's dataset is, has them.
 
     Raises:
         ChangefeedError: CF1101 a column does not exist; CF1102 the connection's name is taken;
@@ -79,7 +83,10 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     schedule = ExtractSchedule(absolute_location(location), own.every, own.date)
     try:
         check_schedule(schedule)
-        columns = _columns(schedule, own, context)
+        if before is not None and own.columns is None:
+            columns = before.dataset.columns
+        else:
+            columns = _columns(schedule, own, context)
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.location.span)
         raise
@@ -103,7 +110,8 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     check_sides(dataset, DatasetFolders(dataset).latest())
     definition = Definition(dataset, schedule)
     uri = uri_of(definition)
-    _check_name(name, uri, statement, context)
+    if before is None:
+        _check_name(name, uri, statement, context)
     plain = nodes.CreateChangefeed(
         targets=(
             nodes.TableTarget(
@@ -121,6 +129,30 @@ def translate(statement: nodes.CreateDataset, context: Context) -> DatasetPlan:
     )
     now = context.clock.now().wall
     return DatasetPlan(definition, Connection(name, uri, now, sink_location(uri)), plain)
+
+
+def replacing(statement: nodes.CreateDataset, context: Context) -> nodes.CreateChangefeed:
+    """CREATE OR REPLACE of the feed of a dataset that is there, as one of the feed alone.
+
+    Columns that the statement does not have are those that the dataset has: no extract is read.
+
+    Raises:
+        ChangefeedError: CF1303 the statement defines another dataset; else as :func:`translate`.
+    """
+    name = statement.name or ""
+    known = next((c for c in context.catalog.connections() if c.name == name), None)
+    made = None
+    if known is not None and is_definition(known.uri):
+        made = translate(statement, context, definition_of(known.uri))
+    if made is None or known is None or made.connection.uri != known.uri:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f'changefeed "{name}" cannot be replaced: it is there, and its dataset stays as it was '
+            "defined",
+            hint="DROP CHANGEFEED first, or give this one another name.",
+            span=to_span(statement.name_span),
+        )
+    return replace(made.statement, or_replace=True)
 
 
 def check_tables(made: DatasetPlan, options: Sequence[nodes.Option], context: Context) -> None:

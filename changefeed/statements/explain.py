@@ -46,8 +46,8 @@ def _plain(
 def explain(statement: nodes.Explain, context: Context) -> Result:
     """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
     job = _replaced(statement.statement, context)
-    if job is not None and isinstance(statement.statement, nodes.CreateChangefeed):
-        return _explain_replacement(statement.statement, job, context)
+    if job is not None:
+        return _explain_replacement(_of_feed(statement.statement, context), job, context)
     plain, dataset = _plain(statement.statement, context)
     given = None if dataset is None else dataset.connection
     plan = plan_create(plain, replace(context.surroundings(), given=given))
@@ -62,6 +62,13 @@ def _replaced(statement: Made, context: Context) -> Job | None:
     if isinstance(statement, nodes.CreateCdc) or not statement.or_replace:
         return None
     return replaced(statement, context)
+
+
+def _of_feed(statement: Made, context: Context) -> nodes.CreateChangefeed:
+    """A CREATE OR REPLACE of a feed that is there, without what defines a dataset."""
+    if isinstance(statement, nodes.CreateDataset):
+        return datasets.replacing(statement, context)
+    return _plain(statement, context)[0]
 
 
 def _explain_replacement(statement: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
@@ -92,7 +99,7 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
     if isinstance(asked, nodes.AlterChangefeed):
         return _validate_alter(asked, context)
     job = _replaced(asked, context)
-    if job is not None and isinstance(asked, nodes.CreateChangefeed):
+    if job is not None:
         return _validate_replacement(asked, job, context)
     rows: list[tuple[Cell, ...]] = []
     try:
@@ -138,9 +145,10 @@ def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
     return _checked(rows, None)
 
 
-def _validate_replacement(asked: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
+def _validate_replacement(asked: Made, job: Job, context: Context) -> Result:
     try:
-        alteration = replacement(asked, job, context.surroundings(probing=True))
+        feed = _of_feed(asked, context)
+        alteration = replacement(feed, job, context.surroundings(probing=True))
     except ChangefeedError as error:
         rows: list[tuple[Cell, ...]] = []
         rows += problem_rows(None, _problems(error), (), context.text, asked)

@@ -17,6 +17,7 @@ from changefeed.catalog import (
     Status,
     TableProgress,
     TableState,
+    User,
 )
 from changefeed.catalog.history import KEPT_EVENTS
 from changefeed.core.clock import Timestamp
@@ -319,6 +320,12 @@ def function_sql(function: Function) -> str:
     return to_sql(nodes.CreateFunction(function.name, arguments, function.returns, reference, path))
 
 
+def user_sql(user: User) -> str:
+    """The statement that makes a user of this name, with a token of its own."""
+    option = nodes.Option("role", nodes.Literal(user.role))
+    return to_sql(nodes.CreateUser(user.name, (option,)))
+
+
 def create_sql(job: Job) -> str:
     """The statement that makes the feed as it is now; of a dropped one, as it was."""
     if job.status is Status.DROPPED:
@@ -329,7 +336,7 @@ def create_sql(job: Job) -> str:
 
 @handles(nodes.ShowCreateAll)
 def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
-    """SHOW CREATE ALL: connections, functions and feeds, in the order in which they can be made."""
+    """SHOW CREATE ALL: what a state has, in the order in which it can be made."""
     catalog, wanted = context.catalog, statement.aspect
     rows: list[tuple[Cell, ...]] = []
     notices: list[str] = []
@@ -340,6 +347,7 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
         ]
     if wanted is None:
         rows += [("function", f.name, function_sql(f)) for f in catalog.functions()]
+        rows += [("user", u.name, user_sql(u)) for u in catalog.users()]
     if wanted != "connections":
         every = [job for job in catalog.jobs() if not job.sinkless]
         over = [job.name for job in every if job.status is Status.SUCCEEDED]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pyarrow.dataset as pads
 import pytest
 
+from changefeed.apply import Declaration
 from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.timings import Timings
@@ -147,6 +148,19 @@ def test_sensitive_columns_are_kept_apart(feeds: Feeds, tmp_path: Path) -> None:
     assert f"sensitive columns ssn: kept apart in {apart}" in shown
     assert [row[0] for row in feeds.execute(f"VALIDATE {create}").rows] == ["ok"]
     feeds.execute(create)
+    # Once it is there, the feed can be altered by its statement, the dataset cannot.
+    again = create.replace("CREATE", "CREATE OR REPLACE")
+    assert [row[0] for row in feeds.execute(f"EXPLAIN {again}").rows] == ["nothing"]
+    same = feeds.execute(again.replace("columns = 'id bigint, item string, ssn string', ", ""))
+    assert "as the statement says" in str(same.notices)
+    [change] = feeds.execute(f"EXPLAIN {again}, resolved = '10s'").rows
+    assert change == ("change", "resolved set to '10s'")
+    with pytest.raises(ChangefeedError, match="its dataset stays as it was defined"):
+        feeds.execute(again.replace("KEY (id)", "KEY (item)"))
+    declaration = Declaration([create.replace("KEY (id)", "KEY (item)")], feeds.interpreter, {})
+    with pytest.raises(ChangefeedError, match="its dataset stays as it was defined"):
+        declaration.plan(prune=False)
+    assert Declaration([create], feeds.interpreter, {}).plan(prune=False) == []
     arrived(out, {(1, "apple"), (2, "pear")})
     # Only the sensitive column is another: an update all the same.
     put(extract, "1,apple,one-1", "2,pear,new-2", header=header)

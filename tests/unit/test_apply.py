@@ -45,6 +45,22 @@ def planned(world: World, text: str, *, prune: bool = False) -> list[ApplyStep]:
     return declared(world, text).plan(prune=prune)
 
 
+def test_users_have_the_roles_of_the_file(world: World) -> None:
+    users = "CREATE USER ann WITH role = 'operator'; CREATE USER bob;"
+    assert applied(world, users) == ["+ user ann", "+ user bob"]
+    assert planned(world, users) == []
+    [changed] = planned(world, "CREATE USER ann WITH role = 'admin'; CREATE USER bob")
+    assert (changed.what, changed.details) == ("user ann", ("role operator to admin",))
+    assert applied(world, "CREATE USER ann WITH role = 'admin'", prune=True) == [
+        "~ user ann",
+        "- user bob",
+    ]
+    assert [(user.name, user.role) for user in world.catalog.users()] == [("ann", "admin")]
+    # A file without users says nothing about them.
+    assert planned(world, SHOP, prune=True)[0].what == "connection shop"
+    assert [row[0] for row in world.run("SHOW CREATE ALL").rows] == ["user"]
+
+
 def test_a_state_becomes_equal_to_the_file_and_stays_so(world: World) -> None:
     assert [change.sign for change in planned(world, FILE)] == ["+"] * 4
     assert world.catalog.connections() == [] and world.catalog.jobs() == []
