@@ -280,8 +280,10 @@ class PostgreSQL(Warehouse):
         )
         if code == Code.SINK_UNREACHABLE:
             self.close()
-        column = error.diag.column_name
-        detail = f"SQLSTATE {state}" + (f", column {column}" if column else "")
+        named = {"column": error.diag.column_name, "constraint": error.diag.constraint_name}
+        detail = ", ".join(
+            [f"SQLSTATE {state}", *(f"{kind} {name}" for kind, name in named.items() if name)]
+        )
         if state in (_NO_RIGHT, _TOO_LONG):  # the server's text names an object, no value
             detail = f"{error.diag.message_primary} ({detail})"
         return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)

@@ -322,6 +322,7 @@ def test_errors_of_postgresql(postgres: Database) -> None:
     assert caught.value.code.number == "CF5006"
     assert "secret-value" not in f"{caught.value.message} {caught.value.detail}"
     assert caught.value.target == "t"
+    assert caught.value.detail == "SQLSTATE 23505, constraint t_b_key"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
     sink.close()
 
