@@ -31,7 +31,7 @@ IDLE_SECONDS = 1.0
 CHECK_SECONDS = 0.5
 
 #: How long one call waits for the initial scan, and how often it looks, seconds.
-BEGIN_SECONDS = 20.0
+BEGIN_SECONDS = 3600.0
 POLL_SECONDS = 0.1
 
 BEGIN = {"at": ""}
@@ -120,8 +120,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         planned = self._planned = self._planned or reader.consumer_progress().planned
         if not self._allowed(reader):
             return _offset(planned)
-        frontier = reader.log().frontier()
         begun = self._begun(reader) if planned is None else planned
+        frontier = reader.log().frontier()
         if begun is None or frontier is None:
             return dict(BEGIN)
         upto = self._beyond(reader, begun, frontier)
@@ -132,13 +132,15 @@ class ChangeStreamReader(DataSourceStreamReader):
         return _offset(self._planned)
 
     def _begun(self, reader: Reader) -> Timestamp | None:
-        """Where the reader begins. Waits some time for the initial scan, because a query that ends
-        when it has read everything would end before it has begun."""
+        """Where the reader begins. Waits for the initial scan, because a query that ends when it
+        has read everything would end before it has begun. A query that is stopped ends this
+        process."""
         deadline = self._clock.monotonic() + BEGIN_SECONDS
-        while (begun := reader.begun()) is None and self._clock.monotonic() < deadline:
+        while (begun := reader.begun()) is None or reader.log().frontier() is None:
             if self._node is not None:
                 self._node.check_begin(reader)
-            if os.getppid() != self._parent:
+            ended = os.getppid() != self._parent or self._clock.monotonic() >= deadline
+            if ended or not self._allowed(reader):
                 break
             self._clock.wait(self._stopped, POLL_SECONDS)
         return begun

@@ -205,6 +205,23 @@ def offset(wall: int) -> dict[str, str]:
     return {"at": str(at(wall))}
 
 
+def test_a_first_batch_waits_for_a_log_that_is_empty_yet() -> None:
+    """A query that ends when it has read everything would end without the rows of the scan."""
+
+    class EmptyAtFirst(FakeLog):
+        asked = 0
+
+        def frontier(self) -> Timestamp | None:  # type: ignore[override]
+            self.asked += 1
+            return super().frontier() if self.asked > 2 else None
+
+    log = EmptyAtFirst(5)
+    log.upto = 15
+    query = stream(FakeReader(log))
+    query.initialOffset()
+    assert query.latestOffset() == offset(10)
+
+
 def test_a_stream_begins_with_the_scan_and_goes_on_with_changes() -> None:
     log = FakeLog(5, 20, 30)
     reader = FakeReader(log)
