@@ -18,7 +18,7 @@ from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
 from changefeed.core.state import StateLayout
-from changefeed.core.telemetry import log, log_to
+from changefeed.core.telemetry import LogFormat, log, log_to
 from changefeed.spark.settings import SparkSettings
 from changefeed.statements.inquiry import NodeInquiry
 
@@ -61,6 +61,7 @@ class Application:
         ready: Standby | None = None,
         lock: NodeLock | None = None,
         must_exist: bool = False,
+        log_format: LogFormat = LogFormat.TEXT,
     ) -> None:
         """Open the state.
 
@@ -77,6 +78,7 @@ class Application:
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
             must_exist: do not make a state where there is none.
+            log_format: of the lines of node.log.
 
         Raises:
             ChangefeedError: CF6001, CF6002; for ``logs`` as
@@ -101,6 +103,7 @@ class Application:
         self._spark = spark
         self._max_memory = max_memory
         self._max_disk = max_disk
+        self._log_format = log_format
         self._ready = ready
         self._node_lock = lock
         self._node: Node | None = None
@@ -201,7 +204,7 @@ class Application:
         with self._lock:
             if self._node is None:
                 self._layout.make_private()
-                log_to(self._layout.node_log)
+                log_to(self._layout.node_log, form=self._log_format)
                 if self._layout.open_to_others:
                     log.warning("other users may list the state directory: chmod 700 it")
                 spark = self._spark or NodeSpark.of(self._settings, self._layout.spark_log)

@@ -14,6 +14,7 @@ import click
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.loading import loading
+from changefeed.core.telemetry import LogFormat
 from changefeed.spark.settings import EngineOption, SparkSettings, check_staging, parse_property
 from shell.exits import Exit, exit_status
 from shell.render.formats import OutputFormat
@@ -328,6 +329,13 @@ def _address(
 @click.option(
     "--http-login", is_flag=True, help="Ask for the token of a user on this machine, too."
 )
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogFormat]),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    help="The lines on standard error and of node.log: text, or one JSON object each.",
+)
 @click.pass_context
 def start(
     context: click.Context,
@@ -345,6 +353,7 @@ def start(
     http_cert: str | None,
     http_key: str | None,
     http_login: bool,
+    log_format: str,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
     from shell.service import HttpChoice, serve
@@ -366,6 +375,7 @@ def start(
             max_disk=place.max_disk,
             logs=logs,
             lease=lease,
+            log_format=LogFormat(log_format),
         )
     )
 

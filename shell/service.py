@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from changefeed.core.telemetry import LogFormat
 from changefeed.service import node_process, serve_until_stopped, stop_on_signals
 from changefeed.spark.settings import SparkSettings
 from shell.exits import Exit
@@ -34,12 +35,14 @@ def serve(
     max_disk: int | None = None,
     logs: str | None = None,
     lease: float | None = None,
+    log_format: LogFormat = LogFormat.TEXT,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served; ``max_memory`` and
     ``max_disk`` are bytes, ``logs`` is the store of shared change logs, ``lease`` is how long
-    leases last in seconds, as of :class:`~changefeed.app.Application`.
+    leases last in seconds, as of :class:`~changefeed.app.Application`; ``log_format`` is that of
+    the lines on standard error and in node.log.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -50,7 +53,7 @@ def serve(
         ready = stack.enter_context(node_process(state))
         from changefeed.app import Application
 
-        logger = stack.enter_context(_logging())
+        logger = stack.enter_context(_logging(log_format))
         application = stack.enter_context(
             Application(
                 state,
@@ -60,6 +63,7 @@ def serve(
                 logs=logs,
                 lease=lease,
                 ready=ready,
+                log_format=log_format,
             )
         )
         application.require_node()
@@ -74,10 +78,10 @@ def serve(
 
 
 @contextmanager
-def _logging() -> Iterator[logging.Logger]:
+def _logging(form: LogFormat) -> Iterator[logging.Logger]:
     logger = logging.getLogger("changefeed")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(form.formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -28,11 +29,13 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def test_a_service_is_ready_lives_and_stops(manager: socket.socket, tmp_path: Path) -> None:
-    node = subprocess.Popen(
-        [sys.executable, "-m", "shell", "start", "--state", str(tmp_path / "state")],
-        env={**os.environ, "HOME": str(tmp_path)},
-        stderr=subprocess.DEVNULL,
-    )
+    state, heard = tmp_path / "state", tmp_path / "stderr"
+    with heard.open("wb") as errors:
+        node = subprocess.Popen(
+            [sys.executable, "-m", "shell", "start", "--state", str(state), "--log-format=json"],
+            env={**os.environ, "HOME": str(tmp_path)},
+            stderr=errors,
+        )
     try:
         assert manager.recv(100) == b"READY=1"
         assert manager.recv(100) == b"WATCHDOG=1"
@@ -44,6 +47,10 @@ def test_a_service_is_ready_lives_and_stops(manager: socket.socket, tmp_path: Pa
     finally:
         node.kill()
         node.wait()
+    lines = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert lines[-1]["message"] == "stopped" and {line["level"] for line in lines} == {"INFO"}
+    kept = [json.loads(line) for line in (state / "node.log").read_text().splitlines()]
+    assert f"state {state}" in kept[0]["message"], "node.log has the form, too"
 
 
 class Hanging:
