@@ -203,7 +203,7 @@ def test_paths_in_a_uri(tmp_path: Path) -> None:
 def test_alter_knows_its_feed() -> None:
     head = "ALTER CHANGEFEED orders_feed"
     assert "kafka_sink_config" not in {c.text for c in found(f"{head} SET ")}
-    assert "cursor" not in {c.text for c in found(f"{head} SET ")}, "it cannot be altered"
+    assert "initial_scan" not in {c.text for c in found(f"{head} SET ")}, "it cannot be altered"
     assert {c.text for c in found(f"{head} UNSET ")} - {"INCLUDE", "EXCLUDE"} == {"resolved"}
     assert {c.text for c in found(f"{head} DROP ")} - {
         "TABLE",
