@@ -46,16 +46,22 @@ def examine(interpreter: Interpreter) -> Result:
     Each connection is tried and each feed is checked as ``VALIDATE CHANGEFEED`` checks it, so this
     takes as long as their servers do. ``failure`` of the result is the first error.
     """
-    patient = _Patient(interpreter)
+    examination = _Examination(interpreter)
     rows: list[Row] = []
-    for look in (patient.machine, patient.state, patient.nodes, patient.connections, patient.feeds):
+    for look in (
+        examination.machine,
+        examination.state,
+        examination.nodes,
+        examination.connections,
+        examination.feeds,
+    ):
         rows += look()
     return Result(
-        "rows", COLUMNS, list(rows), failure=patient.failure, brief=brief.checks(COLUMNS, rows)
+        "rows", COLUMNS, list(rows), failure=examination.failure, brief=brief.checks(COLUMNS, rows)
     )
 
 
-class _Patient:
+class _Examination:
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
         self._catalog = interpreter.catalog
@@ -64,11 +70,10 @@ class _Patient:
         self.failure: ChangefeedError | None = None
 
     def machine(self) -> Iterator[Row]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         words = (
             f"changefeed {__version__}, Python {platform.python_version()}, {platform.system()} "
         )
-        yield _ok(MACHINE, "", f"{words}{platform.machine()}, {cores} cores")
+        yield _ok(MACHINE, "", f"{words}{platform.machine()}, {os.cpu_count()} cores")
         yield from self._open_files()
         yield from self._java()
 
@@ -123,11 +128,10 @@ class _Patient:
                     NODE, node.id, f"it is changefeed {node.version}, this is {__version__}", ""
                 )
         if nodes:
-            yield _ok(NODE, "", f"{len(nodes)} of them run")
-        elif waiting := [job.name for job in self._catalog.jobs() if job.status.active]:
-            yield _warning(
-                NODE, "", f"no node runs, and {len(waiting)} feeds wait for one", "changefeed start"
-            )
+            yield _ok(NODE, "", f"nodes that run: {len(nodes)}")
+        elif waiting := sum(job.status.active for job in self._catalog.jobs()):
+            said = f"no node runs; feeds that wait for one: {waiting}"
+            yield _warning(NODE, "", said, "changefeed start")
 
     def connections(self) -> Iterator[Row]:
         for connection in self._catalog.connections():
@@ -135,12 +139,8 @@ class _Patient:
             yield from self._checked(statement, CONNECTION, connection.name)
 
     def feeds(self) -> Iterator[Row]:
-        shown = self._interpreter.execute("SHOW CHANGEFEEDS", self._session).objects()
-        for feed in shown:
-            name = str(feed["name"])
-            if feed["error"]:
-                yield ("error", "", FEED, name, f"{feed['status']}: {feed['error']}", "")
-            yield from self._checked(f"VALIDATE CHANGEFEED {name_sql(name)}", FEED, name)
+        for job in self._catalog.jobs(include_finished=False):
+            yield from self._checked(f"VALIDATE CHANGEFEED {name_sql(job.name)}", FEED, job.name)
 
     def _checked(self, statement: str, place: str, name: str) -> Iterator[Row]:
         try:
@@ -172,7 +172,7 @@ def _warning(place: str, where: str, said: str, hint: str) -> Row:
 
 
 def write_bundle(interpreter: Interpreter, examined: Result, file: Path) -> None:
-    """Write what somebody needs to help: a zip archive without secrets and without rows.
+    """Write a zip archive for a report of a problem, without secrets and without rows.
 
     It has the rows of :func:`examine`, what SHOW says of the state and of each feed, the versions
     of the packages, and the node's log. ``spark.log``, which Spark writes, is not in it.

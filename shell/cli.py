@@ -595,7 +595,7 @@ def verify(context: click.Context, state: str | None) -> None:
     "--bundle",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Also write a zip archive for those who help: no secrets, no rows.",
+    help="Also write a zip archive for a report of a problem: no secrets, no rows.",
 )
 @_state_option
 @click.pass_context

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from changefeed.api import Result
+from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.doctor import examine, write_bundle
@@ -46,11 +47,30 @@ def test_a_feed_that_failed_and_a_connection_that_is_refused(world: World) -> No
     world.fail("orders", ChangefeedError(Code.SINK_UNREACHABLE, "the broker does not answer"))
     world.catalog.create_connection("gone", "kafka://127.0.0.1:1?max_message_bytes=s3cret")
     found = examine(world.interpreter)
-    assert ("error", "", "orders", "failed: the broker does not answer") in of(found, "feed")
+    failed = ("error", "CF5001", "orders, sink null://", "the broker does not answer")
+    assert of(found, "feed") == [
+        failed,
+        ("warning", "", "orders", "orders is failed: the broker does not answer"),
+    ]
+    assert found.failure is not None and "the broker" not in str(of(found, "connection"))
     [(severity, code, _, said)] = [r for r in of(found, "connection") if r[2] == "gone"]
     assert severity == "error" and str(code).startswith("CF") and "max_message_bytes" in str(said)
     assert found.failure is not None
     assert not any(secret in str(found.rows) for secret in SECRETS)
+
+
+def test_a_table_that_failed_fails_the_command(world: World) -> None:
+    world.fail_table("orders", "orders", "CF4101 the key changed")
+    found = examine(world.interpreter)
+    [said] = [row[3] for row in of(found, "feed") if row[0] == "error"]
+    assert "orders: the key changed" in str(said) and found.failure is not None
+
+
+def test_a_feed_that_has_succeeded_is_no_problem(world: World) -> None:
+    job = world.catalog.job("orders")
+    world.catalog.transition(job.id, Status.SUCCEEDED, reason="all rows are delivered")
+    found = examine(world.interpreter)
+    assert of(found, "feed") == [] and found.failure is None
 
 
 def test_limits_of_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
