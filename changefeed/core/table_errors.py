@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.schema import TableName
 
@@ -50,6 +51,22 @@ def renamed(
     return ChangefeedError(
         Code.TABLE_REPLACED,
         f'table "{was}" was renamed to "{name}"' + f"; {why}" * bool(why),
+        hint=hint,
+    )
+
+
+def before_log(
+    cursor: Timestamp, table: TableName, begin: Timestamp | None, hint: str
+) -> ChangefeedError:
+    """CF3002: the change log of a table does not go back to a cursor.
+
+    Args:
+        begin: where the log of the table begins; None: it has nothing of it yet.
+    """
+    begins = f"begins at {begin}" if begin else "has nothing of it yet"
+    return ChangefeedError(
+        Code.POSITION_TOO_OLD,
+        f"cursor {cursor} is before the change log of {table}, which {begins}",
         hint=hint,
     )
 

@@ -13,7 +13,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
-from changefeed.core.table_errors import TableError
+from changefeed.core.table_errors import TableError, before_log
 from changefeed.feeds.feed import Feed
 from changefeed.options import CURSOR, INITIAL_SCAN, DebeziumOffset, InitialScan
 from changefeed.scan.thread import SnapshotScan, TableScan
@@ -364,14 +364,8 @@ class ScanCoordinator:
         oldest = self._source_runtime.log.oldest
         begin = oldest if since is None else max(since, oldest)
         if cursor < begin:
-            raise TableError(
-                table,
-                ChangefeedError(
-                    Code.POSITION_TOO_OLD,
-                    f"cursor {cursor} is before the change log of {table}, which begins at {begin}",
-                    hint="use a later cursor, or leave it out for an initial scan.",
-                ),
-            )
+            hint = "use a later cursor, or leave it out for an initial scan."
+            raise TableError(table, before_log(cursor, table, begin, hint))
 
 
 #: Errors of a change or of a shape of the table, which is in the log, or missing there, for good.

@@ -44,6 +44,7 @@ from changefeed.plan.tables import (
     check_range,
     check_row_images,
     check_table,
+    cursor_problems,
     definite,
     find_tables,
     sharing_notices,
@@ -285,17 +286,14 @@ class _Alteration:
             self._problem(Code.WRONG_JOB_STATE, message, hint, place.span)
             return None
         cursor = parse_new_cursor(place, text=self.around.text, clock=self.around.clock)
-        captured = self.around.catalog.captured(self.job.source)
-        oldest = self.around.log_oldest(self.job.source) or Timestamp.ZERO
-        for table in self.tables:
-            since = max(captured.get(table, oldest), oldest)
-            if since > cursor:
-                self._problem(
-                    Code.POSITION_TOO_OLD,
-                    f"cursor {cursor} is before the change log of {table}, which begins at {since}",
-                    "take a later one.",
-                    place.span,
-                )
+        self.problems += cursor_problems(
+            cursor,
+            self.tables,
+            self.job.source,
+            self.around,
+            "take a later one.",
+            to_span(place.span),
+        )
         return cursor
 
     def _fixed(self, sink: ResolvedSink, options: Options) -> Iterator[tuple[bool, str, str]]:

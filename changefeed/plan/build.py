@@ -53,6 +53,7 @@ from changefeed.plan.tables import (
     check_range,
     check_row_images,
     check_table,
+    cursor_problems,
     definite,
     find_tables,
     named_topic,
@@ -453,21 +454,9 @@ class Planner:
         if options[INITIAL_SCAN] is not InitialScan.NO:
             self.problems.append(_no_scan_of_the_past(options, span))
             return
-        captured = self.catalog.captured(source)
-        oldest = self.around.log_oldest(source) or Timestamp.ZERO
-        for table in (f.schema.table for f in found):
-            since = captured.get(table)
-            since = None if since is None else max(since, oldest)
-            if since is None or since > cursor:
-                begins = f"begins at {since}" if since else "has nothing of it yet"
-                self.problems.append(
-                    ChangefeedError(
-                        Code.POSITION_TOO_OLD,
-                        f"cursor {cursor} is before the change log of {table}, which {begins}",
-                        hint="leave cursor out for an initial scan, or take a later one.",
-                        span=span,
-                    )
-                )
+        hint = "leave cursor out for an initial scan, or take a later one."
+        tables = [place.schema.table for place in found]
+        self.problems += cursor_problems(cursor, tables, source, self.around, hint, span)
 
 
 def _no_scan_of_the_past(options: Options, span: Span | None) -> ChangefeedError:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from changefeed.catalog import Catalog
 from changefeed.catalog.model import TableProgress
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Position
 from changefeed.core.logical_messages import PREFIX
 from changefeed.core.partition import Partition, Prefixes
 from changefeed.core.schema import BeforeImage, KeyRange, TableName, TableSchema
+from changefeed.core.table_errors import before_log
 from changefeed.core.types import Kind
 from changefeed.options import HEADERS_JSON_COLUMN_NAME, KEY_COLUMN, InitialScan, Options, to_span
+from changefeed.plan.context import PlanContext
 from changefeed.plan.sink_resolution import ResolvedSink
 from changefeed.plan.stages import TableStage
 from changefeed.plan.target_names import sharing, topics_of
@@ -220,6 +223,27 @@ def _no_column(name: str, schema: TableSchema, span: Span | None) -> ChangefeedE
         hint=f'did you mean "{near}"?' if near else listed,
         span=span,
     )
+
+
+def cursor_problems(
+    cursor: Timestamp,
+    tables: Iterable[TableName],
+    source: str,
+    around: PlanContext,
+    hint: str,
+    span: Span | None,
+) -> list[ChangefeedError]:
+    """The tables whose change log does not go back to a cursor."""
+    captured = around.catalog.captured(source)
+    oldest = around.log_oldest(source) or Timestamp.ZERO
+    problems = []
+    for table in tables:
+        since = captured.get(table)
+        begin = None if since is None else max(since, oldest)
+        if begin is None or begin > cursor:
+            problems.append(before_log(cursor, table, begin, hint))
+            problems[-1].span = span
+    return problems
 
 
 def definite(

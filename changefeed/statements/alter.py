@@ -86,7 +86,7 @@ def changes(job: Job, plan: AlterPlan) -> list[str]:
         if job.options.get(name) != stored.get(name)
     ]
     if plan.begin is not None:
-        said.append(f"set from {job.high_water} to {plan.begin}")
+        said.append(f"cursor set from {job.high_water} to {plan.begin}")
     if plan.sink_uri is not None and plan.sink_uri != job.sink_uri:
         before, after = job.redacted_sink_uri, sink_location(plan.sink_uri)
         said.append(f"address {_change(before, after)}")

@@ -140,11 +140,10 @@ def replacing(statement: nodes.CreateDataset, context: Context) -> nodes.CreateC
         ChangefeedError: CF1303 the statement defines another dataset; else as :func:`translate`.
     """
     name = statement.name or ""
-    known = next((c for c in context.catalog.connections() if c.name == name), None)
-    made = None
-    if known is not None and is_definition(known.uri):
-        made = translate(statement, context, definition_of(known.uri))
-    if made is None or known is None or made.connection.uri != known.uri:
+    uris = {connection.name: connection.uri for connection in context.catalog.connections()}
+    uri = uris.get(name, "")
+    made = translate(statement, context, definition_of(uri)) if is_definition(uri) else None
+    if made is None or made.connection.uri != uri:
         raise ChangefeedError(
             Code.NOT_SUPPORTED,
             f'changefeed "{name}" cannot be replaced: it is there, and its dataset stays as it was '

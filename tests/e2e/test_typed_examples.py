@@ -136,8 +136,8 @@ class Typist:
         return done.stdout
 
     @contextmanager
-    def second_terminal(self, line: str) -> Iterator[None]:
-        """A line that runs until Ctrl-C."""
+    def second_terminal(self, line: str, *, crash: bool = False) -> Iterator[None]:
+        """A line that runs until Ctrl-C, or with ``crash`` until Ctrl-\\."""
         with self._log.open("w") as log:
             process = subprocess.Popen(
                 shlex.split(self._here(line), comments=True),
@@ -149,26 +149,9 @@ class Typist:
                 until(lambda: "started" in self._said())
                 yield
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGQUIT if crash else signal.SIGTERM)
                 process.wait(60)
-        assert process.returncode == 0, self._said()
-
-    @contextmanager
-    def crashing(self, line: str) -> Iterator[subprocess.Popen[bytes]]:
-        """The same, ended by Ctrl-\\ if it has not ended before."""
-        with self._log.open("w") as log:
-            process = subprocess.Popen(
-                shlex.split(self._here(line)),
-                cwd=self._folder,
-                env=self._environment,
-                stderr=log,
-            )
-        until(lambda: "started" in self._said())
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGQUIT)
-            process.wait(60)
+        assert process.returncode == (-signal.SIGQUIT if crash else 0), self._said()
 
     @contextmanager
     def background(self, line: str) -> Iterator[Path]:
@@ -365,7 +348,7 @@ def test_kafka_connect_in_an_hour(
                 said.append(typist.told)
 
         type_all(lines[:first])
-        with typist.crashing(lines[first]):
+        with typist.second_terminal(lines[first], crash=True):
             type_all(lines[first + 1 : again - 1])
         type_all(lines[again - 1 : again])  # what is written while no node runs
         with typist.second_terminal(lines[again]):
