@@ -8,6 +8,7 @@
                           +--------------------------------+
     tables.py     the layout; model.py and rows.py: its rows as objects
     database.py   transactions, the change counter, who writes when
+    upgrades.py   the steps that bring a state of an earlier release to the layout
     connections, schemas, sources, jobs, progress, claims, leases, questions, history, users
                   one part of the Catalog each, with the rules about its rows
 
@@ -25,7 +26,7 @@ from changefeed.catalog.connections import EXTERNAL, Connections, Functions, ext
 from changefeed.catalog.database import Database
 from changefeed.catalog.history import Events
 from changefeed.catalog.jobs import KEEP, Jobs
-from changefeed.catalog.leases import NODE_TTL, AnyLease, Leases
+from changefeed.catalog.leases import AnyLease, Leases
 from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableProgress, TableState
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.questions import Questions
@@ -62,7 +63,6 @@ __all__ = [
     "KEEP",
     "Lease",
     "LeaseLost",
-    "NODE_TTL",
     "NodeRow",
     "Question",
     "SourceLease",

@@ -37,7 +37,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
-from changefeed.catalog import tables
+from changefeed.catalog import tables, upgrades
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
@@ -180,7 +180,8 @@ class Database:
             must_exist: do not make a state where there is none.
 
         Raises:
-            ChangefeedError: CF6001 not reachable or not there, CF6002 made by another version,
+            ChangefeedError: CF6001 not reachable or not there, CF6002 of a version that cannot be
+                upgraded, or newer,
                 CF1201 a URL that is neither.
         """
         text_ = str(state)
@@ -312,7 +313,7 @@ class Database:
         return os.stat(self._path).st_size
 
     def _prepare(self, *, must_exist: bool) -> str:
-        """Make the tables of a new state, or check the format of an old one; returns its id."""
+        """Make the tables of a new state, or upgrade an old one; returns its id."""
         with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
@@ -326,17 +327,17 @@ class Database:
                         schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
                         connection.execute(schema)
                     _create(connection)
-                rows = connection.execute(select(tables.meta))
-                found: dict[str, str] = {row.key: row.value for row in rows}
-        if (has := found.get("format", "")) != str(tables.FORMAT):
-            raise ChangefeedError(
-                Code.STATE_OF_ANOTHER_VERSION,
-                f"state {self.shown} has format {has or 'unknown'}, "
-                f"this version of changefeed reads format {tables.FORMAT} only",
-                hint="go on with the version that wrote it, or drop its feeds with that version, "
-                "which removes what they hold at their sources, and create them again in another "
-                "--state: states are not converted before the first release.",
-            )
+                found = _meta(connection)
+                if not upgrades.readable(found):
+                    upgrades.upgrade(
+                        connection,
+                        found,
+                        shown=self.shown,
+                        now=self.clock.now().wall
+                        if self._home is not None
+                        else server_time(connection),
+                        file=StateLayout(self._home).database if self._home is not None else None,
+                    )
         return found["state_id"]
 
     def _damaged(self) -> ChangefeedError:
@@ -448,10 +449,15 @@ def _create(connection: Connection) -> None:
     state_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(6))
     rows = [
         {"key": "format", "value": str(tables.FORMAT)},
+        {"key": "readers", "value": str(upgrades.oldest_readers())},
         {"key": "state_id", "value": state_id},
     ]
     connection.execute(insert(tables.meta), rows)
     connection.execute(insert(tables.change).values(id=1, number=1))
+
+
+def _meta(connection: Connection) -> dict[str, str]:
+    return {row.key: row.value for row in connection.execute(select(tables.meta))}
 
 
 def _schema(connection: Connection) -> str | None:

@@ -13,11 +13,8 @@ from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow, SourceLease
 from changefeed.core.processes import has_ended, process_space
-from changefeed.core.timings import LONGEST_LEASE
+from changefeed.core.timings import LONGEST_LEASE, NODE_TTL
 from changefeed.core.version import __version__
-
-#: A node not heard of for this long is dead, seconds.
-NODE_TTL = 10.0
 
 AnyLease: TypeAlias = Lease | SourceLease
 

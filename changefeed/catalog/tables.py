@@ -3,8 +3,8 @@
 Timestamps (HLC) are kept as their written form, times as ns, lists as JSON text; the types of the
 columns write and read them. SQLAlchemy's object mapping is not used: to import it and to map these
 tables takes 95 ms of CPU, a quarter of what ``SHOW JOBS`` takes from the command line.
-Any change here raises :data:`FORMAT`: until the first release there is one format, and a state of
-another one is refused.
+Any change here raises :data:`FORMAT` and has a step in changefeed/catalog/upgrades.py, which brings
+states of earlier formats to it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.partition import Partition
 from changefeed.core.unread import UnreadParts
 
-#: Version of the layout below; a state of another one is refused (CF6002).
-FORMAT = 18
+#: Version of the layout below. Earlier ones from 0.2.0 on are upgraded (upgrades.py).
+FORMAT = 19
 
 #: Schema of the tables on PostgreSQL; SQLite has none.
 POSTGRES_SCHEMA = "changefeed"

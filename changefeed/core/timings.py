@@ -10,6 +10,9 @@ from dataclasses import dataclass
 SHORTEST_LEASE = 3.0
 LONGEST_LEASE = 60.0
 
+#: A node not heard of for this long is dead, seconds.
+NODE_TTL = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from changefeed.catalog import NODE_TTL, AnyLease, Catalog, LeaseLost, LogClaim
+from changefeed.catalog import AnyLease, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
     DesiredStatus,
     JobSpec,
@@ -27,6 +27,7 @@ from changefeed.catalog.model import (
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
+from changefeed.core.timings import NODE_TTL
 from changefeed.core.types import LogicalType
 from tests.services.postgres import Database
 
@@ -118,7 +119,9 @@ def test_another_format_is_refused(state: State, number: str) -> None:
             update(tables.meta).where(tables.meta.c.key == "format").values(value=number)
         )
     message = refused("CF6002", state.open)
-    assert f"has format {number}, this version of changefeed reads format" in message
+    assert (
+        f"has format {number}, this version of changefeed reads format {tables.FORMAT}" in message
+    )
     assert "s3cret" not in message
 
 
