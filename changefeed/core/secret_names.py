@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-#: Parameters whose value is a secret, by a part of their name.
-_SECRET = re.compile(
-    r"pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
+#: Parameters whose value is a secret, by a part of their name; Java reads the pattern, too.
+SECRET_NAMES = (
+    r"(?i)pass(?:word|wd|phrase|code)?$|password|passwd|pwd|secret|token|credential|private|signature"
     r"|^sig$|^code$|^key$|client_?key|access[_.-]?key(?!_?(?:name|id)$)|account[_.]?key|api_?key|ssl_?key|auth$"
-    r"|^header\.|sse\.key$|\.sas\.",
-    re.IGNORECASE,
+    r"|^header\.|sse\.key$|\.sas\."
 )
+_SECRET = re.compile(SECRET_NAMES)
 _PUBLIC = frozenset({"sasl_token_url"})
 
 

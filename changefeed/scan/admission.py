@@ -36,6 +36,7 @@ from typing import Self
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
+from changefeed.spark.listening import WorkerPort
 from sinks.base import Sink, SinkContext
 
 #: Secret, process, job and task.
@@ -262,21 +263,20 @@ class WorkerAdmission:
         self._lease = lease
         self._ping = ping
         self._secret = secrets.token_bytes(16)
-        self._listener = socket.create_server((host, 0))
-        self._port = int(self._listener.getsockname()[1])
-        self._host = host
         self._changed = threading.Condition()
         self._jobs = 0
         self._inside: dict[tuple[int, int], _Attempt] = {}
         self._results: dict[tuple[int, int], bytes] = {}
         self._closed = False
-        threading.Thread(target=self._serve, name="scan-gate", daemon=True).start()
+        self._port = WorkerPort(host, self._attend, "scan-gate")
 
     def ticket(self) -> AdmissionTicket:
         """A ticket for the workers of one job."""
         with self._changed:
             self._jobs += 1
-            return AdmissionTicket(self._host, self._port, self._secret, self._jobs, self._lease)
+            return AdmissionTicket(
+                self._port.host, self._port.number, self._secret, self._jobs, self._lease
+            )
 
     @property
     def inside(self) -> tuple[int, ...]:
@@ -289,7 +289,7 @@ class WorkerAdmission:
         with self._changed:
             if not self._closed:
                 self._closed = True
-                self._shut()
+                self._port.close()
                 self._changed.notify_all()
             end_at = self._clock.monotonic() + self._grace
             while self._inside:
@@ -298,12 +298,6 @@ class WorkerAdmission:
                         self._end(attempt)
                 if not self._clock.wait(self._changed, self._grace if self._inside else 0):
                     log.warning("%d workers of a scan have not ended yet", len(self._inside))
-
-    def _shut(self) -> None:
-        # A thread inside accept() holds the socket open over close(): it has to be woken.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _end(self, attempt: _Attempt) -> None:
         """End an attempt's process, or the driver's wait for it if its lease is over."""
@@ -316,25 +310,16 @@ class WorkerAdmission:
             # The worker reads the end and exits, which ends the connection.
             attempt.connection.shutdown(socket.SHUT_RDWR if expired else socket.SHUT_WR)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-
     def _attend(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            attempt = self._admit(connection)
-            if attempt is None:
-                return
-            try:
-                self._follow(attempt)
-            finally:
-                with self._changed:
-                    del self._inside[attempt.task]
-                    self._changed.notify_all()
+        attempt = self._admit(connection)
+        if attempt is None:
+            return
+        try:
+            self._follow(attempt)
+        finally:
+            with self._changed:
+                del self._inside[attempt.task]
+                self._changed.notify_all()
 
     def _follow(self, attempt: _Attempt) -> None:
         connection, asked = attempt.connection, False

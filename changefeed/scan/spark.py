@@ -31,6 +31,7 @@ from changefeed.spark.executors import (
 )
 from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
+from changefeed.spark.sealed import sealed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +103,8 @@ def _run(
         with Listener(on_progress, host, on_durable=on_durable) as tell:
             chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
             numbers = session.range(len(parts), numPartitions=len(parts))
-            receipts = numbers.mapInArrow(chain, RECEIPT_DDL).collect()
+            with sealed(chain, host) as task:
+                receipts = numbers.mapInArrow(task, RECEIPT_DDL).collect()
     return [PartResult(r["part"], r["rows"], r["bytes"]) for r in receipts]
 
 
@@ -177,9 +179,10 @@ def row_frame(
     """
     with spark.use(group) as session:
         host = driver_host(session)
-        with Listener(on_progress or (lambda rows, size: None), host) as tell:
+        with (
+            Listener(on_progress or (lambda rows, size: None), host) as tell,
+            sealed(_RowReader(parts, shape, tell), host) as task,
+        ):
             # No part, no row: a range must have a partition all the same.
             numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
-            yield numbers.mapInArrow(
-                _RowReader(parts, shape, tell), spark_schema(schema.log_schema())
-            )
+            yield numbers.mapInArrow(task, spark_schema(schema.log_schema()))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from changefeed.core.secret_names import SECRET_NAMES
 from changefeed.core.telemetry import log
 
 #: How often Spark tries a task (one part of a scan) before the job fails.
@@ -54,6 +55,9 @@ _PROPERTIES = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # What Spark hides in its UI and event log: settings with such a name or value. Its default lets
+    # keys of a catalog or of an object store pass.
+    "spark.redaction.regex": rf"{SECRET_NAMES}|authorization|//[^/@\s]*:[^/@\s]*@",
     "spark.sql.session.timeZone": "UTC",
     "spark.scheduler.mode": "FAIR",
     # Checksum files next to every local file cost more than the file does.

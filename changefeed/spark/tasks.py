@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from changefeed.spark.executors import errors_packed
 from changefeed.spark.progress import Listener, driver_host
+from changefeed.spark.sealed import sealed
 from changefeed.spark.session import NodeSpark
 
 _RESULT = pa.schema([("task", pa.int32()), ("item", pa.int32()), ("rows", pa.int64()),
@@ -61,9 +62,13 @@ def run_tasks(
     Raises:
         ChangefeedError: what the last attempt of a task raised; CF4002 Spark failed.
     """
-    with spark.use(group) as session, Listener(on_progress, driver_host(session)) as report:
+    with (
+        spark.use(group) as session,
+        Listener(on_progress, driver_host(session)) as report,
+        sealed(_Run(task, report), driver_host(session)) as run,
+    ):
         numbers = session.range(count, numPartitions=count)
-        rows = numbers.mapInArrow(_Run(task, report), _RESULT_DDL).collect()
+        rows = numbers.mapInArrow(run, _RESULT_DDL).collect()
     return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 
@@ -84,12 +89,13 @@ def run_files(
         spark.shared([str(path) for path in paths]) as names,
         spark.use(group) as plain,
         Listener(on_progress, driver_host(plain)) as report,
+        sealed(_RunFile(task, _numbers(names), report), driver_host(plain)) as run,
     ):
         session = plain.newSession()
         # By default several small files share a task.
         session.conf.set("spark.sql.files.maxPartitionBytes", "1")
         files = session.read.format("binaryFile").load(list(names)).select("path", "content")
-        rows = files.mapInArrow(_RunFile(task, _numbers(names), report), _RESULT_DDL).collect()
+        rows = files.mapInArrow(run, _RESULT_DDL).collect()
     return [TaskResult(row["item"], row["rows"], row["bytes"]) for row in rows]
 
 

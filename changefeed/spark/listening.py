@@ -1,0 +1,51 @@
+"""A port of this process that workers connect to."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+
+class WorkerPort:
+    """Accepts connections until :meth:`close`; each is attended in a thread of its own, and closed.
+
+    Args:
+        host: the address at which workers reach this process.
+        attend: what to do with a connection; it ends when that raises OSError.
+        name: of the thread that waits for connections.
+    """
+
+    def __init__(self, host: str, attend: Callable[[socket.socket], None], name: str) -> None:
+        self._attend = attend
+        self._listener = socket.create_server((host, 0))
+        self.host = host
+        self.number = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Accept no more; connections that there are go on."""
+        # A thread inside accept() holds the socket open over close(): it has to be woken.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._with, args=(connection,), daemon=True).start()
+
+    def _with(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            self._attend(connection)
