@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.events import Frontier, SchemaChange, Truncate
+from changefeed.core.events import ChangeBatch, Frontier, SchemaChange, Truncate
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.postgres import PostgresSource
-from changefeed.sources.postgres.storage_changes import FILE_NAME
+from changefeed.sources.postgres.idle_changes import IdleChanges
+from changefeed.sources.postgres.storage_changes import FILE_NAME, StorageWatch
 from tests.conformance.conftest import ALL
 from tests.helpers.postgres_tail import Catalog, Tail, prepare, tailing
 from tests.helpers.waiting import until
@@ -159,13 +160,19 @@ HISTORIES = [
 
 #: Histories of which a look may come between two statements.
 UNREAD = [
+    # Rows that came beside the rewrite may be what a partition was filled with again.
+    moved("refilled_rewritten",
+        "partitions {t}_a, {t}_b, {t}_s1 perhaps truncated;"
+        ' ALTER TABLE changed stored rows (column "v")',
+        "truncate {t}_b; insert into {t} values (12, 12)",
+        "alter table {t} alter v type int using v * 10"),
     moved("rewritten_refilled",
-        'partition {t}_b truncated; ALTER TABLE changed stored rows (column "v")',
+        "partition {t}_b truncated; partitions {t}_a, {t}_s1 perhaps truncated;"
+        ' ALTER TABLE changed stored rows (column "v")',
         "alter table {t} alter v type int using v * 10",
         "truncate {t}_b; insert into {t} values (12, 12)"),
     written("rewritten_copied", 'ALTER TABLE changed stored rows (column "v")',
-        "alter table {t} alter v type int using v * 10", "vacuum full {t}_b",
-        "insert into {t} values (12, 12)", parted=True),
+        "alter table {t} alter v type int using v * 10", "vacuum full {t}_b", parted=True),
 ]  # fmt: skip
 
 
@@ -311,3 +318,38 @@ def test_what_happens_between_joining_and_the_first_look(
         ("parted", "its partitions changed when it was read for the first time", True),
         ("plain", "its stored rows or types changed when it was read for the first time", False),
     ]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_new_rows_that_nobody_reads_again_are_remembered(
+    taken: bool, postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition is truncated and filled again, its reader is killed before the next look, and the
+    table is rewritten: only what the reader has noted says that rows may have left."""
+    [history] = (h for h in UNREAD if h.name == "refilled_rewritten")
+    truncated, refilled, rewritten = (
+        part
+        for statement in history.statements
+        for part in statement.format(t=history.name).split(";")
+    )
+    make(postgres, history)
+    prepare(postgres, history.name, "publish_via_partition_root = true")
+    fill(postgres, history)
+    if taken:
+        monkeypatch.setattr(StorageWatch, "filled", lambda *_, **__: [])
+    with tailing(postgres, tmp_path) as tail:
+        until((tmp_path / FILE_NAME).exists, "the table was looked at")
+        tail.catch_up()
+        catalog = tail.catalog
+    monkeypatch.setattr(IdleChanges, "due", lambda *_, **__: [])
+    with tailing(postgres, tmp_path, catalog=catalog, start=tail.frontier) as tail:
+        postgres.execute(truncated)
+        postgres.execute(refilled)
+        until(lambda: any(isinstance(e, ChangeBatch) for e in tail.events), "the new row is read")
+        tail.catch_up()
+    monkeypatch.undo()
+    postgres.execute(rewritten)
+    with tailing(postgres, tmp_path, catalog=catalog, start=tail.frontier) as tail:
+        until(lambda: said(tail), "it is noticed")
+        [[change]] = said(tail).values()
+        assert change.moved is not taken

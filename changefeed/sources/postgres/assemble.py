@@ -13,7 +13,7 @@ What comes in which order is read by :mod:`.inbox_pass`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -326,6 +326,8 @@ class Assembler:
             shapes = self.shapes(oid for oid, _ in groups)
         for oid, at in groups:
             self._tell_change(shapes, oid, rows.transactions[rows.of[at[0]]])
+        parted = [(oid, at) for oid, at in groups if oid in self.relations.parted]
+        self.relations.filled(dict(_inserts(block, rows, parted)))
         decoded: list[tuple[int, Places, _TableRows]] = []
         lost: list[tuple[int, Places, ChangefeedError]] = []
         for oid, at in groups:
@@ -478,6 +480,16 @@ def _by_table(oids: Places) -> list[tuple[int, Places]]:
     counts = np.bincount(inverse, minlength=len(names))
     parts = np.split(order, np.cumsum(counts)[:-1])
     return list(zip(names.tolist(), parts, strict=True))
+
+
+def _inserts(
+    block: Block, rows: RowMessages, groups: Iterable[tuple[int, Places]]
+) -> Iterator[tuple[int, list[int]]]:
+    """The transactions that inserted rows, by table."""
+    for oid, at in groups:
+        inserts = at[block.data[rows.tags[at]] == pgoutput.INSERT]
+        if len(inserts):
+            yield oid, [rows.transactions[of].xid for of in np.unique(rows.of[inserts])]
 
 
 def _seconds(message: Places) -> Places:

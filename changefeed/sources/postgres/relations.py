@@ -292,6 +292,15 @@ class Relations:
         """The stream has the TRUNCATE of a table."""
         self._storage.emptied(oid, xid)
 
+    @property
+    def parted(self) -> Collection[int]:
+        """Tables with partitions, of whose new rows :meth:`filled` wants to know."""
+        return self._storage.parted
+
+    def filled(self, writers: Mapping[int, Iterable[int]]) -> None:
+        """The stream has new rows of tables: by oid, of these transactions."""
+        self._storage.filled(writers)
+
     def _last(self, oid: int, name: TableName) -> TableSchema | None:
         old = self._schemas.get(oid)
         if old is None and self._latest is not None:

@@ -9,7 +9,9 @@ a new partition write other files, too, and change no row. Two observations make
   in the new file that is older than the last look shows that the file is a copy. ALTER and
   TRUNCATE leave no such row.
 * An ALTER writes the definitions of columns; what only copies the file does not. It writes the rows
-  with its own number: a partition without such a row was truncated before it or after it.
+  with its own number: a partition without such a row was truncated before it or after it. One
+  that was truncated and filled again before it has such rows, too; new rows of the table are in
+  the stream then.
 
 What cannot be decided counts as a change: the table is read again, and nothing is lost.
 """
@@ -71,15 +73,24 @@ class HeapEvidence:
     def _session(self) -> PsycopgConnection:
         return self._late.get()
 
-    def may_be_lost(self, heap: Heap, oid: int, horizon: int, alters: Collection[int]) -> bool:
+    def may_be_lost(
+        self,
+        heap: Heap,
+        oid: int,
+        horizon: int,
+        alters: Collection[int],
+        *,
+        refilled: bool = False,
+    ) -> bool:
         """Whether rows from before the horizon may have gone with another file of the heap.
-        ``alters``: transactions that wrote every row again."""
+        ``alters``: transactions that wrote every row again; ``refilled``: new rows, too."""
         writers = self._writers(heap)
         if writers is None:
             return True
         if not writers:
             return not self._never_filled(oid, altered=heap.writer in alters)
-        return not any(writer in alters or _precedes(writer, horizon) for writer in writers)
+        telling = () if refilled else alters
+        return not any(writer in telling or _precedes(writer, horizon) for writer in writers)
 
     def may_be_unsent(self, heap: Heap, oid: int) -> bool:
         """Whether a partition of which nothing was known may have brought rows."""
@@ -135,17 +146,19 @@ def compare(
     altered: Iterable[int],
     rows: HeapEvidence,
     key: Collection[str] = (),
+    *,
+    refilled: bool = False,
 ) -> StoredChange | None:
     """How the stored rows of a table changed from ``old`` to ``new``; None: not at all.
 
     ``emptied``, ``altered``: transactions whose TRUNCATE, or ALTER, of the table readers get
     anyway. ``key``: the columns that identify a row: with other values in them rows left and others
-    came.
+    came. ``refilled``: the stream has new rows of the table that may be from after ``old``.
     """
     written = _rewritten(old, new)
     moved = _moved(old, new, rows)
     alters = {*altered, *(writer for name, writer in new.columns.values() if name in written)}
-    moved += _emptied(old, new, set(emptied), alters, rows)
+    moved += _emptied(old, new, set(emptied), alters, rows, refilled=refilled)
     reasons = [*moved, *_altered(written), *_types(old, new)]
     keys_moved = bool(set(key) & set(written))
     return StoredChange("; ".join(reasons), bool(moved) or keys_moved) if reasons else None
@@ -191,18 +204,27 @@ def _moved(old: Storage, new: Storage, rows: HeapEvidence) -> list[str]:
 
 
 def _emptied(
-    old: Storage, new: Storage, known: set[int], alters: set[int], rows: HeapEvidence
+    old: Storage,
+    new: Storage,
+    known: set[int],
+    alters: set[int],
+    rows: HeapEvidence,
+    *,
+    refilled: bool,
 ) -> list[str]:
     """Partitions that lost rows in their places. TRUNCATE of a whole table is in the stream."""
-    emptied = []
+    emptied, doubtful = [], []
     for oid, heap in new.heaps.items():
         before = old.heaps.get(oid)
         if before is None or before.file == heap.file or not heap.link:
             continue
-        explained = heap.link != before.link or heap.writer in known
-        if not explained and rows.may_be_lost(heap, oid, old.horizon, alters):
+        if heap.link != before.link or heap.writer in known:
+            continue
+        if rows.may_be_lost(heap, oid, old.horizon, alters):
             emptied.append(heap.name)
-    return _sentence(emptied, "truncated")
+        elif refilled and rows.may_be_lost(heap, oid, old.horizon, alters, refilled=True):
+            doubtful.append(heap.name)
+    return [*_sentence(emptied, "truncated"), *_sentence(doubtful, "perhaps truncated")]
 
 
 def _sentence(names: Sequence[str], what: str) -> list[str]:
@@ -241,6 +263,10 @@ def _key(details: TableDetails) -> tuple[str, ...]:
     return (*details.primary_key, *details.identity_key)
 
 
+def _parted(tables: Mapping[int, Storage]) -> frozenset[int]:
+    return frozenset(oid for oid, one in tables.items() if oid not in one.heaps)
+
+
 class StorageWatch:
     """What was seen last of the tables' storage. Kept in a file, so that a change while nobody
     read the stream is found later. One thread."""
@@ -259,10 +285,16 @@ class StorageWatch:
         self._before = before
         self._path = None if folder is None else folder / FILE_NAME
         self._clock = clock
+        #: Tables with partitions.
+        self.parted: frozenset[int] = frozenset()
         self._seen: dict[int, Storage] = {}
         self._found: dict[int, Storage] = {}
         self._emptied: dict[int, deque[int]] = {}
         self._altered: dict[int, deque[int]] = {}
+        #: The newest transaction with new rows of a table.
+        self._filled: dict[int, int] = {}
+        #: Tables of which the file says that they have new rows.
+        self._noted: set[int] = set()
         self._changed = False
         self._saved = clock.monotonic()
         self._damaged = False
@@ -271,6 +303,7 @@ class StorageWatch:
     def look(self, found: Mapping[int, Storage]) -> bool:
         """Take what the catalog shows, for :meth:`changes`; whether a known table has changed."""
         self._found = dict(found)
+        self.parted = _parted(found)
         return any(oid in self._seen and self._differs(oid) for oid in found)
 
     def _differs(self, oid: int) -> bool:
@@ -288,7 +321,8 @@ class StorageWatch:
             old, change = self._seen.get(oid), None
             if old is not None:
                 known = self._emptied.get(oid, ()), self._altered.get(oid, ())
-                change = compare(old, self._found[oid], *known, rows, _key(tables[oid]))
+                key, refilled = _key(tables[oid]), self._has_new_rows(oid)
+                change = compare(old, self._found[oid], *known, rows, key, refilled=refilled)
             elif self._damaged:
                 change = StoredChange("what was known of its stored rows is lost", moved=True)
             else:
@@ -310,7 +344,7 @@ class StorageWatch:
         """The changes are durable in the change log."""
         changed = self._changed or self._found.keys() != self._seen.keys()
         self._seen, self._changed, self._damaged = self._found, False, False
-        for known in (self._emptied, self._altered):
+        for known in (self._emptied, self._altered, self._filled):
             for oid in known.keys() - self._seen.keys():
                 del known[oid]
         now = self._clock.monotonic()
@@ -321,6 +355,21 @@ class StorageWatch:
     def emptied(self, oid: int, xid: int) -> None:
         """The stream has the TRUNCATE of a table."""
         _remember(self._emptied, oid, xid & 0xFFFFFFFF)
+
+    def filled(self, writers: Mapping[int, Iterable[int]]) -> None:
+        """The stream has new rows of tables with partitions: by oid, of these transactions. Before
+        readers get them, the file says so: after a restart they do not come again."""
+        for oid, xids in writers.items():
+            for xid in xids:
+                if oid not in self._filled or _precedes(self._filled[oid], xid):
+                    self._filled[oid] = xid & 0xFFFFFFFF
+        if any(self._has_new_rows(oid) for oid in writers.keys() - self._noted):
+            self._save()
+
+    def _has_new_rows(self, oid: int) -> bool:
+        """Whether some are perhaps from after the last look."""
+        old, newest = self._seen.get(oid), self._filled.get(oid)
+        return old is not None and newest is not None and not _precedes(newest, old.horizon)
 
     def reread(self, details: TableDetails) -> bool:
         """The table is read again, as the catalog shows it now or later: how its columns were
@@ -355,10 +404,18 @@ class StorageWatch:
             _logger.warning("%s is damaged: every table is read again", self._path)
             self._damaged = True
             return
-        self._seen = {int(oid): Storage.from_json(one) for oid, one in json.loads(text).items()}
+        for oid, one in json.loads(text).items():
+            old = self._seen[int(oid)] = Storage.from_json(one)
+            if (newest := one.get("filled", old.horizon)) is not None:
+                self._filled[int(oid)] = newest
+        self.parted = _parted(self._seen)
 
     def _save(self) -> None:
+        self._noted = set(filter(self._has_new_rows, self._seen))
         if self._path is None:
             return
-        text = json.dumps({oid: one.to_json() for oid, one in self._seen.items()})
-        replace_durably(self._path, text)
+        kept = {
+            oid: {**one.to_json(), "filled": self._filled.get(oid)}
+            for oid, one in self._seen.items()
+        }
+        replace_durably(self._path, json.dumps(kept))
