@@ -17,9 +17,10 @@ from typing import Protocol, cast
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import DISTRIBUTION, lacking, needs_package
+from changefeed.core.references import resolved_options, resolved_uri
 from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import hint_of_scheme
-from changefeed.options import Feature
+from changefeed.options import Feature, is_hidden
 from sinks.base import Capabilities, Sink
 
 GROUP = "changefeed.sinks"
@@ -319,17 +320,19 @@ def appends(scheme: str) -> bool:
 
 
 def open_sink(uri: str, options: Mapping[str, object] | None = None) -> Sink:
-    """The sink of ``uri``, checked but not yet connected: the caller calls ``open``.
+    """The sink of ``uri``, checked but not yet connected: the caller calls ``open``. Reads the
+    secrets that the URI and the options refer to.
 
     Raises:
-        ChangefeedError: the URI or an option is wrong, or a package is missing (CF5005).
+        ChangefeedError: the URI or an option is wrong, a package is missing (CF5005), or a secret
+            cannot be read (CF1208).
     """
     scheme = scheme_of(uri)
     kind = _load(scheme)
     missing = _missing(scheme)
     if missing is not None:
         raise missing
-    return kind(uri, options or {})
+    return kind(resolved_uri(uri), resolved_options(options or {}, is_hidden))
 
 
 def check(uri: str, options: Mapping[str, object] | None = None) -> list[ChangefeedError]:
@@ -341,7 +344,7 @@ def check(uri: str, options: Mapping[str, object] | None = None) -> list[Changef
         missing = _missing(scheme)
         if missing is not None:
             found.append(missing)
-        kind(uri, options or {})
+        kind(resolved_uri(uri), resolved_options(options or {}, is_hidden))
     except ChangefeedError as error:
         found += getattr(error, "problems", None) or [error]
     except ImportError:

@@ -39,6 +39,7 @@ from changefeed.core.events import ChangeBatch, Ddl, Flush, Frontier, SchemaChan
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.internal_errors import raised_at
 from changefeed.core.loading import loading
+from changefeed.core.references import refused_login
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.state import StateLayout
 from changefeed.core.timings import Timings
@@ -511,6 +512,8 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
         tend = threading.Thread(target=_tend, args=(images, tell), name="row-images", daemon=True)
         tend.start()
         life.run()
+    except ChangefeedError as error:
+        raise refused_login(error, connection.uri) from error
     finally:
         images.stop()
         writer.close()

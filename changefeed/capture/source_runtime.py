@@ -24,6 +24,7 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.references import has_references
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
@@ -110,11 +111,18 @@ class SourceRuntime:
                 self._source = open_source(self.name, self._uri)
             return self._source
 
+    def read_secrets_again(self) -> None:
+        """After an error: if the connection refers to secrets, open it again when it is used."""
+        with self._lock:
+            if has_references(self._uri):
+                self._source = None
+
     def follow_connection(self) -> None:
         """If the connection was altered, open it again and restart the capture."""
         with self._lock:
-            if self._source is None or self._catalog.connection(self.name).uri == self._uri:
+            if not self._uri or self._catalog.connection(self.name).uri == self._uri:
                 return
+            self._uri = ""
             self._source = None
             self.tables.forget()
             supervisor, self._supervisor = self._supervisor, None

@@ -87,6 +87,13 @@ class Code(StrEnum):
     OPTIONS_CONTRADICT = "CF1205", _USER, Scope.STATEMENT, "options contradict each other"
     OPTION_DOES_NOT_FIT_SINK = "CF1206", _USER, Scope.STATEMENT, "option does not fit this sink"
     INVALID_PARAMETER = "CF1207", _USER, Scope.STATEMENT, "invalid parameter of the URI"
+    SECRET_UNREADABLE = (
+        "CF1208",
+        _RETRY,
+        Scope.FEED,
+        "a secret that is given by reference cannot be read",
+        "make the variable, file or command answer for the user of the node, in its environment.",
+    )
 
     # 13xx: jobs and statements
     WRONG_JOB_STATE = "CF1301", _USER, Scope.STATEMENT, "job is not in a state that allows this"

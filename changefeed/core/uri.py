@@ -27,6 +27,16 @@ _SECRET_INSIDE = re.compile(
 )
 
 
+#: ``${env:NAME}``, ``${file:/path}`` and ``${exec:command}``: where a secret is, in its place.
+REFERENCE = re.compile(r"\$\{(env|file|exec):([^}]*)\}")
+
+
+def encode_references(text: str) -> str:
+    """``text`` with its references to secrets percent-encoded, so that no ``/``, ``?``, ``@`` or
+    ``&`` of theirs ends a part of a URI."""
+    return REFERENCE.sub(lambda found: quote(found[0], safe=""), text)
+
+
 # ------------------------------------------------------------------------------- parts
 
 
@@ -101,12 +111,12 @@ def split_uri(text: str) -> Parts:
     Raises:
         ChangefeedError: CF1201, without a word of the URI in it.
     """
-    found = _SCHEME.match(text)
+    found = _SCHEME.match(encoded := encode_references(text))
     if not found:
         raise invalid_uri(
             "no scheme found for sink URL", "write it as kafka://host:port or file:///folder"
         )
-    body = text[found.end() :].strip()
+    body = encoded[found.end() :].strip()
     before_fragment, _, fragment = body.partition("#")
     if fragment and "@" in fragment:
         raise invalid_uri("a URI has no # before the host", "write # in a user or password as %23")
@@ -172,11 +182,11 @@ def without(uri: str, names: Collection[str]) -> str:
 
 
 #: A URL in the place of the path, as in ``experimental-sql:///postgresql://..``.
-_NESTED = re.compile(r"///+([A-Za-z][\w+.-]*:.*)", re.DOTALL)
+NESTED = re.compile(r"///+([A-Za-z][\w+.-]*:.*)", re.DOTALL)
 
 
 #: Schemes whose path is the password, as a chat's incoming webhook has it.
-_SECRET_PATHS = ("webhook-http:", "webhook-https:")
+SECRET_PATHS = ("webhook-http:", "webhook-https:")
 
 
 def redact(text: str) -> str:
@@ -185,15 +195,16 @@ def redact(text: str) -> str:
     A well-formed URI keeps everything else. If a password may have been written without
     percent-encoding, so that its end is unclear, everything up to the last ``@`` is hidden.
     """
+    text = encode_references(text)
     found = _SCHEME.match(text)
     if not found:
         doubtful = "@" in text or "=" in text or _SECRET_INSIDE.search(text)
         return REDACTED if doubtful else text
     head, body = text[: found.end()], text[found.end() :]
-    nested = _NESTED.match(body)
+    nested = NESTED.match(body)
     if nested:
         return f"{head}///{redact(nested[1])}"
-    if head.lower().startswith(_SECRET_PATHS):
+    if head.lower().startswith(SECRET_PATHS):
         body = _without_path(body)
     if "@" in body and not body.startswith("//"):
         return f"{head}{REDACTED}@{_redact_rest(body[body.rindex('@') + 1 :], whole=True)}"
@@ -220,6 +231,7 @@ def sink_location(uri: str) -> str:
 
     A URI inside the path (``experimental-sql:///postgresql://..``) is redacted by itself.
     """
+    uri = encode_references(uri)
     outer, slashes, inner = uri.partition(":///")
     if slashes and "://" in inner.partition("?")[0]:
         return f"{outer}{slashes}{redact(inner)}"

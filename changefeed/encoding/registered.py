@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.formats import TRAITS, Format
+from changefeed.core.references import resolved_uri
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
 from changefeed.core.uri import split_uri
@@ -118,7 +119,7 @@ def feed_schemas(options: Options, sink_uri: str | None) -> FeedSchemas | None:
     if not address:
         return None
     return FeedSchemas(
-        connect(parse_registry(address)),
+        connect(parse_registry(resolved_uri(address))),
         options,
         prefix=options[AVRO_SCHEMA_PREFIX] or parameters.get(PREFIX_PARAMETER) or "",
         by_table=bool(parameters.get("topic_name")),

@@ -119,6 +119,13 @@ class Feed:
             lambda text: self._catalog.record_event(self.job.id, "engine", text),
         )
 
+    def places(self) -> list[str]:
+        """The URIs and the options that lead to its source and its sink, with their secrets."""
+        uris = [self._catalog.connection(self.job.source).uri]
+        if self.job.sink_uri is not None:
+            uris.append(self._catalog.resolve_uri(self.job.sink_uri))
+        return [*uris, *self.job.options.values()]
+
     def _named_origin(self) -> Origin:
         if not names_origin(self.options):
             return NOWHERE

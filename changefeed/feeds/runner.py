@@ -22,6 +22,7 @@ from changefeed.catalog.model import Job, Status, TableProgress, TableState
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.references import refused_login
 from changefeed.core.schema import TableName
 from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
@@ -425,6 +426,7 @@ class FeedRunner:
         self._scanning.stop(self._feed)
         self.sink_session.close()
         self._save_quietly()
+        error = refused_login(error, *self._feed.places())
         if error.action is Action.RETRY and self._stopping.is_set():
             return True  # it stops now, and the stop may have caused the error
         if error.action is Action.RETRY and self._retry.allows(self._feed.options[RETRY_FOR]):

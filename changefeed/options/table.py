@@ -60,7 +60,7 @@ __all__ += ("ROW_IMAGES_MAX_DISK", "SCHEMAS_ENABLE", "SCHEMA_CHANGE_EVENTS")
 __all__ += ("SCHEMA_CHANGE_POLICY", "SEQUENCE_COLUMN", "TOPIC_IN_VALUE", "TRANSACTION_METADATA")
 __all__ += ("TRANSACTION_TOPIC", "UNORDERED", "UNSENT_VALUES", "UPDATED", "VERIFY")
 __all__ += ("VERIFY_MAX_RATE", "VERIFY_REPAIR", "WEBHOOK_AUTH_HEADER", "WEBHOOK_CLIENT_TIMEOUT")
-__all__ += ("WEBHOOK_SIGNING_SECRET", "WEBHOOK_SINK_CONFIG", "redact_option")
+__all__ += ("WEBHOOK_SIGNING_SECRET", "WEBHOOK_SINK_CONFIG", "is_hidden", "redact_option")
 
 _MESSAGE = OptionGroup("Message")
 _KEY = OptionGroup("Key and headers")
@@ -668,9 +668,14 @@ VERIFY_MAX_RATE = _PROOF.option(
 REDACTED = uri.REDACTED
 
 
+def is_hidden(name: str) -> bool:
+    """Whether the value of an option is a secret."""
+    row = OPTIONS.get(name)
+    return is_secret(name) if row is None else row.secret
+
+
 def redact_option(name: str, text: str) -> str:
     """An option's value as it may be shown: fit for ``grammar.printer.to_sql(redact_option=)``."""
-    row = OPTIONS.get(name)
-    if is_secret(name) if row is None else row.secret:
+    if is_hidden(name):
         return REDACTED if text else text
     return uri.redact(text) if "://" in text else text

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.references import resolved_uri
 from changefeed.core.settings import Parameter, of_scheme
 from changefeed.core.uri import Host, split_uri
 from changefeed.sources.base import Source
@@ -100,10 +101,11 @@ def parameters(scheme: str) -> tuple[Parameter, ...]:
 
 
 def open_source(name: str, uri: str) -> Source:
-    """The source of connection ``name``. Does not connect yet.
+    """The source of connection ``name``. Does not connect yet, but reads the secrets that the URI
+    refers to.
 
     Raises:
-        ChangefeedError: CF1201 the URI has no scheme or one that no source knows.
+        ChangefeedError: CF1201 the URI has no scheme or one that no source knows, CF1208.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or not scheme:
@@ -115,7 +117,7 @@ def open_source(name: str, uri: str) -> Source:
     factory = _factory(scheme.lower())
     if factory is None:
         raise _unknown(name, scheme)
-    return factory(name, f"{scheme.lower()}://{rest}")
+    return factory(name, resolved_uri(f"{scheme.lower()}://{rest}"))
 
 
 def _factory(scheme: str) -> Callable[[str, str], Source] | None:

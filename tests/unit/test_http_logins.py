@@ -62,6 +62,10 @@ def test_every_statement_has_a_least_role() -> None:
         ("EXPLAIN CREATE CHANGEFEED FOR t INTO 'file:///etc'", Role.ADMIN),
         ("VALIDATE ALTER CHANGEFEED f RESCAN", Role.OPERATOR),
         ("CREATE CHANGEFEED FOR t", Role.ADMIN),
+        ("CHECK EXTERNAL CONNECTION c", Role.OPERATOR),
+        ("CREATE EXTERNAL CONNECTION c AS 'kafka://u:${exec:id}@h'", Role.ADMIN),
+        ("ALTER EXTERNAL CONNECTION c AS 'kafka://u:${file:/etc/shadow}@h'", Role.ADMIN),
+        ("ALTER CHANGEFEED f SET webhook_auth_header = '${env:HOME}'", Role.ADMIN),
         ("PAUSE ALL CHANGEFEEDS", Role.OPERATOR),
     ],
 )

@@ -1,0 +1,213 @@
+"""Secrets by reference: ``${env:NAME}``, ``${file:/path}`` and ``${exec:command arguments}``.
+
+A statement may write a reference wherever a secret stands: in the user info and the secret
+parameters of a URI, in the path of a webhook, and in the options that are secrets. The state keeps
+the reference; what it refers to is read each time a source or a sink is opened. Errors name the
+reference and say why it failed; they contain nothing of what was read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.secret_names import is_secret
+from changefeed.core.uri import (
+    NESTED,
+    REFERENCE,
+    SECRET_PATHS,
+    encode_references,
+    invalid_uri,
+    split_uri,
+)
+
+#: Seconds that a command may take.
+PATIENCE = 30.0
+#: The longest secret, in bytes: a chain of certificates, not a file that never ends.
+LONGEST = 1 << 20
+
+_ENCODED = re.compile(r"%24%7B(?:env|file|exec)%3A.*?%7D", re.IGNORECASE)
+
+
+def has_references(text: str) -> bool:
+    """Whether a URI or the value of an option refers to a secret."""
+    return bool(REFERENCE.search(text) or _ENCODED.search(text))
+
+
+def resolved_text(text: str) -> str:
+    """``text`` with what its references refer to. The result is a secret.
+
+    Raises:
+        ChangefeedError: CF1208.
+    """
+    return REFERENCE.sub(lambda found: _READERS[found[1]](found[2]), text)
+
+
+def resolved_uri(uri: str) -> str:
+    """A URI with what its references refer to, percent-encoded. The result holds secrets.
+
+    Raises:
+        ChangefeedError: CF1208 a secret cannot be read, CF1201 a reference stands where the URI
+            has no secret and what it refers to would be shown.
+    """
+    if not has_references(uri):
+        return uri
+    encoded = encode_references(uri)
+    scheme, _, body = encoded.partition(":")
+    if nested := NESTED.match(body):
+        return f"{scheme}:///{resolved_uri(nested[1])}"
+    _require_places(encoded)
+    address, mark, query = encoded.partition("?")
+    parameters = "&".join(map(_parameter, query.split("&")))
+    return _substituted(address) + mark + parameters
+
+
+def refused_login(error: ChangefeedError, *places: str) -> ChangefeedError:
+    """``error``, or CF1208 in its place if it is a refused login and one of these URIs and options
+    has a reference: the next attempt reads the secret again, which may have been replaced."""
+    refused = error.code in (Code.SOURCE_REFUSED_LOGIN, Code.SINK_REFUSED_LOGIN)
+    if not refused or not any(map(has_references, places)):
+        return error
+    return ChangefeedError(
+        Code.SECRET_UNREADABLE,
+        error.message,
+        detail=error.detail,
+        hint="put the present secret where the reference leads; it is read at the next attempt.",
+    )
+
+
+def resolved_options(
+    options: Mapping[str, Any], hidden: Callable[[str], bool]
+) -> Mapping[str, Any]:
+    """The options of a feed, where those that are secrets, as ``hidden`` says of their names, have
+    what they refer to, and so have URLs.
+
+    Raises:
+        ChangefeedError: CF1208.
+    """
+    changed: dict[str, Any] = {}
+    for name, value in options.items():
+        found = value
+        if hidden(name):
+            found = _value(value)
+        elif isinstance(value, str) and "://" in value:
+            found = resolved_uri(value)
+        if found != value:
+            changed[name] = found
+    return {**options, **changed} if changed else options
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str):
+        return resolved_text(value)
+    return tuple(map(_value, value)) if isinstance(value, tuple) else value
+
+
+def _substituted(encoded: str) -> str:
+    return _ENCODED.sub(lambda found: quote(resolved_text(unquote(found[0])), safe=""), encoded)
+
+
+def _parameter(part: str) -> str:
+    name, equal, value = part.partition("=")
+    plain = unquote(value)
+    if not is_secret(unquote(name)) and "://" in plain:
+        return f"{name}{equal}{quote(resolved_uri(plain), safe='')}"
+    return _substituted(part)
+
+
+def _require_places(uri: str) -> None:
+    parts = split_uri(uri)
+    shown = [str(host) for host in parts.hosts]
+    if not uri.lower().startswith(SECRET_PATHS):
+        shown.append(parts.path)
+    for name, value in parts.parameters:
+        shown.append(name)
+        if not is_secret(name) and "://" not in value:
+            shown.append(value)
+    if any(map(REFERENCE.search, shown)):
+        raise invalid_uri(
+            "a reference to a secret stands where the URI has no secret",
+            "references may be in the user and password before the host and in parameters that "
+            "are hidden (docs/secrets.md).",
+        )
+
+
+def _failed(reference: str, why: str, hint: str = "") -> ChangefeedError:
+    return ChangefeedError(
+        Code.SECRET_UNREADABLE, f"the secret {reference} cannot be read: {why}", hint=hint
+    )
+
+
+def _checked(reference: str, content: bytes) -> str:
+    if len(content) > LONGEST:
+        raise _failed(reference, f"it is longer than {LONGEST} bytes")
+    try:
+        text = content.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise _failed(reference, "it is not UTF-8 text") from None
+    if not text:
+        raise _failed(reference, "it is empty")
+    return text
+
+
+def _of_environment(name: str) -> str:
+    reference = f"${{env:{name}}}"
+    if name not in os.environ:
+        raise _failed(
+            reference,
+            "the environment of this process has no such variable",
+            "set it for the node, and for the process that states the feed.",
+        )
+    return _checked(reference, os.environb[os.fsencode(name)])
+
+
+def _of_file(name: str) -> str:
+    reference = f"${{file:{name}}}"
+    if not os.path.isabs(name):
+        raise _failed(reference, "the path is not absolute")
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(LONGEST + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "the path is not one"
+        raise _failed(reference, why) from None
+    return _checked(reference, content)
+
+
+def _of_command(command: str) -> str:
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        raise _failed("${exec:..}", "a quote of the command is not closed") from None
+    if not words:
+        raise _failed("${exec:..}", "there is no command")
+    # Arguments may be secrets.
+    reference = f"${{exec:{words[0]} ..}}"
+    try:
+        # What it writes to standard error may hold secrets, too.
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _failed(reference, f"the command took longer than {PATIENCE:g} seconds") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "an argument is not one"
+        raise _failed(reference, why) from None
+    if done.returncode:
+        raise _failed(reference, f"the command ended with status {done.returncode}")
+    return _checked(reference, done.stdout)
+
+
+_READERS = {"env": _of_environment, "file": _of_file, "exec": _of_command}
