@@ -24,6 +24,7 @@ from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
+from changefeed.core.references import has_references
 from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
 from changefeed.core.telemetry import log
@@ -282,7 +283,10 @@ class Interpreter:
         )
 
     def open_source(self, name: str, uri: str) -> Source:
-        """The source of a connection, opened once per URI."""
+        """The source of a connection, opened once per URI, or each time if it refers to secrets:
+        they may have been replaced."""
+        if has_references(uri):
+            return self._open_source(name, uri)
         known = self._sources.get((name, uri))
         if known is None:
             known = self._sources[name, uri] = self._open_source(name, uri)

@@ -8,10 +8,13 @@ reference and say why it failed; they contain nothing of what was read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,13 +44,21 @@ def has_references(text: str) -> bool:
     return bool(REFERENCE.search(text) or _ENCODED.search(text))
 
 
-def resolved_text(text: str) -> str:
+def resolved_text(text: str, patience: float = PATIENCE) -> str:
     """``text`` with what its references refer to. The result is a secret.
+
+    ``patience``: seconds that a command may take.
 
     Raises:
         ChangefeedError: CF1208.
     """
-    return REFERENCE.sub(lambda found: _READERS[found[1]](found[2]), text)
+
+    def read(found: re.Match[str]) -> str:
+        if found[1] == "exec":
+            return _of_command(found[2], patience)
+        return (_of_file if found[1] == "file" else _of_environment)(found[2])
+
+    return REFERENCE.sub(read, text)
 
 
 def resolved_uri(uri: str) -> str:
@@ -181,7 +192,7 @@ def _of_file(name: str) -> str:
     return _checked(reference, content)
 
 
-def _of_command(command: str) -> str:
+def _of_command(command: str, patience: float) -> str:
     try:
         words = shlex.split(command)
     except ValueError:
@@ -192,22 +203,52 @@ def _of_command(command: str) -> str:
     reference = f"${{exec:{words[0]} ..}}"
     try:
         # What it writes to standard error may hold secrets, too.
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise _failed(reference, f"the command took longer than {PATIENCE:g} seconds") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "an argument is not one"
         raise _failed(reference, why) from None
-    if done.returncode:
-        raise _failed(reference, f"the command ended with status {done.returncode}")
-    return _checked(reference, done.stdout)
+    content, status = _answer(process, patience)
+    if status is None:
+        raise _failed(reference, f"the command took longer than {patience:g} seconds")
+    if status and len(content) <= LONGEST:
+        raise _failed(reference, f"the command ended with status {status}")
+    return _checked(reference, content)
 
 
-_READERS = {"env": _of_environment, "file": _of_file, "exec": _of_command}
+def _answer(process: subprocess.Popen[bytes], patience: float) -> tuple[bytes, int | None]:
+    """What a command wrote and its status, None if it took too long. Whatever is left of it then,
+    also what it started, is killed: that may hold its output open."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _kill(process)
+
+    timer = threading.Timer(patience, end)
+    timer.daemon = True
+    with process:
+        timer.start()
+        try:
+            assert process.stdout is not None
+            content = process.stdout.read(LONGEST + 1)
+            if len(content) > LONGEST:
+                _kill(process)
+            # Not reaped yet: until then its number is the number of no other group.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        finally:
+            timer.cancel()
+            timer.join()
+            _kill(process)
+    return content, None if late.is_set() else process.returncode
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Nothing of its group may be left, or it runs as another user.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
 from changefeed.encoding.plan import MessagePlan, Origin
-from changefeed.encoding.registered import feed_schemas
+from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.transactions import boundary_table
 from changefeed.encoding.typed_rows import RowPlan
@@ -86,20 +87,11 @@ class Feed:
         self.abilities: Capabilities | None = capabilities(scheme_of(uri)) if uri else None
         self.options = Options.from_dict(job.options, abilities=self.abilities)
         self.tables: dict[TableName, TableProgress] = {t.table: t for t in catalog.tables(job.id)}
-        #: The feed's schemas in its schema registry; None without a registry.
-        self.schemas = feed_schemas(self.options, uri)
         #: Tables whose progress is no longer saved, because of a RESCAN or a DROP meanwhile.
         self.superseded: frozenset[TableName] = frozenset()
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
-        self._origin = self._named_origin()
-        #: The topic of BEGIN and END messages; None if they are not sent.
-        self.boundaries: Target | None = None
-        if self.options[TRANSACTION_METADATA]:
-            name = self.options[TRANSACTION_TOPIC]
-            topic = topic_namer(uri, self.options)(name) if uri else name
-            self.boundaries = Target(boundary_table(job.source), topic)
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None for a feed of whole tables.
@@ -126,7 +118,27 @@ class Feed:
             uris.append(self._catalog.resolve_uri(self.job.sink_uri))
         return [*uris, *self.job.options.values()]
 
-    def _named_origin(self) -> Origin:
+    # Not in the constructor, which the node calls: these read secrets that are given by reference,
+    # and a command may take its time.
+
+    @cached_property
+    def schemas(self) -> FeedSchemas | None:
+        """The feed's schemas in its schema registry; None without a registry."""
+        return feed_schemas(
+            self.options,
+            self._catalog.resolve_uri(self.job.sink_uri) if self.job.sink_uri else None,
+        )
+
+    @cached_property
+    def boundaries(self) -> Target | None:
+        """The topic of BEGIN and END messages; None if they are not sent."""
+        if not self.options[TRANSACTION_METADATA]:
+            return None
+        name, namer = self.options[TRANSACTION_TOPIC], self._namer()
+        return Target(boundary_table(self.job.source), namer(name) if namer else name)
+
+    @cached_property
+    def _origin(self) -> Origin:
         if not names_origin(self.options):
             return NOWHERE
         uri = self._catalog.connection(self.job.source).uri

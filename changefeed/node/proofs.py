@@ -21,6 +21,7 @@ from changefeed.catalog.model import TableProof
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.references import has_references
 from changefeed.core.schema import KeyRange, TableName
 from changefeed.core.telemetry import log
 from changefeed.feeds.runner import FeedRunner, FeedServices
@@ -271,7 +272,7 @@ class ProofThread(threading.Thread):
     def _source(self, job: Job) -> Source:
         uri = self._catalog.connection(job.source).uri
         known = self._sources.get(uri)
-        if known is None:
+        if known is None or has_references(uri):
             self._sources = {uri: (known := open_source(job.source, uri))}
         return known
 

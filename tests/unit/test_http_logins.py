@@ -171,6 +171,32 @@ def test_a_viewer_reads_and_an_operator_steers(closed: Bench) -> None:
     assert closed.run("DROP CHANGEFEED f")[0] == 200
 
 
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_only_an_admin_has_the_node_read_files_and_run_commands(
+    closed: Bench, role: str, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    uri = f"kafka://u:${{exec:touch {made}}}@k:9092"
+    statements = (
+        f"CREATE EXTERNAL CONNECTION x AS '{uri}'",
+        f"ALTER EXTERNAL CONNECTION shop AS '{uri}'",
+        f"CREATE CHANGEFEED FOR orders INTO '{uri}'",
+        f"VALIDATE CREATE CHANGEFEED FOR orders INTO '{uri}'",
+        f"EXPLAIN CREATE CHANGEFEED FOR orders INTO '{uri}'",
+        f"ALTER CHANGEFEED f INTO '{uri}'",
+        f"VALIDATE ALTER CHANGEFEED f INTO '{uri}'",
+        f"ALTER CHANGEFEED f SET webhook_auth_header = '${{exec:touch {made}}}'",
+    )
+    closed.token = token(closed, "eve", f" WITH role = '{role}'")
+    for statement in statements:
+        status, body = closed.run(statement)
+        assert (status, body["code"]) == (403, "CF1403"), statement
+    assert not made.exists()
+    closed.world.run("ALTER USER eve WITH role = 'admin'")
+    closed.run(statements[3])
+    assert made.exists()
+
+
 def test_the_audit_says_who_did_what_from_where(closed: Bench) -> None:
     closed.token = token(closed, "oscar", " WITH role = 'operator'")
     closed.run("PAUSE CHANGEFEED f")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import psutil
 import pytest
 
 from changefeed.core.errors import Action, ChangefeedError, Code
@@ -17,11 +18,14 @@ from changefeed.core.references import (
     resolved_text,
     resolved_uri,
 )
+from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import redact, sink_location, split_uri
 from changefeed.options import is_hidden
+from changefeed.sources import registry as source_registry
 from changefeed.sources.registry import open_source
 from sinks import registry
 from sinks.files.sink import FilesSink
+from tests.helpers.waiting import until
 
 #: What a URI could trip over.
 SECRET = "p@s/s:w?r&d#%41 ${env:OTHER}"
@@ -148,6 +152,40 @@ def test_an_error_says_which_and_why_and_no_content(reference: str, why: str) ->
     assert "Zq9" not in f"{error.message}{error.detail}{error.hint}{error!r}"
     kind = reference[:6]
     assert kind in error.message
+
+
+def test_a_command_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    # The second one holds the output open after the first was killed.
+    command = f"sh -c 'sleep 600 & echo $! >{started}; echo Zq9; sleep 600'"
+    with pytest.raises(ChangefeedError, match=r"took longer than 0\.5 seconds") as caught:
+        resolved_text(f"${{exec:{command}}}", patience=0.5)
+    assert "Zq9" not in f"{caught.value.message}{caught.value.detail}"
+    number = int(started.read_text())
+    until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie")
+
+
+def _secret_places() -> Iterator[tuple[str, str]]:
+    """Each hidden parameter of each sink and each source, in a URI with {} in its place."""
+    for kind in (registry, source_registry):
+        for scheme in kind.schemes():
+            for parameter in kind.parameters(scheme):
+                if is_secret(parameter.name):
+                    yield f"{scheme}/{parameter.name}", f"{scheme}://h/x?{parameter.name}={{}}"
+            yield f"{scheme}/password", f"{scheme}://u:{{}}@h/x"
+
+
+@pytest.mark.parametrize("uri", [pytest.param(uri, id=name) for name, uri in _secret_places()])
+def test_each_secret_of_each_sink_and_source(uri: str, places: Mapping[str, str]) -> None:
+    """It takes a reference, and nothing that is shown has the secret or the reference."""
+    for reference in places.values():
+        stated = uri.format(reference)
+        found = resolved_uri(stated)
+        values = [split_uri(found).password, *(value for _, value in split_uri(found).parameters)]
+        assert SECRET in values
+        for shown in (redact(stated), redact(found), sink_location(stated), sink_location(found)):
+            assert "redacted" in shown
+            assert not any(word in unquote(shown) for word in (SECRET, "${", "CF_TEST", "secret}"))
 
 
 def test_a_check_tells_of_a_missing_reference() -> None:
