@@ -11,7 +11,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import running
 from tests.helpers.waiting import until
-from tests.services.postgres import Database
+from tests.services.postgres import Database, PostgresCluster
 from tests.services.webhook import WebhookServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
@@ -66,3 +66,33 @@ def test_secrets_are_replaced_while_a_feed_runs(
     for secret in ("Zq9", "s3cret"):
         assert secret not in shown and secret.encode() not in stored
     assert b"${env:CF_TEST_LOGIN}" in stored
+
+
+@pytest.mark.extended
+def test_a_source_gets_a_new_password(
+    tmp_path: Path, own_postgres: PostgresCluster, spark_engine: NodeSpark
+) -> None:
+    """The node's own connections, made again for a rescan; the stream goes on meanwhile."""
+    own_postgres.set_hba("host all rot 127.0.0.1/32 scram-sha-256")
+    secret = tmp_path / "secret"
+    secret.write_text("Zq9old")
+    with own_postgres.database() as database, running(tmp_path / "state", spark_engine) as feeds:
+        database.execute("create role rot superuser login password 'Zq9old'")
+        database.execute("create table t (a int primary key); insert into t values (1)")
+        place = database.uri.rpartition("@")[2]
+        feeds.connect(shop=f"postgresql://rot:${{file:{secret}}}@{place}")
+        out = tmp_path / "out"
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{out}' WITH retry_for = '1h'")
+        feeds.sync("f")
+        database.execute("alter role rot password 'Zq9new'")
+        with pytest.raises(ChangefeedError, match="password authentication failed"):
+            feeds.execute("ALTER CHANGEFEED f RESCAN")
+        secret.write_text("Zq9new")
+        database.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where usename = 'rot' and backend_type = 'client backend'"
+        )
+        feeds.execute("ALTER CHANGEFEED f RESCAN")
+        feeds.sync("f")
+        found = [line for file in out.rglob("*.ndjson") for line in file.read_text().splitlines()]
+    assert len([line for line in found if '"a": 1' in line]) == 2, "both scans are there"
