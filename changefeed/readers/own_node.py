@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from changefeed.catalog import Catalog
 from changefeed.core.child_path import own_path
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
+from changefeed.core.events import Position
 from changefeed.core.node_lock import NodeLock
 from changefeed.core.state import StateLayout
 from changefeed.embedded.child import spawn
@@ -141,7 +142,11 @@ class OwnNode:
             ChangefeedError: CF6005 the node has ended; what keeps the feed from its scan.
         """
         self.check()
-        trouble = reader.trouble()
+        self.bear(reader.trouble())
+
+    def bear(self, trouble: ChangefeedError | None) -> None:
+        """Raise an error of the source that will not pass, or lasts. The caller says again and
+        again what is wrong now, and None where nothing is."""
         if trouble is None:
             self._troubled_at = None
             return
@@ -189,26 +194,38 @@ def until_begun(reader: Reader, node: OwnNode, clock: Clock = SYSTEM_CLOCK) -> T
     return begun
 
 
-def until_logged(catalog: Catalog, source: str, node: OwnNode, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Wait until the change log has everything that is committed at the source now.
+def until_logged(
+    catalog: Catalog,
+    source: str,
+    node: OwnNode,
+    clock: Clock = SYSTEM_CLOCK,
+    wanted: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Wait until the change log has everything that is committed at the source now; whether it has.
+
+    Args:
+        wanted: asked again and again; false ends the wait.
 
     Raises:
-        ChangefeedError: the source cannot be asked; CF6005 the node has ended; the source's error
-            if it lasts.
+        ChangefeedError: CF6005 the node has ended; the source's error if it lasts.
     """
-    uri = catalog.connection(source).uri
-    position = Interpreter(catalog).open_source(source, uri).current_position()
+    position: Position | None = None
     look_up = log_lookup_of(catalog)
-    patient_until: float | None = None
-    while look_up(source, position) is None:
+    while wanted():
         node.check()
+        trouble: ChangefeedError | None = None
+        if position is None:
+            uri = catalog.connection(source).uri
+            try:
+                position = Interpreter(catalog).open_source(source, uri).current_position()
+            except ChangefeedError as error:
+                trouble = error
+        if position is not None and look_up(source, position) is not None:
+            return True
         state = catalog.source_state(source)
-        if not state.error:
-            patient_until = None
-        else:
-            now = clock.monotonic()
-            patient_until = now + RETRY_SECONDS if patient_until is None else patient_until
+        if trouble is None and state.error:
             code = Code.stored(state.error_code) or Code.INTERNAL_ERROR
-            if code.action is not Action.RETRY or now >= patient_until:
-                raise ChangefeedError(code, state.error, hint=code.hint)
+            trouble = ChangefeedError(code, state.error, hint=code.hint)
+        node.bear(trouble)
         clock.sleep(POLL_SECONDS)
+    return False

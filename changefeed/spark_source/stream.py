@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.readers.own_node import OwnNode
+from changefeed.readers.own_node import OwnNode, until_logged
 from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import Reader
 from changefeed.readers.table_log import Range
@@ -75,6 +75,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._ran: Timestamp | None = None
         self._idle_at = self._checked_at = 0.0
         self._paused = False
+        #: The log has what was committed at the source when the query began.
+        self._caught_up = False
         self._copies: RangeCopies | None = None
         #: By the begin and end of a batch.
         self._staged: dict[
@@ -121,6 +123,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         if not self._allowed(reader):
             return _offset(planned)
         begun = self._begun(reader) if planned is None else planned
+        if begun is not None:
+            self._catch_up(reader)
         frontier = reader.log().frontier()
         if begun is None or frontier is None:
             return dict(BEGIN)
@@ -131,6 +135,22 @@ class ChangeStreamReader(DataSourceStreamReader):
             self._planned = upto
         return _offset(self._planned)
 
+    def _catch_up(self, reader: Reader) -> None:
+        """Once, wait until a node that began with the query has read what was committed before: a
+        query that ends when it has read everything would end without it."""
+        if self._node is not None and not self._caught_up:
+            self._caught_up = until_logged(
+                reader.catalog,
+                reader.job().source,
+                self._node,
+                self._clock,
+                wanted=lambda: not self._ended and self._allowed(reader),
+            )
+
+    @property
+    def _ended(self) -> bool:
+        return self._stopped.is_set() or os.getppid() != self._parent
+
     def _begun(self, reader: Reader) -> Timestamp | None:
         """Where the reader begins. Waits for the initial scan, because a query that ends when it
         has read everything would end before it has begun. A query that is stopped ends this
@@ -139,8 +159,8 @@ class ChangeStreamReader(DataSourceStreamReader):
         while (begun := reader.begun()) is None or reader.log().frontier() is None:
             if self._node is not None:
                 self._node.check_begin(reader)
-            ended = os.getppid() != self._parent or self._clock.monotonic() >= deadline
-            if ended or not self._allowed(reader):
+            late = self._clock.monotonic() >= deadline
+            if self._ended or late or not self._allowed(reader):
                 break
             self._clock.wait(self._stopped, POLL_SECONDS)
         return begun

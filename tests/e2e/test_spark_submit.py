@@ -41,12 +41,23 @@ spark.stop()
 """
 
 
-def test_a_program_that_ends_has_the_rows_of_the_scan(tmp_path: Path, postgres: Database) -> None:
+def test_each_run_of_a_program_that_ends_has_what_was_committed_before(
+    tmp_path: Path, postgres: Database
+) -> None:
+    """Its node ends with it: at the next run nothing has been read since."""
     postgres.execute(
         "create table orders (id int primary key, status text);"
         "insert into orders values (1, 'new'), (2, 'paid')"
     )
-    program = tmp_path / "program.py"
+    scanned = ["row insert 1 new", "row insert 2 paid"]
+    assert rows_of_a_run(tmp_path, postgres) == scanned
+    postgres.execute("insert into orders values (3, 'late'); delete from orders where id = 1")
+    assert rows_of_a_run(tmp_path, postgres) == [*scanned, "row delete 1 None", "row insert 3 late"]
+
+
+def rows_of_a_run(folder: Path, postgres: Database) -> list[str]:
+    """What the folder has after a run of the program."""
+    program = folder / "program.py"
     program.write_text(PROGRAM)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     environment = {
@@ -54,17 +65,16 @@ def test_a_program_that_ends_has_the_rows_of_the_scan(tmp_path: Path, postgres: 
         "SHOP_URL": postgres.uri,
         "JAVA_HOME": str(find_java().home),
         "PYSPARK_PYTHON": sys.executable,
-        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_DATA_HOME": str(folder / "data"),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
 
     done = subprocess.run(
-        [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false", program, tmp_path],
+        [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false", program, folder],
         env=environment,
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith("row ")]
-    assert rows == ["row insert 1 new", "row insert 2 paid"]
+    return [line for line in done.stdout.splitlines() if line.startswith("row ")]

@@ -13,7 +13,7 @@ from changefeed.catalog import Catalog, DesiredStatus, JobSpec, Status
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.node_lock import NodeLock
-from changefeed.readers.own_node import RETRY_SECONDS, OwnNode
+from changefeed.readers.own_node import RETRY_SECONDS, OwnNode, until_logged
 from changefeed.readers.own_state import ReaderSource, own_directory
 from changefeed.readers.reader import Reader
 
@@ -122,6 +122,26 @@ def test_a_reader_that_has_not_begun_gives_up_with_the_cause(tmp_path: Path) -> 
     with pytest.raises(ChangefeedError, match="away") as error:
         node.check_begin(passing)
     assert error.value.code is Code.SOURCE_UNREACHABLE
+
+
+def test_a_source_that_is_away_is_waited_for_a_while(tmp_path: Path) -> None:
+    clock = ManualClock()
+    node = OwnNode("state", tmp_path, clock)
+    asked: list[int] = []
+
+    def wanted() -> bool:
+        asked.append(1)
+        return len(asked) < 3
+
+    with closing(Catalog.open(tmp_path / "state")) as catalog:
+        catalog.create_connection("shop", "postgresql://127.0.0.1:1/shop")
+        assert not until_logged(catalog, "shop", node, clock, wanted)
+        assert len(asked) == 3
+        begun = clock.monotonic()
+        with pytest.raises(ChangefeedError) as error:
+            until_logged(catalog, "shop", node, clock)
+    assert error.value.code is Code.SOURCE_UNREACHABLE
+    assert RETRY_SECONDS - 1 <= clock.monotonic() - begun <= RETRY_SECONDS + 1
 
 
 def test_a_lock_that_was_passed_on_is_held_until_the_other_one_lets_go(tmp_path: Path) -> None:
