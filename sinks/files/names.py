@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, Timestamp
 from sinks.naming import shortened
 
 
@@ -102,8 +103,8 @@ def file_order(files: Iterable[tuple[str, int]]) -> list[str]:
     written.
 
     Names sort by time, and within a time and a writer by what was written first. A writer that
-    died before its progress was saved has files of the times that the next one writes again, with
-    nothing in the names to say which came first: there the time that a file came decides.
+    died before its progress was saved has files of the times that the next one writes again, and
+    the clocks of the two may differ: there the time that a file came decides.
 
     Args:
         files: path, and when the file came to its place (ns).
@@ -120,9 +121,16 @@ def file_order(files: Iterable[tuple[str, int]]) -> list[str]:
     return [path for *_, path in found]
 
 
+def new_session(clock: Clock) -> str:
+    """What is unique to a writer that begins now. It sorts after that of an earlier writer: what a
+    writer that died had not saved is repeated in order, for readers that sort by name."""
+    return f"{clock.now().wall // 1_000_000:012x}{secrets.token_hex(2)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Namer:
-    """Names for one writer. ``session`` is unique to it, so no other reuses its names."""
+    """Names for one writer. ``session`` is unique to it (:func:`new_session`), so no other reuses
+    its names."""
 
     buckets: Buckets
     extension: str

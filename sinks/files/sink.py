@@ -41,7 +41,7 @@ from sinks.base import (
     Target,
 )
 from sinks.files.manifest import Closer
-from sinks.files.names import TRUNCATION, Buckets, Namer
+from sinks.files.names import TRUNCATION, Buckets, Namer, new_session
 from sinks.files.options import DAY, FilesSettings
 from sinks.files.places.base import FilePlace, InspectablePlace, Move, explained
 from sinks.files.places.local import LocalPlace
@@ -79,7 +79,7 @@ class FilesSink(Sink):
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         self.settings: FilesSettings = FilesSettings.read(uri, options)
         self._job = 0
-        self._namer = Namer(self.settings.buckets, self.settings.extension, secrets.token_hex(8))
+        self._namer = Namer(self.settings.buckets, self.settings.extension, new_session(self.clock))
         self._remote = False
         self._reset()
 

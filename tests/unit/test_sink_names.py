@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changefeed.core.clock import Timestamp
-from sinks.files.names import PARTITION_FORMATS, Namer, file_order, parse_name
+from changefeed.core.clock import ManualClock, Timestamp
+from sinks.files.names import (
+    PARTITION_FORMATS,
+    Namer,
+    file_order,
+    new_session,
+    parse_name,
+)
 from sinks.naming import MAX_TOPIC, kafka_topic_name
 
 
@@ -121,3 +127,15 @@ def test_files_are_in_the_order_in_which_they_were_written() -> None:
     ]
     assert file_order(reversed(written)) == [path for path, _ in written]
     assert file_order([("2020-01-01/notes.txt", 1), *written[:1]]) == [written[0][0]]
+
+
+def test_a_later_writer_repeats_a_time_behind_the_one_that_died() -> None:
+    """Readers that sort by name get repeats in order, not versions that go back."""
+    clock = ManualClock(10**18)
+    for _ in range(20):
+        died = Namer(PARTITION_FORMATS["daily"], "ndjson", new_session(clock))
+        clock.advance(0.001)
+        following = Namer(PARTITION_FORMATS["daily"], "ndjson", new_session(clock))
+        written = [data_name(died, Timestamp(5), number=9), data_name(following, Timestamp(5))]
+        assert written == sorted(written)
+        assert all(parse_name(name.rpartition("/")[2]) for name in written)
