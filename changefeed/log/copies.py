@@ -23,6 +23,7 @@ from changefeed.core.elapsed import read_clocks
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_manifest import TailPart
 from changefeed.core.proofs import AlteredBytes
+from changefeed.core.telemetry import log
 from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
 from changefeed.log.objects import ObjectStore
 
@@ -110,6 +111,20 @@ def fetch_copy(root: Path, name: str, clock: Clock = SYSTEM_CLOCK) -> bool:
             if clock.monotonic() - since > _GONE_SECONDS or store.exists(found):
                 raise
             clock.sleep(0.05)
+
+
+def drop_copy(root: Path, name: str) -> bool:
+    """Remove a file of a directory that is damaged, and that :func:`fetch_copy` can fetch again.
+
+    Returns:
+        False: nothing was removed, because it is no copy.
+    """
+    copies = Copies.read(root)
+    if copies is None or name not in copies.objects:
+        return False
+    log.warning("log %s: the copy of %s is damaged, it is fetched again", root, name)
+    (root / name).unlink(missing_ok=True)
+    return True
 
 
 @lru_cache(maxsize=8)

@@ -62,10 +62,18 @@ def file_header(number: int, sync: bytes) -> bytes:
     return start + struct.pack("<II", zlib.crc32(start), 0)
 
 
-def damaged(name: str, why: str, **facts: object) -> ChangefeedError:
+class DamagedFile(ChangefeedError):
+    """CF3001 about a file; :attr:`file` is its name."""
+
+    file = ""
+
+
+def damaged(name: str, why: str, **facts: object) -> DamagedFile:
     """The error for bytes on disk that differ from what was written."""
     detail = ", ".join([f"file {name}", *(f"{k} {v}" for k, v in facts.items())])
-    return ChangefeedError(Code.LOG_DAMAGED, f"change log is damaged: {why}", detail=detail)
+    error = DamagedFile(Code.LOG_DAMAGED, f"change log is damaged: {why}", detail=detail)
+    error.file = name
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
-from changefeed.log.copies import fetch_copy
+from changefeed.log.copies import drop_copy, fetch_copy
 from changefeed.log.cut import RunPart, last_fitting, select
 from changefeed.log.frame import (
     Run,
@@ -26,7 +26,7 @@ from changefeed.log.frame import (
     first_reaching,
     stamp_of,
 )
-from changefeed.log.journal import FIRST_FRAME, damaged
+from changefeed.log.journal import FIRST_FRAME, DamagedFile, damaged
 from changefeed.log.ledger import HEAD_NAME, HEAD_SIZE, Head, Ledger, read_ledger
 from changefeed.log.rows import Stamp
 from changefeed.log.slice import Assembly, LogPiece, Slice, load_parts
@@ -252,9 +252,11 @@ class LogReader:
             self._journals[number] = fresh
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        """Do ``work``, again if a file that it needs had to be fetched, and with a new index if
-        compaction has removed it. No lock is held meanwhile: others read on."""
+        """Do ``work``, again if a file that it needs had to be fetched, or once more because the
+        copy of an object was damaged, and with a new index if compaction has removed it. No lock
+        is held meanwhile: others read on."""
         moved = 0
+        dropped: set[str] = set()
         while True:
             try:
                 return work()
@@ -265,6 +267,11 @@ class LogReader:
                 if moved == _MOVED_ATTEMPTS:
                     raise _gone(error) from None
                 self.refresh()
+            except DamagedFile as error:
+                if error.file in dropped or not drop_copy(self.root, error.file):
+                    raise
+                dropped.add(error.file)
+                self._store.close_files()
 
     # -------------------------------------------------------------------------------- slice
 

@@ -14,6 +14,7 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.log.cut import RunPart
 from changefeed.log.frame import ControlEvent, RowGroup
+from changefeed.log.journal import DamagedFile
 from changefeed.log.settings import LogSettings
 from changefeed.log.store import JournalRows
 
@@ -74,7 +75,7 @@ class LogPiece:
         """
         try:
             return load_parts(self._parts, self._store)
-        except FileNotFoundError:
+        except (FileNotFoundError, DamagedFile):
             return self._finder.find(self)
 
 

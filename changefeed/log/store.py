@@ -72,6 +72,10 @@ class JournalRows:
         """
         return self._files.get(number, lambda: JournalFile(self.root, number), lambda _: 1)
 
+    def close_files(self) -> None:
+        """Open journals again when they are read next: one was replaced."""
+        self._files.clear()
+
     def _inline(self, extent: Extent, schema: pa.Schema) -> pa.RecordBatch:
         def read() -> pa.RecordBatch:
             file = self.journal(extent.file)

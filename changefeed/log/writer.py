@@ -31,11 +31,11 @@ from changefeed.core.events import Flush, Frontier
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import TableName
 from changefeed.log.compaction import JournalMerge, plan
-from changefeed.log.copies import fetch_copy
+from changefeed.log.copies import drop_copy, fetch_copy
 from changefeed.log.draft import FrameBuilder
 from changefeed.log.frame import stamp_of
 from changefeed.log.growth import Growth
-from changefeed.log.journal import FIRST_FRAME, damaged, journal_name
+from changefeed.log.journal import FIRST_FRAME, DamagedFile, damaged, journal_name
 from changefeed.log.ledger import (
     HEAD_NAME,
     LEDGER_NAME,
@@ -585,11 +585,18 @@ class LogWriter:
     def _compact(self, now: int) -> int:
         """Merge runs of neighbours until none is left; return how many journals were merged."""
         merged = 0
+        dropped: set[str] = set()
         while run := plan(self._ledger.sealed, self.settings):
             if self._disk_room() < 2 * sum(s.length for s in run):
                 break  # for a while, a merge needs room for the old files and the merged ones
-            self._merge(run, now)
-            merged += len(run)
+            try:
+                self._merge(run, now)
+            except DamagedFile as error:
+                if error.file in dropped or not drop_copy(self.root, error.file):
+                    raise
+                dropped.add(error.file)
+            else:
+                merged += len(run)
         return merged
 
     def _merge(self, run: tuple[SealedJournal, ...], now: int) -> None:

@@ -1,18 +1,13 @@
 """Copies of ranges in a staging place, for executors that do not see the change log.
 
 The planner of a read makes them, an object for each range of the log and for each file of a scan,
-and removes them (:mod:`.staged_rows` reads them).
-
-URLs of S3 are signed as in "Authenticating Requests: Using Query Parameters (AWS Signature Version
-4)" of Amazon's documentation of S3. The keys stay with the process that signs.
+and removes them (:mod:`.staged_rows` reads them). The keys of S3 stay with the process that signs
+URLs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import hashlib
-import hmac
 import os
 import re
 import tempfile
@@ -20,7 +15,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
@@ -30,59 +24,12 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.proofs import FileProof
 from changefeed.core.row_parts import put_part
+from changefeed.core.s3_urls import S3Signer
 from changefeed.core.schema import TableSchema
-from changefeed.core.stores import S3Keys, connect
+from changefeed.core.stores import connect
 from changefeed.readers.staged_rows import RowLocations
 from changefeed.readers.table_log import Range
 from changefeed.spark.staging_place import staging_place
-
-#: How long a URL is good for: Amazon's limit is seven days.
-SECONDS = 24 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class S3Signer:
-    """Who signs, and for where.
-
-    Attributes:
-        endpoint: of another server than Amazon's, with its scheme; empty for Amazon's.
-    """
-
-    key: str
-    secret: str = field(repr=False)
-    token: str = field(default="", repr=False)
-    region: str = "us-east-1"
-    endpoint: str = ""
-
-    def url(self, bucket: str, name: str, now: dt.datetime, seconds: int = SECONDS) -> str:
-        """The URL to GET an object with."""
-        if self.endpoint:
-            address = urlsplit(self.endpoint)
-            scheme, host, path = address.scheme, address.netloc, f"/{bucket}/{name}"
-        else:
-            scheme, host, path = "https", f"{bucket}.s3.{self.region}.amazonaws.com", f"/{name}"
-        path = quote(path, safe="/-_.~")
-        day, at = now.strftime("%Y%m%d"), now.strftime("%Y%m%dT%H%M%SZ")
-        scope = f"{day}/{self.region}/s3/aws4_request"
-        query = {
-            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
-            "X-Amz-Credential": f"{self.key}/{scope}",
-            "X-Amz-Date": at,
-            "X-Amz-Expires": str(seconds),
-            "X-Amz-SignedHeaders": "host",
-        }
-        if self.token:
-            query["X-Amz-Security-Token"] = self.token
-        listed = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in sorted(query.items()))
-        request = f"GET\n{path}\n{listed}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD"
-        digest = hashlib.sha256(request.encode()).hexdigest()
-        key = f"AWS4{self.secret}".encode()
-        for part in (day, self.region, "s3", "aws4_request"):
-            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-        text = f"AWS4-HMAC-SHA256\n{at}\n{scope}\n{digest}"
-        signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        return f"{scheme}://{host}{path}?{listed}&X-Amz-Signature={signature}"
-
 
 #: What a planner left that did not end well is removed after so long, seconds.
 ORPHAN_SECONDS = 24 * 3600.0
@@ -212,7 +159,7 @@ def _store(url: str, clock: Clock) -> _Store:
     if place.s3 is None:
         return _Store(fs.LocalFileSystem(), place.root, place.root, str)
     root = place.root.removeprefix("s3a://")
-    signer = _signer(place.s3)
+    signer = S3Signer.of(place.s3)
     system = connect("s3", place.s3.arguments)
 
     def location(name: str) -> str:
@@ -222,19 +169,3 @@ def _store(url: str, clock: Clock) -> _Store:
         return signer.url(bucket, key, clock.now().datetime())
 
     return _Store(system, root, place.root, location)
-
-
-def _signer(keys: S3Keys) -> S3Signer | None:
-    def one(given: str, name: str) -> str:
-        return given or os.environ.get(name, "")
-
-    key = one(keys.access_key, "AWS_ACCESS_KEY_ID")
-    if not key:
-        return None
-    return S3Signer(
-        key,
-        one(keys.secret_key, "AWS_SECRET_ACCESS_KEY"),
-        one(keys.session_token, "AWS_SESSION_TOKEN"),
-        one(keys.region, "AWS_REGION") or "us-east-1",
-        "://".join(keys.endpoint or ()),
-    )

@@ -11,7 +11,7 @@ import pytest
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.log.objects import ObjectStore
 from tests.services import stores
-from tests.services.http_faults import FaultyProxy
+from tests.services.http_faults import FaultyProxy, answer, cut
 from tests.services.s3 import S3Server
 
 STORES = pytest.mark.parametrize(
@@ -109,8 +109,25 @@ def test_a_directory_without_room(tmp_path: Path) -> None:
 
 
 def test_an_object_is_one_request(s3: S3Server) -> None:
-    """What a store is paid for: an upload in parts takes three."""
+    """What a store is paid for: an upload in parts takes three, and pyarrow writes a marker of the
+    folder for each object that it deletes."""
     with FaultyProxy(s3.port, matching="/") as proxy:
         bucket = s3.bucket(f"logs-{uuid.uuid4().hex[:8]}")
-        ObjectStore(s3.uri(f"{bucket}/x", port=proxy.port)).put("a", bytes(1_000_000))
-        assert [request.method for request in proxy.seen] == ["PUT"]
+        store = ObjectStore(s3.uri(f"{bucket}/x", port=proxy.port))
+        store.put("a/b", bytes(1_000_000))
+        store.remove(["a/b", "a/none"])
+        assert [request.method for request in proxy.seen] == ["PUT", "DELETE", "DELETE"]
+        assert list(store.names("")) == []
+
+
+def test_a_delete_that_is_refused_is_made_by_the_client(s3: S3Server) -> None:
+    """It repeats a request, and its errors are known."""
+    with FaultyProxy(s3.port, matching="/") as proxy:
+        bucket = s3.bucket(f"logs-{uuid.uuid4().hex[:8]}")
+        store = ObjectStore(s3.uri(f"{bucket}/x", port=proxy.port))
+        store.put("a/b", b"1")
+        for fault in (answer(503), cut):
+            store.put("a/b", b"1")
+            proxy.script.append(fault)
+            store.remove(["a/b"])
+            assert list(store.names("a")) == []

@@ -19,12 +19,13 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import ChangeBatch, SchemaChange, Truncate
 from changefeed.core.proofs import FileProof
+from changefeed.core.s3_urls import S3Signer
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.types import Kind, LogicalType
 from changefeed.encoding.unsent import UNSENT
 from changefeed.log import LogSettings, LogWriter
 from changefeed.readers.changes import ChangeRows, change_schema
-from changefeed.readers.range_copies import RangeCopies, S3Signer
+from changefeed.readers.range_copies import RangeCopies
 from changefeed.readers.reader import moment, table_name, version
 from changefeed.readers.subscription import subscribe
 from changefeed.readers.table_log import OnTruncate, Range, Selection, TableLog, lost_columns
@@ -407,16 +408,16 @@ def test_files_that_may_not_be_read_are_an_error_that_names_the_way(
 
 
 @pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9000"])
-@pytest.mark.parametrize("token", ["", "a/b+c="])
-def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str) -> None:
+@pytest.mark.parametrize(("token", "method"), [("", "GET"), ("a/b+c=", "GET"), ("", "DELETE")])
+def test_a_signed_url_is_the_one_of_amazons_client(endpoint: str, token: str, method: str) -> None:
     from botocore.auth import S3SigV4QueryAuth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
     keys = S3Signer("AKIA", "s3cr3t+/s3cr3t", token, "eu-west-1", endpoint)
-    signed = keys.url("bucket", "of/range 1", at(1).datetime(), seconds=600)
+    signed = keys.url("bucket", "of/range 1", at(1).datetime(), seconds=600, method=method)
     plain = signed.partition("?")[0]
-    theirs = AWSRequest("GET", plain)
+    theirs = AWSRequest(method, plain)
     signer = S3SigV4QueryAuth(
         Credentials("AKIA", "s3cr3t+/s3cr3t", token or None), "s3", "eu-west-1", expires=600
     )

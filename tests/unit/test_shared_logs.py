@@ -19,11 +19,15 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.state import StateLayout
 from changefeed.log import LogReader, LogSettings, LogWriter, copies, segment
 from changefeed.log import writer as writer_module
+from changefeed.log.follower import LogFollower
+from changefeed.log.journal import journal_name
 from changefeed.log.objects import ObjectStore
 from changefeed.log.shared import ORPHAN_AGE
+from changefeed.log.writer import lock_log
 from changefeed.shared_logs import (
     FollowedLogs,
     SharedSource,
+    SourceManifest,
     is_elsewhere,
     readable_log,
     remove_shared_log,
@@ -269,6 +273,84 @@ def test_a_store_that_fails_is_asked_again(taken_over: Shared) -> None:
         path.rmdir()
         away.rename(path)
         assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+
+
+def settle(writer: LogWriter) -> None:
+    """Make sealed journals objects, without a merge: there is no room for one."""
+    settings = writer.settings
+    writer.settings = replace(settings, disk_budget=writer.bytes + 1)
+    writer.maintain(clocks(Timestamp(2_000)))
+    writer.settings = settings
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_copy_is_fetched_again(taken_over: Shared) -> None:
+    """Once: what is damaged in the store, too, is an error that names the file."""
+    root = StateLayout(taken_over.folder / "two").log(SOURCE)
+    assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+    with LogReader(root) as reader:
+        found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
+        listed = taken_over.catalog.log_objects(SOURCE, [path.name for path in root.iterdir()])
+        assert {name.partition("-")[0] for name in listed} == {"segment", "journal"}
+        for name in listed:
+            flip(root / name)
+        assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1, 2, 3, 4, 5]
+    assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+    name = min(path.name for path in root.glob("segment-*"))
+    (damaged,) = (n for n in taken_over.objects if f"/{name}-" in n)
+    flip(taken_over.folder / "store" / damaged)
+    assert taken_over.rows("two") == [1, 2, 3, 4, 5]
+    flip(root / name)
+    with pytest.raises(ChangefeedError) as failed:
+        taken_over.rows("two")
+    assert failed.value.code is Code.LOG_DAMAGED and name in failed.value.detail
+
+
+def test_a_merge_fetches_a_damaged_copy_again(shared: Shared) -> None:
+    settings = LogSettings(merge_fan=2, roll_frames=1, pack_bytes=10**9, segment_rows=1)
+    writer = shared.open("one", settings)
+    writer.append(flush([], Timestamp(1_000), 1_000))
+    for seq in range(1, 4):
+        append(writer, 1_000 + seq, seq)
+    settle(writer)
+    drop_process(writer)
+    with shared.open("one", settings) as again:
+        root = StateLayout(shared.folder / "one").log(SOURCE)
+        flip(min(root.glob("segment-*")))
+        assert again.maintain(clocks(Timestamp(3_000))).merged
+        assert shared.rows("one") == [1, 2, 3]
+
+
+def test_a_follower_completes_the_journal_that_it_followed(shared: Shared) -> None:
+    """It has become an object since the follower's last look; readers have its file open."""
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
+        root = shared.folder / "follower"
+        root.mkdir()
+        rows = SourceManifest(shared.catalog, SOURCE)
+        follower = LogFollower(rows, shared.store, root, lock_log(root))
+        follower.look()
+        live = root / journal_name(1)
+        with open(live, "rb") as opened:
+            before = len(opened.read())
+            append(writer, 1_002, 2)
+            writer.roll()
+            settle(writer)
+            follower.look()
+            with LogReader(root) as reader:
+                found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10**9, 10**12)
+                assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1, 2]
+            (size, name) = shared.catalog.log_manifest(SOURCE).objects[live.name]
+            opened.seek(0)
+            assert opened.read() == shared.store.get(name) and size > before
+        follower.close()
 
 
 def test_copies_of_another_boot_are_not_trusted(
