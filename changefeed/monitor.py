@@ -7,20 +7,29 @@ and nothing that SHOW would redact is there. :mod:`changefeed.http` serves it.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from changefeed import __version__
 from changefeed.api import Interpreter, Session
-from changefeed.catalog import TableState
-from changefeed.options import GC_TTL, VERIFY, Options
-from changefeed.statements.health import TROUBLE
+from changefeed.catalog import Job, Status, TableState
+from changefeed.core.delays import BOUNDS
+from changefeed.options import GC_TTL, SLO, VERIFY, Options
+from changefeed.statements.health import TROUBLE, Health
 from changefeed.statements.times import date
 from changefeed.statements.values import ShownText
 
+_SCANS = (Status.STARTING, Status.SCANNING, Status.RUNNING)
 _LABELS = ("job_id", "feed", "source")
 
 
@@ -32,8 +41,15 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything now."""
-        yield from self._of_feeds()
+        feeds = self._interpreter.health()
+        jobs = [job for job, _ in feeds]
+        yield from self._of_feeds(feeds)
+        yield from self._of_delays(jobs)
+        yield from self._of_scans(jobs)
         yield from self._of_proofs()
+        build = GaugeMetricFamily("changefeed_build_info", "1; the version", labels=["version"])
+        build.add_metric([__version__], 1.0)
+        yield build
         up = GaugeMetricFamily(
             "changefeed_source_up", "1 when the source answers", labels=["source"]
         )
@@ -41,7 +57,7 @@ class StateCollector(Collector):
             up.add_metric([state.name], float(not state.error))
         yield up
 
-    def _of_feeds(self) -> Iterator[Metric]:
+    def _of_feeds(self, feeds: Sequence[tuple[Job, Health]]) -> Iterator[Metric]:
         def gauge(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"changefeed_{name}", text, labels=_LABELS)
 
@@ -49,16 +65,21 @@ class StateCollector(Collector):
             "changefeed_status", "1 for the current status of the feed", labels=(*_LABELS, "status")
         )
         behind = gauge(
-            "lag_seconds", "seconds since the instant up to which every change is delivered"
+            "lag_seconds",
+            "seconds since the instant up to which every change is delivered, without the time for "
+            "which changes gather on purpose",
         )
-        used = gauge("retention_used_ratio", "lag divided by gc_ttl; at 1 the feed fails")
+        used = gauge("retention_used_ratio", "max_behind divided by gc_ttl; at 1 the feed fails")
+        age = gauge(
+            "max_behind_seconds", "the same with the time of changes that gather on purpose"
+        )
         rate = gauge("rows_per_second", "rows delivered, over the last seconds")
         failed = gauge("failed_tables", "tables of the feed that have failed")
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
         in_trouble = gauge("troubled", "1 when the feed needs attention, whatever the reason")
         troubled = self._interpreter.catalog.troubled_tables()
-        for job, shown in self._interpreter.health():
+        for job, shown in feeds:
             labels = [str(job.id), job.name, job.source]
             status.add_metric([*labels, shown.status], 1.0)
             in_trouble.add_metric(labels, float(shown.troubled))
@@ -68,10 +89,63 @@ class StateCollector(Collector):
                 rate.add_metric(labels, job.rows_per_second)
             tables = troubled.get(job.id, ())
             failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
-            if shown.lag is not None:
+            if shown.lag is not None and shown.age is not None:
                 behind.add_metric(labels, float(shown.lag))
-                used.add_metric(labels, shown.lag / Options.from_dict(job.options)[GC_TTL])
-        yield from (status, in_trouble, behind, used, rate, failed, rows, size)
+                age.add_metric(labels, float(shown.age))
+                used.add_metric(labels, shown.age / Options.from_dict(job.options)[GC_TTL])
+        yield from (status, in_trouble, behind, age, used, rate, failed, rows, size)
+
+    def _of_delays(self, jobs: Sequence[Job]) -> Iterator[Metric]:
+        """How late rows were, and what remains of option slo."""
+        latency = HistogramMetricFamily(
+            "changefeed_commit_latency_seconds",
+            "from the commit of a row until it was durable in the sink",
+            labels=_LABELS,
+        )
+
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"changefeed_slo_{name}", text, labels=(*_LABELS, *labels))
+
+        objective = gauge("objective_ratio", "the share of rows that option slo asks for")
+        within = gauge("within_seconds", "how late a row may be by option slo")
+        kept = gauge("kept_ratio", "the share of rows that were in time", "window")
+        burnt = gauge("budget_burnt_ratio", "late rows, as a part of those allowed", "window")
+        now = self._interpreter.clock.now().wall
+        for job in jobs:
+            labels, delays = [str(job.id), job.name, job.source], job.delays
+            if delays.counts:
+                ends = [*(str(bound) for bound in BOUNDS), "+Inf"]
+                sums = zip(ends, accumulate(delays.counts), strict=True)
+                latency.add_metric(labels, [(end, float(n)) for end, n in sums], delays.seconds)
+            if SLO.name not in job.options:
+                continue
+            if (slo := Options.from_dict(job.options)[SLO]) is None:
+                raise AssertionError("an option that is set has a value")
+            objective.add_metric(labels, slo.share)
+            within.add_metric(labels, slo.within)
+            shares = delays.judged(slo.within).kept(now)
+            for window, share in zip(("24h", "7d"), shares, strict=True):
+                if share is not None:
+                    kept.add_metric([*labels, window], share)
+                    burnt.add_metric([*labels, window], slo.burnt(share))
+        yield from (latency, objective, within, kept, burnt)
+
+    def _of_scans(self, jobs: Sequence[Job]) -> Iterator[Metric]:
+        """Scans that are owed: their totals are there before they begin."""
+        done = GaugeMetricFamily(
+            "changefeed_scan_rows", "rows that the scans under way have read", labels=_LABELS
+        )
+        total = GaugeMetricFamily(
+            "changefeed_scan_total_rows", "about how many rows these scans read", labels=_LABELS
+        )
+        scans = {job.id: job for job in jobs if job.status in _SCANS}
+        for job_id, tables in self._interpreter.catalog.tables_of_jobs(list(scans)).items():
+            owed = [t for t in tables if t.scan_wanted and t.state is not TableState.FAILED]
+            labels = [str(job_id), scans[job_id].name, scans[job_id].source]
+            if owed:
+                done.add_metric(labels, float(sum(t.scan_rows for t in owed)))
+                total.add_metric(labels, float(sum(max(t.scan_total, t.scan_rows) for t in owed)))
+        yield from (done, total)
 
     def _of_proofs(self) -> Iterator[Metric]:
         """Tables that option verify compares with their targets."""

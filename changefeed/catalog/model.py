@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Any
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.delays import Delays
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.partition import Partition
@@ -348,6 +349,7 @@ class Job:
         generation: rises with each ALTER; a runner plans again when it changes.
         taken: the generation that the last runner goes by, or went by; 0: none yet.
         rows_per_second, bytes_per_second: over the last seconds, as of when it was read.
+        delays: how late its rows were.
     """
 
     id: int
@@ -378,6 +380,7 @@ class Job:
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     taken: int = 0
+    delays: Delays = field(default_factory=Delays)
 
     @property
     def has_patterns(self) -> bool:

@@ -24,6 +24,7 @@ from changefeed.catalog.model import (
 )
 from changefeed.catalog.rows import Lease
 from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.delays import Delays
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 
@@ -170,6 +171,7 @@ class Progress(CatalogPart):
         *,
         lease: Lease,
         high_water: Timestamp | None = None,
+        delays: Delays | None = None,
     ) -> frozenset[TableName]:
         """Write tables (only those that changed need be given) and high-water in one step.
 
@@ -180,7 +182,8 @@ class Progress(CatalogPart):
 
         A table dropped by ALTER meanwhile stays dropped: what is given for it is ignored, as is
         what is given for a table that a RESCAN has asked for meanwhile. Adds the growth of the
-        tables' emitted counters to the job's and to its rates.
+        tables' emitted counters to the job's and to its rates. ``delays`` replaces what the job
+        has; None leaves it.
 
         Returns:
             The tables that were given and not written.
@@ -225,6 +228,8 @@ class Progress(CatalogPart):
                 values["emitted_bytes"] = row.emitted_bytes + size
             if lately or size:
                 values["rate"] = row.rate.add(now, lately, size)
+            if delays is not None:
+                values["delays"] = delays
             if values:
                 transaction.execute(update(_job).where(_job.c.id == job_id).values(**values))
         return frozenset(progress.keys() - moved.keys())

@@ -38,6 +38,7 @@ from changefeed.catalog.model import (
 )
 from changefeed.catalog.rows import RateWindow
 from changefeed.core.clock import Timestamp
+from changefeed.core.delays import Delays
 from changefeed.core.partition import Partition
 from changefeed.core.unread import UnreadParts
 
@@ -102,6 +103,7 @@ _STAMP = _TextForm(str, Timestamp.parse)
 _LIST = _TextForm(_listed, _list_of)
 _REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
 _UNREAD = _TextForm(UnreadParts.to_json, UnreadParts.from_json, nothing="")
+_DELAYS = _TextForm(Delays.to_text, Delays.from_text, nothing="", empty=Delays())
 _PROOF = _TextForm(TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof())
 
 
@@ -257,6 +259,7 @@ job = Table(
     _count("emitted_rows"),
     _count("emitted_bytes"),
     _typed("rate", _TextForm(RateWindow.to_text, RateWindow.from_text)),
+    Column("delays", _DELAYS, nullable=False, server_default=""),
     _count("taken"),
     sqlite_autoincrement=True,
 )

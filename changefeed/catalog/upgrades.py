@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, bindparam, insert, select, text, update
+from sqlalchemy import Column, Connection, Text, bindparam, insert, select, text, update
 
 from changefeed.catalog import tables
 from changefeed.core.errors import ChangefeedError, Code
@@ -41,11 +41,13 @@ class Step:
     compatible: bool = False
 
 
-def _nothing(_operations: Operations) -> None:
-    """Format 19 keeps, beside its number, the oldest format whose programs may use the state."""
+def _delays_of_rows(operations: Operations) -> None:
+    """Format 19 keeps how late the rows of a feed were, and beside the number of the format the
+    oldest one whose programs may use the state."""
+    operations.add_column("job", Column("delays", Text, nullable=False, server_default=""))
 
 
-STEPS: Final[tuple[Step, ...]] = (Step(19, _nothing),)
+STEPS: Final[tuple[Step, ...]] = (Step(19, _delays_of_rows),)
 
 
 def oldest_readers(steps: Sequence[Step] = STEPS) -> int:

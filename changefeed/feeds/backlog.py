@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from changefeed.capture.growing_log import LogAccess
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.faults import Point, fault_point
@@ -28,6 +30,7 @@ from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
 from changefeed.feeds.chunks import Chunk, ControlItem, items, slice_bytes
+from changefeed.feeds.counted import with_rows
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.lanes import DeliveryForm, LaneDelivery
 from changefeed.feeds.schema_policy import check_images
@@ -58,12 +61,14 @@ class LogRange:
     Attributes:
         versions: the schema versions of the rows.
         control_at: the instant of the control event that ends it; None where none does.
+        pieces: rows of each piece of the log, and when the first and the last were committed, ns.
     """
 
     upto: Timestamp
     rows: int = 0
     versions: frozenset[TableSchema] = frozenset()
     control_at: Timestamp | None = None
+    pieces: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ def waiting(
     :data:`JOB_ROWS` rows, about ``most_bytes`` bytes."""
     found = LogRange(max(bounds.values()))
     rows, size, versions = 0, 0, set[TableSchema]()
+    pieces: list[tuple[int, int, int]] = []
     for item in items(log, bounds, upto, slice_bytes):
         if isinstance(item, ControlItem):
             before = item.event.at.previous()
@@ -106,9 +112,10 @@ def waiting(
         if isinstance(item, Chunk):
             rows += item.rows
             size += sum(piece.bytes for piece in item.pieces)
+            pieces += [(piece.rows, piece.first.wall, piece.last.wall) for piece in item.pieces]
             versions.add(item.schema)
         else:
-            found = LogRange(item.upto, rows, frozenset(versions))
+            found = LogRange(item.upto, rows, frozenset(versions), pieces=tuple(pieces))
             if rows >= JOB_ROWS or size >= most_bytes:
                 break
     return found
@@ -135,6 +142,7 @@ class Backlog:
         spark: NodeSpark,
         sink_session: SinkSession,
         note: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         """
         Args:
@@ -148,6 +156,7 @@ class Backlog:
         self._spark = spark
         self._sink_session = sink_session
         self._note = note
+        self._clock = clock
         self._refused_upto = Timestamp.ZERO
         self._noted: set[str] = set()
 
@@ -253,7 +262,7 @@ class Backlog:
         finally:
             barrier.close()
         fault_point(Point.RUNNER_AFTER_COMMIT)
-        return BacklogResult(_settle(feed, bounds, upto, done), moved=True)
+        return BacklogResult(_settle(feed, bounds, found, done, self._clock.now().wall), moved=True)
 
     def _run_lanes(self, work: LaneDelivery, group: str) -> list[TaskResult]:
         def tell(rows: int, size: int) -> None:
@@ -301,11 +310,21 @@ def _delivered(feed: Feed, schema: TableSchema) -> DeliveryForm:
 
 
 def _settle(
-    feed: Feed, bounds: Mapping[TableName, Timestamp], upto: Timestamp, done: list[TaskResult]
+    feed: Feed,
+    bounds: Mapping[TableName, Timestamp],
+    found: LogRange,
+    done: list[TaskResult],
+    now: int,
 ) -> int:
-    """Set the progress of the tables to the end of the range, after all lanes are durable."""
+    """Set the progress of the tables to the end of the range: all lanes are durable since ``now``.
+
+    The log's index has no time of each row: those of a piece count as if they were committed
+    evenly between its first and its last.
+    """
     tables = list(bounds)
+    walls = (np.linspace(first, last, rows, dtype=np.int64) for rows, first, last in found.pieces)
+    feed.delays = with_rows(feed.delays, walls, now)
     for part in done:
         feed.count(tables[part.item], part.rows, part.bytes)
-    feed.advance(tables, upto)
+    feed.advance(tables, found.upto)
     return sum(part.rows for part in done)

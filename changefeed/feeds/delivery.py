@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changefeed.capture.growing_log import LogAccess
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Ddl, SchemaChange, Truncate
 from changefeed.core.schema import TableName, TableSchema
@@ -37,6 +38,7 @@ from changefeed.feeds.chunks import (
     items,
     slice_bytes,
 )
+from changefeed.feeds.counted import with_rows
 from changefeed.feeds.ddl import tell_ddl
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.message_cache import MessageCache
@@ -71,6 +73,8 @@ class Round:
         self.epoch = epoch
         self.receipts: list[Receipt] = []
         self.rows = 0
+        #: Commit times of the rows, for :attr:`changefeed.feeds.feed.Feed.delays`.
+        self.walls: list[np.ndarray] = []
         self.counts: dict[TableName, tuple[int, int]] = {}
         #: BEGIN and END of the transactions up to there are written.
         self.boundaries = Timestamp.ZERO
@@ -95,7 +99,9 @@ class Delivery:
         shared: MessageCache,
         sink_session: SinkSession,
         sizes: Sizes | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._sizes = sizes or Sizes()
         self._log = log
         self._shared = shared
@@ -303,6 +309,8 @@ class Delivery:
                 )
             )
         current.add(table, receipt)
+        # A copy: a column of the chunk would keep all of its rows in memory.
+        current.walls.append(np.array(item.rows["wall"]))
 
     def _commit(self, feed: Feed, current: Round, control: ControlItem | None = None) -> None:
         if feed.boundaries is not None:
@@ -318,6 +326,8 @@ class Delivery:
         self._announced = max(self._announced, current.boundaries)
         for table, (rows, size) in current.counts.items():
             feed.count(table, rows, size)
+        if current.walls:
+            feed.delays = with_rows(feed.delays, current.walls, self._clock.now().wall)
         if current.watermark is not None:
             feed.advance(current.watermark.tables, current.watermark.upto)
         for table, reached in written.items():

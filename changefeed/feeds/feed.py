@@ -35,6 +35,7 @@ from changefeed.options import (
     MIN_CHECKPOINT_FREQUENCY,
     RESOLVED,
     RETRY_FOR,
+    SLO,
     TRANSACTION_METADATA,
     TRANSACTION_TOPIC,
     VERIFY,
@@ -62,6 +63,7 @@ _NOT_OF_FORM = frozenset(
         MAX_MEMORY,
         MIN_CHECKPOINT_FREQUENCY,
         RETRY_FOR,
+        SLO,
         VERIFY,
         VERIFY_MAX_RATE,
         VERIFY_REPAIR,
@@ -92,6 +94,10 @@ class Feed:
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
         self._changed: set[TableName] = set()
+        promised = self.options[SLO]
+        #: How late the rows were; :meth:`save` makes it durable.
+        self.delays = job.delays.judged(promised.within if promised else 0.0)
+        self._delays_saved = job.delays
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
         #: The feed's CDC query; None for a feed of whole tables.
@@ -389,7 +395,7 @@ class Feed:
     @property
     def changed(self) -> bool:
         """Whether something other than the timestamps has changed that :meth:`save` must write."""
-        return bool(self._changed)
+        return bool(self._changed) or self.delays is not self._delays_saved
 
     def advance(self, names: Iterable[TableName], upto: Timestamp) -> None:
         """Everything of these tables up to ``upto`` is durable in the sink."""
@@ -429,6 +435,11 @@ class Feed:
         self.update(
             table, emitted_rows=old.emitted_rows + rows, emitted_bytes=old.emitted_bytes + size
         )
+
+    def gather(self, since: int, until: int) -> None:
+        """Changes gather on purpose between these instants (ns)."""
+        if self.delays.waits != (since, until):
+            self.delays = replace(self.delays, waits=(since, until))
 
     def high_water(self) -> Timestamp | None:
         """Everything at or below is durable for every table that has not failed.
@@ -475,7 +486,9 @@ class Feed:
             {name: self.tables[name] for name in names},
             lease=self.lease,
             high_water=high_water,
+            delays=None if self.delays is self._delays_saved else self.delays,
         )
+        self._delays_saved = self.delays
         self._changed.clear()
         return high_water
 
@@ -493,7 +506,7 @@ class Feed:
         ``soon``: a statement waits for it.
         """
         high_water = self.high_water()
-        if self._changed or high_water is None or self._ahead(high_water):
+        if self.changed or high_water is None or self._ahead(high_water):
             return None
         self._catalog.offered.offer(self.lease, high_water, soon=soon)
         return high_water

@@ -32,6 +32,11 @@ from changefeed.feeds.sink_session import SinkSession
 from changefeed.feeds.windows import WindowDelivery
 from changefeed.options import INITIAL_SCAN, InitialScan
 
+#: A pause between two rounds that is shown, seconds; a shorter one is not worth a write.
+GATHERS = 1.0
+#: No pause is shown as a longer one, seconds.
+_LONGEST = 365 * 86_400
+
 #: Of a change that moved rows, to a feed of messages.
 LEFT_WITHOUT_DELETES = (
     "rows that left the table with this statement get no messages of their deletion: the source "
@@ -152,6 +157,9 @@ class Rounds:
         if rows:
             rest = min(self._sink_session.pace, self._timings.rest_longest)
             self._next_round = max(self._clock.monotonic() + rest, began + self._timings.gather)
+            if rest >= GATHERS:
+                now = self._clock.now().wall
+                feed.gather(now, now + int(min(rest, _LONGEST) * 1e9))
         return rows > 0
 
     def _filled(self, feed: Feed) -> bool:

@@ -116,6 +116,7 @@ class FeedRunner:
         #: Set when the feed's thread has something to do; it ends a pause after an error.
         self._called = threading.Event()
         self._feed = Feed(self.catalog, job, lease, services.queries)
+        self._feed.gather(0, 0)  # the first round of a runner waits for nothing
         self.sink_session = SinkSession(
             self.catalog,
             self._feed,
@@ -126,7 +127,12 @@ class FeedRunner:
             services.timings.unanswered,
         )
         self._delivery = Delivery(
-            job.name, self.source_runtime.log, services.messages, self.sink_session, services.sizes
+            job.name,
+            self.source_runtime.log,
+            services.messages,
+            self.sink_session,
+            services.sizes,
+            services.clock,
         )
         backlog = Backlog(
             self.source_runtime.log,
@@ -134,6 +140,7 @@ class FeedRunner:
             services.spark,
             self.sink_session,
             lambda text: self.catalog.record_event(self.job_id, "engine", text),
+            services.clock,
         )
         self._checkpoint = Checkpoint(
             self.sink_session,

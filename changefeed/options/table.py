@@ -6,6 +6,7 @@ from typing import cast
 
 from changefeed.core import uri
 from changefeed.core.clock import Timestamp
+from changefeed.core.delays import Slo
 from changefeed.core.engines import EngineOption
 from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
@@ -24,6 +25,7 @@ from changefeed.options.types import (
     Flag,
     Json,
     Moment,
+    Promise,
     Text,
     Words,
 )
@@ -57,7 +59,13 @@ __all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITI
 __all__ += ("OPTIMIZE", "PARTITION_ALG", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR")
 __all__ += ("ROW_IMAGES",)
 __all__ += ("ROW_IMAGES_MAX_DISK", "SCHEMAS_ENABLE", "SCHEMA_CHANGE_EVENTS")
-__all__ += ("SCHEMA_CHANGE_POLICY", "SEQUENCE_COLUMN", "TOPIC_IN_VALUE", "TRANSACTION_METADATA")
+__all__ += (
+    "SCHEMA_CHANGE_POLICY",
+    "SEQUENCE_COLUMN",
+    "SLO",
+    "TOPIC_IN_VALUE",
+    "TRANSACTION_METADATA",
+)
 __all__ += ("TRANSACTION_TOPIC", "UNORDERED", "UNSENT_VALUES", "UPDATED", "VERIFY")
 __all__ += ("VERIFY_MAX_RATE", "VERIFY_REPAIR", "WEBHOOK_AUTH_HEADER", "WEBHOOK_CLIENT_TIMEOUT")
 __all__ += ("WEBHOOK_SIGNING_SECRET", "WEBHOOK_SINK_CONFIG", "is_hidden", "redact_option")
@@ -635,6 +643,16 @@ ON_MAX_DISK = _SINK.option(
 
 # ------------------------------------------------------------------------------- proof
 
+SLO = _ERRORS.option(
+    "slo",
+    Promise(),
+    cast("Slo | None", None),
+    summary="The share of the rows that must be durable in the sink within a time after their "
+    "commit. SHOW CHANGEFEED and the metrics say how much of it was kept and how much of the "
+    "budget of late rows is burnt.",
+    example="slo = '99% within 5m'",
+    shown="none",
+)
 VERIFY = _PROOF.option(
     "verify",
     Duration(),

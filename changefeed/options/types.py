@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
@@ -15,6 +16,7 @@ from math import inf
 from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from changefeed.core.clock import Clock, Timestamp
+from changefeed.core.delays import Slo
 from changefeed.core.quantities import parse_duration, parse_nanos, parse_size
 
 T = TypeVar("T")
@@ -246,6 +248,33 @@ class Duration(_VerbatimType):
             raise ValueError(f"option {name} must be a duration greater than 0")
         return seconds
 
+
+@dataclass(frozen=True, slots=True)
+class Promise(_VerbatimType):
+    """A share of the rows and how late they may be: ``99.9% within 5m``."""
+
+    kind: str = "share within duration"
+    values: tuple[str, ...] = ()
+    takes: ValueRule = ValueRule.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> Slo:
+        found = _PROMISE.fullmatch(text.strip())
+        share = float(found[1]) / 100 if found else 0.0
+        if found is None or not 0 < share < 1:
+            raise ValueError(
+                f"option {name} is a share above 0 % and below 100 % and a duration, "
+                f"as '99% within 5m', not '{text}'"
+            )
+        try:
+            within = parse_duration(found[2])
+        except ValueError as error:
+            _problem(name, error)
+        if within <= 0:
+            raise ValueError(f"option {name} must have a duration greater than 0")
+        return Slo(share, within)
+
+
+_PROMISE = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)\s*%\s+within\s+(\S.*)", re.IGNORECASE)
 
 #: A duration without end.
 FOREVER = ("forever", inf)

@@ -106,7 +106,7 @@ def why(look: FeedSnapshot, now: int) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
-        return waits_of(job) or None
+        return waits_of(job) or shown.gathers or None
     reason = readable(shown.reason, now).words
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {with_names(job.hint, job)}"
@@ -138,6 +138,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("lag", "lag"),
         ("complete up to", "high_water_timestamp"),
         ("initial scan", "scan_progress"),
+        ("slo", "slo"),
         ("proved", "proved"),
         ("rows/s", "rows_per_second"),
         ("bytes/s", "bytes_per_second"),

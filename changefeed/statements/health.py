@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
+from changefeed.core.clock import Timestamp
 from changefeed.statements.times import clock_text
 from changefeed.statements.values import Seconds, ShownText
 from grammar.printer import name as name_sql
@@ -28,6 +29,9 @@ STATUSES = (*(str(status) for status in Status if status is not Status.DROPPED),
 TROUBLE = frozenset(
     {str(Status.RETRYING), str(Status.STALLED), str(Status.FAILED), DEGRADED, STOPPED}
 )
+
+#: A wait on purpose that is as long has words, ns; a shorter one would come and go at each look.
+_SHOWN = 30 * 10**9
 
 _MOVING = frozenset({str(Status.SCANNING), str(Status.RUNNING), DEGRADED})
 
@@ -48,13 +52,17 @@ class Health:
     Attributes:
         status: one of :data:`STATUSES`, or ``dropped``.
         reason: why, in one sentence.
-        lag: how far behind its worst table is; None before anything was delivered, and once
-            the feed has succeeded.
+        lag: how far behind its worst table is, without the time for which the feed lets changes
+            gather on purpose; None before anything was delivered, and once the feed has succeeded.
+        age: the same with that time.
+        gathers: until when changes gather on purpose now; empty if they do not.
     """
 
     status: str
     reason: str
     lag: Seconds | None
+    age: Seconds | None = None
+    gathers: str = ""
 
     @property
     def moves(self) -> bool:
@@ -77,25 +85,39 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         now: ns since 1970.
     """
     failed = [table for table in tables if table.state is TableState.FAILED]
-    behind = _lag(job, failed, now)
+    age = _lag(job, failed, now)
+    lag, gathers = (age, "") if failed or not node else _but_on_purpose(job, age, now)
+    status, reason = _status(job, tables, failed, gathers, node=node, now=now)
+    return Health(status, reason, lag, age, gathers)
+
+
+def _status(
+    job: Job,
+    tables: Sequence[TableProgress],
+    failed: Sequence[TableProgress],
+    gathers: str,
+    *,
+    node: bool,
+    now: int,
+) -> tuple[str, str]:
     if job.status.active and not node:
-        return Health(STOPPED, NO_NODE, behind)
+        return STOPPED, NO_NODE
     if job.status in _AT_WORK and failed:
-        return Health(DEGRADED, _failures(failed), behind)
+        return DEGRADED, _failures(failed)
     if job.status is Status.RUNNING and (differ := [t for t in tables if t.differing]):
-        return Health(DEGRADED, _differences(job, differ), behind)
+        return DEGRADED, _differences(job, differ)
     if job.status is Status.STARTING and job.reason.endswith(WAITING):
-        return Health(str(job.status), STARTING, behind)
+        return str(job.status), STARTING
     if job.status is Status.RUNNING and job.high_water is not None:
         # CockroachDB's words.
-        waits = waits_of(job)
+        waits = waits_of(job) or gathers
         also = f"; {waits}" if waits else ""
         shown = ShownText(
             f"running: resolved={job.high_water}{also}",
             f"complete up to {clock_text(job.high_water, now)}{also}",
         )
-        return Health(str(job.status), shown, behind)
-    return Health(str(job.status), job.reason, behind)
+        return str(job.status), shown
+    return str(job.status), job.reason
 
 
 def waits_of(job: Job) -> str:
@@ -121,6 +143,18 @@ def _differences(job: Job, differ: Sequence[TableProgress]) -> str:
 def rows_differ(count: int) -> str:
     """``1 row differs``, ``2 rows differ``."""
     return "1 row differs" if count == 1 else f"{count:,} rows differ"
+
+
+def _but_on_purpose(job: Job, age: Seconds | None, now: int) -> tuple[Seconds | None, str]:
+    """The lag without what the feed waits on purpose, and until when it does so now."""
+    if age is None or job.high_water is None or job.status is not Status.RUNNING:
+        return age, ""
+    waited = job.delays.waited(now, job.high_water.wall)
+    lag = Seconds(round(max(0.0, age - waited / 1e9), 3))
+    began, until = job.delays.waits
+    if not began <= now < until or until - began < _SHOWN:
+        return lag, ""
+    return lag, f"gathers changes until {Timestamp(until).time_of_day()}"
 
 
 def _lag(job: Job, failed: Sequence[TableProgress], now: int) -> Seconds | None:

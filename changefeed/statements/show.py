@@ -24,7 +24,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
 from changefeed.core.uri import REDACTED
-from changefeed.options import VERIFY, Options, to_span
+from changefeed.options import SLO, VERIFY, Options, to_span
 from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
 from changefeed.statements import brief, listing
@@ -91,6 +91,7 @@ def _detail(job: Job, context: Context) -> Result:
         "hint": job.hint and brief.with_names(job.hint, job),
         "wanted": str(job.wanted),
         "scan_progress": scan_text(tables),
+        "slo": slo_text(job, now),
         "proved": _proved(job, tables, now),
         "table_states": _states(tables),
         "emitted_rows": Rate(job.emitted_rows),
@@ -159,6 +160,29 @@ def scan_text(tables: Sequence[TableProgress]) -> str | None:
         return f"{done}, {rows:,} rows"
     share = min(99, 100 * rows // total)
     return f"{share} % ({done}, {rows:,} of about {total:,} rows)"
+
+
+def slo_text(job: Job, now: int) -> str | None:
+    """``99% within 5m: kept 99.9 % in 24h (10 % of the budget burnt), ..``; None without one."""
+    promised = Options.from_dict(job.options)[SLO]
+    if promised is None:
+        return None
+    said = []
+    for words, share in zip(
+        ("24h", "7d"), job.delays.judged(promised.within).kept(now), strict=True
+    ):
+        if share is None:
+            said.append(f"no rows in {words}")
+        else:
+            burnt = 100 * promised.burnt(share)
+            said.append(
+                f"kept {_percent(100 * share)} in {words}, {_percent(burnt)} of budget burnt"
+            )
+    return f"{job.options[SLO.name]}: {'; '.join(said)}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:,.3f}".rstrip("0").rstrip(".") + " %"
 
 
 def _proved(job: Job, tables: Sequence[TableProgress], now: int) -> Names | None:

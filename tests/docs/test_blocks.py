@@ -25,7 +25,6 @@ from typing import Any
 import click
 import pyarrow as pa
 import pytest
-import yaml
 
 import changefeed
 import changefeed.spark_source
@@ -339,13 +338,6 @@ def service_unit(found: list[Block], folder: Path) -> None:
     check_changefeed(shlex.split(unit["Service"]["ExecStart"])[1:])
 
 
-def alerts(found: list[Block], folder: Path) -> None:
-    """``tests/unit/test_docs.py`` looks for the metrics; here: the file can be read."""
-    (block,) = found
-    (group,) = yaml.safe_load(block.text)["groups"]
-    assert all({"alert", "expr"} <= set(rule) for rule in group["rules"])
-
-
 def shell_error(found: list[Block], folder: Path) -> None:
     """The error of the statement that language.md shows."""
     (block,) = found
@@ -416,7 +408,6 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("docs/formats.md", "proto"): protobuf,
     ("docs/http.md", "json"): http_answers,
     ("docs/operating.md", "ini"): service_unit,
-    ("docs/operating.md", "yaml"): alerts,
     ("docs/shell.md", "json"): shell_error,
     ("docs/queries.md", "python"): query_functions,
     ("docs/sink-guide.md", "python"): sink_guide,

@@ -113,6 +113,8 @@ def test_a_backlog_in_lanes_is_the_backlog_of_the_node(
         for engine in ("driver", "spark"):
             feeds.execute(f"RESUME CHANGEFEED {engine}")
             feeds.sync(engine)
+        delays = {engine: feeds.catalog.job(engine).delays for engine in ("driver", "spark")}
+    assert delays["driver"].rows == delays["spark"].rows > 5_000
     assert jobs and all(len({done.item for done in job}) >= 1 for job in jobs)
     expected, found = (
         by_key(kafka, {table: f"{topic}{engine}_{table}" for table in ("t", "named", "plain")})

@@ -80,6 +80,17 @@ def test_a_missing_right_stops_the_feed_and_resume_goes_on(
     assert len(visible_files(tmp_path / "out")) == 1
 
 
+def gathers(feeds: Feeds) -> bool:
+    """Whether feed f says so; the time for which it does is then no part of its lag."""
+    found = {job.name: shown for job, shown in feeds.interpreter.health()}
+    if not (shown := found["f"]).gathers:
+        return False
+    assert shown.status == "running" and shown.lag is not None and shown.age is not None
+    assert shown.lag < shown.age and not found["g"].gathers
+    said = feeds.execute("SHOW CHANGEFEED f").rows
+    return "gathers changes until " in repr(said)
+
+
 def test_changes_gather_until_they_fill_a_file_or_the_interval_is_over(
     postgres: Database, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
@@ -97,6 +108,7 @@ def test_changes_gather_until_they_fill_a_file_or_the_interval_is_over(
             postgres.execute(f"insert into t values ({number}, 'y')")
             feeds.sync("g")
         assert len(visible_files(folder)) == 2
+        waiting.until(lambda: gathers(feeds), "SHOW says that changes gather")
         feeds.sync("f")
         lines = [file_bytes(path).count(b"\n") for path in visible_files(folder)]
         assert lines == [1, 1, 4]
@@ -105,3 +117,6 @@ def test_changes_gather_until_they_fill_a_file_or_the_interval_is_over(
             postgres.execute(f"insert into t values ({number}, repeat('y', 9000))")
             feeds.sync("g")
         waiting.until(lambda: len(visible_files(folder)) > 3, "the changes are a file")
+        counted = [f"each change of {name} counts, the row of its scan does not" for name in "fg"]
+        waiting.until(lambda: feeds.catalog.job("f").delays.rows == 8, counted[0])
+        waiting.until(lambda: feeds.catalog.job("g").delays.rows == 8, counted[1])

@@ -18,8 +18,10 @@ _LOCK = Path(__file__).with_name("go.lock")
 _NOT_SERVED = re.compile(r"dial tcp|i/o timeout|no such host|TLS handshake|: [45]\d\d [A-Z]")
 
 
-def built(name: str, sources: Path, package: str = ".") -> Path:
+def built(name: str, sources: Path, package: str = ".", *, tags: str = "") -> Path:
     """The program ``package`` of the module in ``sources``, built once for each content of it.
+
+    ``tags`` are build tags, with commas between them.
 
     Raises:
         Unavailable: its modules cannot be fetched.
@@ -27,10 +29,10 @@ def built(name: str, sources: Path, package: str = ".") -> Path:
     content = b"".join(path.read_bytes() for path in (*sorted(sources.iterdir()), _LOCK))
     digest = hashlib.sha256(content).hexdigest()[:12]
     target = cache_root() / f"{name}-{digest}"
-    return made_once(target, lambda folder: _build(folder, sources, package)) / "server"
+    return made_once(target, lambda folder: _build(folder, sources, package, tags)) / "server"
 
 
-def _build(folder: Path, sources: Path, package: str) -> None:
+def _build(folder: Path, sources: Path, package: str, tags: str) -> None:
     """With modules and objects in a folder that goes again: they are ten times the program."""
     go = packages(_LOCK, our_python()) / "go"
     work = folder / "work"
@@ -44,7 +46,7 @@ def _build(folder: Path, sources: Path, package: str) -> None:
     }
     # Without optimising: the programs are quick enough, and the build takes half the time.
     command: list[str | Path] = [go / "bin" / "go", "build", "-trimpath", "-ldflags=-s -w"]
-    command += ["-gcflags=all=-N -l -dwarf=false", "-o", folder / "server", package]
+    command += ["-gcflags=all=-N -l -dwarf=false", "-tags", tags, "-o", folder / "server", package]
     run = subprocess.run(
         command, cwd=sources, env=variables, capture_output=True, text=True, timeout=900
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Status, TableProgress
+from changefeed.core.clock import Timestamp
+from changefeed.core.delays import Delays
 from changefeed.core.errors import ChangefeedError
 from changefeed.statements.health import DEGRADED, STARTING, STATUSES, STOPPED, Health, health
 from changefeed.statements.values import Seconds
@@ -101,3 +103,31 @@ def test_what_a_running_feed_waits_for_is_said(world: World) -> None:
     assert str(held.reason).endswith("; no broker answers")
     assert "; " not in str(look(world, status=Status.RUNNING, reason="running").reason)
     assert held.moves and not look(world, status=Status.RETRYING).moves
+
+
+def test_a_wait_on_purpose_is_no_lag(world: World) -> None:
+    since = NOW - 40 * SECOND
+
+    def seen(
+        until: int, tables: list[TableProgress] | None = None, status: Status = Status.RUNNING
+    ) -> Health:
+        # The round ended two seconds after the last commit that it delivered; 100 s have passed.
+        return look(
+            world,
+            tables,
+            status=status,
+            reason="running",
+            delays=Delays(waits=(since, until)),
+            high_water=Timestamp(since - 2 * SECOND),
+        )
+
+    shown = seen(NOW + 3600 * SECOND)
+    assert (shown.status, shown.lag, shown.age) == ("running", Seconds(2), Seconds(102))
+    assert "; gathers changes until " in shown.reason and not shown.troubled
+    over = seen(NOW + 10 * SECOND)
+    assert (over.lag, over.gathers) == (Seconds(52), ""), "its time is over, nothing came: a lag"
+    troubled = seen(NOW + 3600 * SECOND, status=Status.RETRYING)
+    assert (troubled.lag, troubled.gathers) == (Seconds(102), "")
+    assert seen(NOW + 3600 * SECOND, broken(world)).gathers == ""
+    world.node.up = False
+    assert seen(NOW + 3600 * SECOND).lag == Seconds(102)

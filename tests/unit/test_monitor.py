@@ -8,11 +8,14 @@ import urllib.parse
 import urllib.request
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from changefeed.catalog.model import TableProof
 from changefeed.core.clock import Timestamp
+from changefeed.core.delays import Delays
 from changefeed.core.errors import ChangefeedError
+from changefeed.feeds.counted import with_rows
 from changefeed.http.application import Api
 from changefeed.http.server import HttpServer
 from tests.golden.world import NOW, SECRETS
@@ -159,3 +162,50 @@ def test_a_silent_connection_is_closed(bench: Bench) -> None:
         place = (str(address.hostname), address.port or 0)
         with socket.create_connection(place, timeout=60) as idle:
             assert idle.recv(1) == b""
+
+
+def test_how_late_rows_were_and_what_is_left_of_the_promise(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://k:9092' WITH slo = '99% within 5m'")
+    assert "no rows in 24h; no rows in 7d" in world.transcript("SHOW CHANGEFEED f")
+    late = [NOW - 400 * 10**9] * 2 + [NOW - 10**9] * 98
+    delays = with_rows(Delays().judged(300), [np.array(late)], NOW)
+    world.catalog.save_progress(1, {}, lease=world.node._leases[1], delays=delays)
+    world.node.deliver("f", NOW - 90 * 10**9, rows=50)  # leaves them as they are
+    found = bench.figures()
+    assert found["changefeed_commit_latency_seconds_count", "f"] == 100
+    assert found["changefeed_commit_latency_seconds_sum", "f"] == pytest.approx(898)
+    assert found["changefeed_slo_objective_ratio", "f"] == 0.99
+    assert found["changefeed_slo_within_seconds", "f"] == 300
+    assert found["changefeed_slo_kept_ratio", "f"] == 0.98
+    assert found["changefeed_slo_budget_burnt_ratio", "f"] == pytest.approx(2)
+    said = world.transcript("SHOW CHANGEFEED f")
+    assert "kept 98 % in 24h, 200 % of budget burnt; kept 98 % in 7d" in said
+    world.run("ALTER CHANGEFEED f SET slo = '99% within 10m'")
+    assert "no rows in 24h" in world.transcript("SHOW CHANGEFEED f"), "counted by another bound"
+
+
+def test_a_wait_on_purpose_is_no_lag_but_uses_the_retention(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://k:9092'")
+    world.node.deliver("f", NOW - 90 * 10**9, rows=50)
+    waits = Delays(waits=(NOW - 90 * 10**9, NOW + 3600 * 10**9))
+    world.catalog.save_progress(1, {}, lease=world.node._leases[1], delays=waits)
+    found = bench.figures()
+    assert found["changefeed_lag_seconds", "f"] == 0
+    assert found["changefeed_max_behind_seconds", "f"] == 90
+    assert found["changefeed_retention_used_ratio", "f"] == 90 / (25 * 3600)
+    assert "gathers changes until" in bench.get("/")[1]
+
+
+def test_a_scan_has_its_total_before_it_begins(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://k:9092'")
+    tables = world.catalog.tables(1)
+    owed = {t.table: replace(t, scan_rows=3, scan_total=50) for t in tables}
+    world.catalog.save_progress(1, owed, lease=world.node._leases[1])
+    found = bench.figures()
+    assert found["changefeed_scan_total_rows", "f"] == 100
+    assert found["changefeed_scan_rows", "f"] == 6
+    world.node.deliver("f", NOW, rows=50)
+    assert ("changefeed_scan_total_rows", "f") not in bench.figures()

@@ -40,8 +40,11 @@ class World:
         self.commits = 0
         table = TableProgress(T, "t", state=TableState.RUNNING, scan_wanted=False, done_upto=BEGIN)
         tables = {T: table}
+        #: Seconds of each pause that was shown.
+        self.gathered: list[float] = []
         self.feed = SimpleNamespace(
             job=SimpleNamespace(id=1, name="f", end_time=None),
+            gather=lambda since, until: self.gathered.append((until - since) / 1e9),
             options=Options.from_dict({}),
             tables=tables,
             in_state=lambda *states: [t for t in tables.values() if t.state in states],
@@ -185,6 +188,7 @@ def test_a_feed_rests_as_its_sink_asks_and_no_longer_than_it_may(
 ) -> None:
     world = World(BacklogResult(), pace=5.0, timings=Timings(rest_longest=longest))
     assert world.turn()
+    assert world.gathered == [rests] * (rests >= 1), "a long pause is shown, a short one is not"
     world.clock.advance(rests - 0.1)
     assert not world.turn()
     world.clock.advance(0.2)
