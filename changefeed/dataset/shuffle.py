@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from changefeed.spark.internals.sessions import with_settings
+from changefeed.spark.internals.sessions import core_count, with_settings
 from changefeed.spark.properties import is_local
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def comparing_session(plain: SparkSession, rows: int, data: int) -> SparkSession
     """A session of the same Spark with the settings for one comparison; see :func:`count_parts`."""
     session = plain.newSession()
     context, conf = session.sparkContext, session.conf
-    cores = context.defaultParallelism
+    cores = core_count(plain)
     if is_local(context.master or ""):
         heap, tasks = conf.get("spark.driver.memory", _HEAP), cores
     else:

@@ -45,8 +45,10 @@ from sinks.base import Epoch
 
 #: Most rows of one job: a failed job repeats them.
 JOB_ROWS = 2_000_000
-#: Each lane reads the whole range: with more lanes, reading would cost more than delivery.
-MOST_LANES = 8
+#: The node has a connection, a thread and, with a staging place, an open file for each lane.
+MOST_LANES = 200
+#: A lane costs a task and an open sink: of fewer rows there are fewer lanes.
+LEAST_LANE_ROWS = 500
 #: Most bytes of the log in one job with staged lanes: an executor holds a lane's file in memory.
 STAGED_BYTES = 256 << 20
 _LOOK_SECONDS = 0.2
@@ -121,6 +123,11 @@ def waiting(
     return found
 
 
+def count_lanes(rows: int, cores: int) -> int:
+    """How many lanes a job of so many rows has, if Spark runs ``cores`` tasks at the same time."""
+    return max(1, min(MOST_LANES, cores, rows // LEAST_LANE_ROWS))
+
+
 def _hindrance(feed: Feed) -> str:
     if feed.abilities is None:
         return "a feed without a sink runs where its client is"
@@ -184,7 +191,7 @@ class Backlog:
                 self._tell(feed, f"the node delivers backlogs although engine = 'spark': {why}")
             return BacklogResult()
         state = self._spark.state()
-        lanes = min(MOST_LANES, state.cores)
+        lanes = count_lanes(JOB_ROWS, state.cores)
         # The largest possible job: if even that stays in the node, the log's index need not be
         # read.
         if not choose_engine(asked, Work(JOB_ROWS, lanes), state).spark:
@@ -193,6 +200,7 @@ class Backlog:
             return BacklogResult(node_upto=self._refused_upto)
         most = STAGED_BYTES if self._spark.stages else math.inf
         found = waiting(self._log, bounds, upto, slice_bytes(feed.options, lanes), most)
+        lanes = count_lanes(found.rows, state.cores)
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._spark.installed:
             self._tell(feed, "Spark cannot be started here: the node delivers the backlog itself")

@@ -7,6 +7,7 @@ never stops it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -22,6 +23,7 @@ from changefeed.spark.internals.sessions import (
     core_count,
     extensions_of,
     has_ended,
+    is_classic,
     release_sessions,
     with_settings,
 )
@@ -92,14 +94,21 @@ class AttachedSession(NodeSession):
     """A session of a Spark that the node has not started."""
 
     step = "Spark is looked for"
-    cores = 1
 
     def __init__(self, find: Find, scratch: Path | None) -> None:
         # Its jars are what they are: see :meth:`extended`.
         super().__init__(frozenset(packs()), scratch)
         self._find = find
         self._lost = False
+        self._first_cores = 1
         self._extensions: frozenset[str] = frozenset()
+
+    @property
+    def cores(self) -> int:
+        if self.usable and is_classic(self.session.result()):
+            with contextlib.suppress(Exception):  # what is done in it fails with the reason
+                return core_count(self.session.result())
+        return self._first_cores
 
     @property
     def over(self) -> bool:
@@ -114,7 +123,7 @@ class AttachedSession(NodeSession):
             shutil.rmtree(after.scratch, ignore_errors=True)
         try:
             session = another_session(self._find())
-            self.cores = core_count(session)
+            self._first_cores = core_count(session)
             self._extensions = extensions_of(session)
             self._offer(session)
         except ChangefeedError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import socket
@@ -18,7 +17,7 @@ from changefeed.core.child_path import import_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.spark.failure import translate
-from changefeed.spark.internals.sessions import extended_session
+from changefeed.spark.internals.sessions import core_count, extended_session
 from changefeed.spark.internals.starting import (
     PYSPARK,
     broken_connection,
@@ -96,12 +95,12 @@ class JvmSession(NodeSession):
         self._started = threading.Event()
         self._log = spec.log or self.scratch / "spark.log"
 
-    @functools.cached_property
+    @property
     def cores(self) -> int:
         if not is_local(self._spec.master):
             # If the session dies meanwhile, the job fails with the reason.
             with contextlib.suppress(Exception):
-                return int(self.session.result().sparkContext.defaultParallelism)
+                return core_count(self.session.result())
         return self._spec.cores
 
     @property

@@ -47,7 +47,8 @@ class NodeSession(ABC):
     @property
     @abstractmethod
     def cores(self) -> int:
-        """How many tasks it runs at the same time."""
+        """How many tasks it runs at the same time, asked anew each time where that is cheap; see
+        :func:`.internals.sessions.core_count`."""
 
     @property
     def usable(self) -> bool:

@@ -39,6 +39,8 @@ def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
         # Shuffled data stays in this machine's page cache, so compression saves nothing. It took
         # 4 of the 19 s of CPU of a comparison of 2 million rows.
         "spark.shuffle.compress": "false",
+        # Of a cluster's many, adaptive execution leaves as many as fit the cores there are.
+        "spark.sql.shuffle.partitions": str(cores),
     }
     return {
         "spark.app.name": "changefeed",
@@ -46,7 +48,6 @@ def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
         **(local if is_local(master) else {}),
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         **_PROPERTIES,
-        "spark.sql.shuffle.partitions": str(cores),
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
     }
 

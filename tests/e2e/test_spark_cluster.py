@@ -118,6 +118,23 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     assert re.search(r"backlog of [\d,]+ rows as a Spark job of 2 lanes", str(job)), job
 
 
+def test_executors_that_come_and_go_count(tmp_path: Path) -> None:
+    cluster = SparkCluster(tmp_path, workers=1).start()
+    try:
+        with NodeSpark(master=cluster.master, settings=cluster.properties) as spark:
+            spark.session()
+            # Spark says two while there are fewer.
+            assert spark.state().cores == 2
+            cluster.add_worker()
+            cluster.add_worker()
+            until(lambda: spark.state().cores == 3, "the node sees executors that came late")
+            assert spark.report().cores == 3
+            cluster.kill_worker(2)
+            until(lambda: spark.state().cores == 2, "the node sees that one is gone")
+    finally:
+        cluster.stop()
+
+
 #: Spark speculates as soon as it can, and gives up a silent executor within seconds.
 _EAGER = {
     "spark.eventLog.enabled": "true",

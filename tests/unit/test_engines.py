@@ -17,6 +17,7 @@ from changefeed.core.engines import (
     job_seconds,
 )
 from changefeed.core.schema import TableSchema
+from changefeed.feeds.backlog import count_lanes
 from changefeed.feeds.lanes import lane_of
 from changefeed.options import Options
 from changefeed.plan.stages import EngineStage
@@ -132,6 +133,14 @@ def test_a_slice_of_a_table_has_the_lanes_of_the_whole() -> None:
     assert (lane_of(table.slice(20, 10), schema, 4) == whole[20:30]).all()
     parts = pa.concat_tables([table.slice(0, 7), table.slice(7)])
     assert (lane_of(parts, schema, 4) == whole).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "cores", "wanted"),
+    [(2_000_000, 2, 2), (2_000_000, 100, 100), (2_000_000, 4000, 200), (5_000, 100, 10), (9, 4, 1)],
+)
+def test_cores_and_rows_limit_the_lanes(rows: int, cores: int, wanted: int) -> None:
+    assert count_lanes(rows, cores) == wanted
 
 
 def test_rows_of_which_none_is_left_have_no_lanes() -> None:

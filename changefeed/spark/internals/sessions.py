@@ -137,13 +137,27 @@ def release_sessions() -> None:
 
 
 def core_count(session: SparkSession) -> int:
-    """How many tasks this Spark runs at the same time now; over Spark Connect it takes a job."""
+    """How many tasks this Spark runs at the same time: now, or once it has all executors that
+    dynamic allocation lets it have. Over Spark Connect it takes a job."""
     if is_classic(session):
-        return session.sparkContext.defaultParallelism
+        return max(session.sparkContext.defaultParallelism, _allocatable(session))
     from pyspark.sql import functions as F
 
     parts = session.range(0, 1 << 16).select(F.spark_partition_id()).distinct()
     return parts.count()
+
+
+def _allocatable(session: SparkSession) -> int:
+    """The cores that dynamic allocation may give; 0 if it is off, or without a limit."""
+
+    def setting(name: str, usual: str) -> str:
+        return session.conf.get(name, usual) or usual
+
+    most = setting("spark.dynamicAllocation.maxExecutors", "")
+    if setting("spark.dynamicAllocation.enabled", "false") != "true" or not most.isdigit():
+        return 0
+    cores, task = setting("spark.executor.cores", "1"), setting("spark.task.cpus", "1")
+    return int(most) * (int(cores) // int(task))
 
 
 def has_ended(session: SparkSession, failure: BaseException) -> bool:
