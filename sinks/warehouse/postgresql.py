@@ -284,7 +284,7 @@ class PostgreSQL(Warehouse):
         detail = ", ".join(
             [f"SQLSTATE {state}", *(f"{kind} {name}" for kind, name in named.items() if name)]
         )
-        if state in (_NO_RIGHT, _TOO_LONG):  # the server's text names an object, no value
+        if state.startswith(_NAMES_OBJECTS):
             detail = f"{error.diag.message_primary} ({detail})"
         return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
 
@@ -311,6 +311,8 @@ _NOT_TRIED_AGAIN = ("password authentication failed", "does not exist", "no pg_h
 
 _NO_RIGHT = "42501"
 _TOO_LONG = "54000"
+#: SQLSTATE, by its beginning, whose texts name columns, types and other objects, and no value.
+_NAMES_OBJECTS = ("42", _TOO_LONG)
 
 #: SQLSTATE, by its beginning -> what to do.
 _BY_STATE: Mapping[str, tuple[str, str]] = {

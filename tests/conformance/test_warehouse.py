@@ -324,6 +324,14 @@ def test_errors_of_postgresql(postgres: Database) -> None:
     assert caught.value.target == "t"
     assert caught.value.detail == "SQLSTATE 23505, constraint t_b_key"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    postgres.execute("alter table t drop b, add b int")
+    with pytest.raises(ChangefeedError) as caught:
+        feed.deliver(sink)
+    assert (caught.value.code.number, caught.value.detail) == (
+        "CF5003",
+        'column "b" is of type integer but expression is of type text (SQLSTATE 42804)',
+    )
+    assert "secret-value" not in f"{caught.value.message} {caught.value.hint}"
     sink.close()
 
 

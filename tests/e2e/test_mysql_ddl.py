@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -402,9 +403,9 @@ def _scans(feeds: Feeds) -> dict[str, int]:
     return found
 
 
-def _problems(feeds: Feeds) -> list[tuple[str, str]]:
+def _problems(feeds: Feeds, feed: str = "f") -> list[tuple[str, str]]:
     """Tables that failed, with the reason."""
-    tables = feeds.catalog.tables(feeds.catalog.job("f").id)
+    tables = feeds.catalog.tables(feeds.catalog.job(feed).id)
     return [(t.table.name, f"{t.error_code} {t.error}") for t in tables if t.error_code]
 
 
@@ -479,6 +480,43 @@ def test_a_new_reader_knows_the_columns_that_were_dropped(
             texts = " ".join(event.text for event in events)
             assert "ADD b, the name of a column that was dropped" in texts
             assert "CREATE TABLE: another table has the name" in texts
+
+
+def test_another_key_is_said_before_the_table_is_read_with_it(
+    binlog_server: BinlogServer, tmp_path: Path
+) -> None:
+    """Also if no row follows: a scan would send every row under a key that readers do not know."""
+    with binlog_server.database() as database, running(tmp_path / "state") as feeds:
+
+        def run(*statements: str) -> None:
+            binlog_server.run(*statements, database=database)
+
+        for table in "tu":
+            run(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT NOT NULL)")
+            run(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+        feeds.connect(shop=binlog_server.uri(database))
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{tmp_path}/copy.duckdb'")
+        feeds.execute(f"CREATE CHANGEFEED m FOR t INTO 'file://{tmp_path}/messages'")
+        feeds.execute(f"CREATE CHANGEFEED n FOR u INTO 'file://{tmp_path}/others'")
+        for feed in "fmn":
+            feeds.sync(feed)
+        run("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (id)")
+        for feed in "fm":
+            feeds.sync(feed)
+            assert not _problems(feeds, feed)
+        run(
+            "ALTER TABLE t ADD COLUMN n INT NOT NULL DEFAULT 0, DROP PRIMARY KEY,"
+            " ADD CONSTRAINT wide PRIMARY KEY (id, n)"
+        )
+        run("ALTER TABLE u DROP COLUMN id, ADD PRIMARY KEY (v)")
+        until(partial(_problems, feeds, "n"), "the table stops")
+        assert "key changed from (id) to (v)" in _problems(feeds, "n")[0][1]
+        for feed in "fm":
+            until(partial(_problems, feeds, feed), "the table stops")
+        [(_, copied)], [(_, sent)] = _problems(feeds), _problems(feeds, "m")
+        assert copied.startswith("CF5006") and "the key of the table changed" in copied
+        assert sent.startswith("CF4101") and "key changed from (id) to (id, n)" in sent
+        assert {m.key for m in consumed(tmp_path / "messages") if m.is_row} == {"[1]", "[2]"}
 
 
 def test_an_imported_tablespace_brings_its_rows(

@@ -200,6 +200,22 @@ def test_what_becomes_of_columns(
 
 
 @pytest.mark.parametrize(
+    ("clauses", "key"),
+    [
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (id, a)", ("id", "a")),
+        ("ADD CONSTRAINT PRIMARY KEY USING BTREE (`a`, s(3) DESC)", ("a", "s")),
+        ("ADD CONSTRAINT p PRIMARY KEY p (a) COMMENT 'PRIMARY KEY (b)'", ("a",)),
+        ("ADD COLUMN x INT NOT NULL DEFAULT 0, DROP PRIMARY KEY, ADD PRIMARY KEY (id, x)",
+         ("id", "x")),
+        ("ADD KEY (a), ADD COLUMN `primary` INT, DROP PRIMARY KEY", ()),
+        ("/*!80000 ADD PRIMARY KEY (a) */", ()),
+    ],
+)  # fmt: skip
+def test_the_key_that_a_statement_makes(clauses: str, key: tuple[str, ...]) -> None:
+    assert done(clauses).key == key
+
+
+@pytest.mark.parametrize(
     ("clauses", "why"),
     [
         (

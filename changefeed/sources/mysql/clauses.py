@@ -49,6 +49,7 @@ class Clause:
         renamed: the new name of that column, if it does nothing else.
         defined: how the column looks now.
         lenient: ``IF EXISTS``, ``IF NOT EXISTS``: it may have done nothing.
+        key: the columns of the primary key that it makes.
     """
 
     text: str
@@ -59,6 +60,7 @@ class Clause:
     renamed: str = ""
     defined: ColumnDefinition | None = None
     lenient: bool = False
+    key: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Effect:
         touched: names of columns that may look otherwise in the next row, in lower case.
         added: definitions of new columns.
         changed: definitions of the others that it names, with their new names.
+        key: the columns of the primary key that it made, by their new names.
     """
 
     why: str = ""
@@ -82,6 +85,7 @@ class Effect:
     touched: frozenset[str] = frozenset()
     added: tuple[ColumnDefinition, ...] = ()
     changed: tuple[ColumnDefinition, ...] = ()
+    key: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------------------- reading
@@ -153,9 +157,26 @@ def _clause(part: Sequence[Token]) -> Iterator[Clause]:
     if found is None:
         cursor = TokenReader(part)
         harmless = _harmless(cursor) and cursor.ended
-        yield Clause(text, rewrites=not harmless)
+        yield Clause(text, rewrites=not harmless, key=_primary_key(part))
     else:
         yield from found
+
+
+def _primary_key(part: Sequence[Token]) -> tuple[str, ...]:
+    """The columns of the key that ``ADD [CONSTRAINT [name]] PRIMARY KEY (..)`` makes."""
+    cursor = TokenReader(part)
+    if not cursor.skip("ADD"):
+        return ()
+    if cursor.skip("CONSTRAINT") and cursor.word() != "PRIMARY":
+        cursor.name()
+    if not cursor.sequence("PRIMARY", "KEY"):
+        return ()
+    listed = None
+    while not cursor.ended and listed is None:
+        listed = cursor.group()
+        if listed is None:
+            cursor.advance()
+    return tuple(filter(None, (TokenReader(one).name() for one in split(listed or []))))
 
 
 def _harmless(cursor: TokenReader) -> bool:
@@ -444,6 +465,7 @@ def effect(
         touched=frozenset(touched),
         added=tuple(added),
         changed=tuple(changed),
+        key=next((clause.key for clause in clauses if clause.key and certain), ()),
     )
 
 

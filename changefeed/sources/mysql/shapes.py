@@ -176,7 +176,7 @@ class Shapes:
         keys = () if known.keyless else known.key_columns
         columns = []
         for column in known.columns:
-            if column.name in done.dropped and column not in keys:
+            if column.name in done.dropped and (done.key or column not in keys):
                 continue
             name = renamed.get(column.name, column.name)
             definition = changed.get(name.casefold())
@@ -185,15 +185,21 @@ class Shapes:
         new = (_defined(definition, there) for definition in done.added)
         columns += [column for column in new if column is not None]
         names = [column.name.casefold() for column in columns]
-        if tuple(columns) == known.columns or len(set(names)) < len(names):
+        same = tuple(columns) == known.columns and not done.key
+        if same or len(set(names)) < len(names):
             return known
         if there.keys() == set(names):
             order = list(there)
             columns.sort(key=lambda column: order.index(column.name.casefold()))
-        places = {column.name: place for place, column in enumerate(columns)}
-        key = (places[renamed.get(column.name, column.name)] for column in keys)
-        listed = tuple(key) or tuple(range(len(columns)))
-        return self._intern(replace(known, columns=tuple(columns), key=listed, version=0))
+        places = {column.name.casefold(): place for place, column in enumerate(columns)}
+        kept = [renamed.get(column.name, column.name) for column in keys]
+        made = [name.casefold() for name in done.key or kept]
+        if not places.keys() >= set(made):
+            return known
+        key = tuple(places[name] for name in made)
+        listed = key or tuple(range(len(columns)))
+        after = replace(known, columns=tuple(columns), key=listed, keyless=not key, version=0)
+        return known if after == known else self._intern(after)
 
     def adopt(self, schema: TableSchema) -> None:
         """Rows of the table have this shape from here on."""
