@@ -195,7 +195,7 @@ def _look(
         modified=_NOW, finished=None, high_water=high_water, cursor=None, end_time=None,
         generation=1, sinkless=False, rows_per_second=rate,
     )  # fmt: skip
-    return brief.FeedSnapshot(job, progress, health(job, progress, node=True, now=_NOW))
+    return brief.FeedSnapshot(job, progress, health(job, progress, node=True, now=_NOW), None)
 
 
 # -- the chart ---------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Application:
         max_disk: int | None = None,
         logs: str | None = None,
         lease: float | None = None,
+        max_feeds: int | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
         must_exist: bool = False,
@@ -75,6 +76,8 @@ class Application:
                 remembers it, and keeps them on this machine where there is none. ``local`` brings
                 them back to this machine.
             lease: seconds that leases of nodes last; the state remembers it.
+            max_feeds: how many feeds this node has room for before other nodes of the state take
+                some; see :class:`changefeed.node.node.Node`.
             ready: a capture process on standby, for a node that starts now.
             lock: the state's lock, if it was taken for the node of this process.
             must_exist: do not make a state where there is none.
@@ -104,6 +107,7 @@ class Application:
         self._max_memory = max_memory
         self._max_disk = max_disk
         self._log_format = log_format
+        self._max_feeds = max_feeds
         self._ready = ready
         self._node_lock = lock
         self._node: Node | None = None
@@ -214,6 +218,7 @@ class Application:
                     spark=spark,
                     max_memory=self._max_memory,
                     max_disk=self._max_disk,
+                    max_feeds=self._max_feeds,
                     ready=self._ready,
                     lock=self._node_lock,
                 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from changefeed.catalog import Catalog, SourceLease
-from changefeed.catalog.shared_logs import held_elsewhere
+from changefeed.catalog.leases import held_elsewhere
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange, LogManifest, LogNews
 from changefeed.core.processes import process_space

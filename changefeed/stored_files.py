@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from changefeed.api import Result
 from changefeed.catalog import Catalog, SourceLease
-from changefeed.catalog.shared_logs import held_elsewhere
+from changefeed.catalog.leases import held_elsewhere
 from changefeed.core.clock import Timestamp
 from changefeed.core.durable import PROOF, UNFINISHED, read_durable, sync_path, verify_proven
 from changefeed.core.errors import ChangefeedError, Code

@@ -310,6 +310,12 @@ def _address(
     "remembers it, and nodes take it up when they start (default: 10s).",
 )
 @click.option(
+    "--max-feeds",
+    type=click.IntRange(min=1),
+    help="How many feeds this node has room for: where other nodes share the logs (--log), they "
+    "run those beyond. Without other nodes it runs all (default: 50 for each core).",
+)
+@click.option(
     "--http",
     metavar="HOST:PORT",
     callback=_address,
@@ -349,6 +355,7 @@ def start(
     max_disk: int | None,
     logs: str | None,
     lease: float | None,
+    max_feeds: int | None,
     http: tuple[str, int] | None,
     http_cert: str | None,
     http_key: str | None,
@@ -376,6 +383,7 @@ def start(
             logs=logs,
             lease=lease,
             log_format=LogFormat(log_format),
+            max_feeds=max_feeds,
         )
     )
 

@@ -175,6 +175,19 @@ class CapturedTables:
         self._lost.ends_at(lost, at)
         return at
 
+    def why_bound(self, tables: Iterable[Known]) -> str:
+        """Why only the node that captures the source can run a feed of these tables; empty if any
+        can."""
+        images = self._images_wanted()
+        for table, table_id in tables:
+            lost = self.lost(table, table_id)
+            problem = self.problems.get(table) or (lost.error if lost is not None else None)
+            if problem is not None:
+                return problem.message
+            if table in images:
+                return f"its row images of {table.schema}.{table.name} are there"
+        return ""
+
     @property
     def ready(self) -> frozenset[TableName]:
         """The tables that are captured, and those that cannot be (their readers get the error)."""

@@ -13,7 +13,7 @@ from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 from changefeed.core.telemetry import log
 from changefeed.log import LogReader, Slice
-from changefeed.log.follower import LogFollower
+from changefeed.log.follower import RETRY_SECONDS, LogFollower
 from changefeed.shared_logs import followed_logs
 
 
@@ -65,6 +65,8 @@ class GrowingLog:
         self._grown = threading.Condition(self._lock)
         self._reader: LogReader | None = None
         self._error: ChangefeedError | None = None
+        #: The error of the capture of another node.
+        self._reported: ChangefeedError | None = None
         self._wakes = 0
         self._closed = threading.Event()
         self._looking: threading.Thread | None = None
@@ -134,12 +136,18 @@ class GrowingLog:
     @property
     def error(self) -> ChangefeedError | None:
         """Why the log does not grow, if it does not."""
-        return self._error
+        return self._error or self._reported
 
     def fail(self, error: ChangefeedError) -> None:
         """Record that the log does not grow because of ``error``, and wake all waiting threads."""
         with self._grown:
             self._error = error
+            self._grown.notify_all()
+
+    def report(self, error: ChangefeedError | None, stalled: str) -> None:
+        """Take over what the node that captures the source says of a log that is followed here."""
+        with self._grown:
+            self._reported, self.stalled = error, stalled
             self._grown.notify_all()
 
     def stall(self, why: str) -> None:
@@ -180,13 +188,22 @@ class GrowingLog:
             self._looking = threading.Thread(target=self._look, name="log-refresh", daemon=True)
             self._looking.start()
 
+    @property
+    def opened(self) -> bool:
+        """Whether the copy of another node's log is there; :meth:`follow` makes it."""
+        return self._copy is not None
+
     def _look(self) -> None:
-        while not self._clock.wait(self._closed, POLL_SECONDS):
+        pause = POLL_SECONDS
+        while not self._clock.wait(self._closed, pause):
             with self._grown:
+                if self._closed.is_set():
+                    return
                 before = self._seen(), self._error
                 self._refresh()
                 if (self._seen(), self._error) != before:
                     self._grown.notify_all()
+                pause = RETRY_SECONDS if self._error is not None else POLL_SECONDS
 
     def _seen(self) -> Frontier | None:
         return None if self._reader is None else self._reader.frontier
@@ -249,8 +266,8 @@ class GrowingLog:
             frontier = self._log().frontier
             if frontier is not None and reached(frontier):
                 return
-            if self._error is not None:
-                raise self._error
+            if (error := self.error) is not None:
+                raise error
             if self._clock.monotonic() > deadline:
                 raise ChangefeedError(
                     Code.STREAM_BROKE, f"the change log of {self._name!r} did not reach {goal}"

@@ -45,11 +45,11 @@ class DesiredState:
         tables: set[Known] = set()
         for job, progress in feeds:
             jobs.add((job.id, job.generation))
-            tables.update((t.table, t.table_id) for t in progress if not _given_up(t))
+            tables.update((t.table, t.table_id) for t in progress if not given_up(t))
         return cls(frozenset(jobs), frozenset(tables))
 
 
-def _given_up(table: TableProgress) -> bool:
+def given_up(table: TableProgress) -> bool:
     """Whether a feed that names the table has lost it, until RESUME."""
     failed = table.state is TableState.FAILED and table.error_code == Code.TABLE_REPLACED
     return failed and not table.joined
@@ -111,6 +111,11 @@ class SourceReconciler:
     def covers(self, job: Job) -> bool:
         """Whether the last successful attempt included the present tables of the job."""
         return (job.id, job.generation) in self._done.jobs
+
+    @property
+    def ready(self) -> dict[int, int]:
+        """The jobs that :meth:`covers` is true for, with the generation of each."""
+        return dict(self._done.jobs)
 
     @property
     def over(self) -> bool:

@@ -207,6 +207,12 @@ class SourceRuntime:
         """The limit of disk space that a feed of this process is above, or None."""
         return self._over.get(job_id)
 
+    @property
+    def over_limits(self) -> dict[int, str]:
+        """The feeds that work and are above a limit of disk space, with a sentence of each."""
+        with self._lock:
+            return {job_id: over.why for job_id, over in self._over.items()}
+
     def begin_feed(self, job_id: int) -> None:
         """Forget the limits that the feed was above before it starts."""
         with self._lock:

@@ -31,6 +31,7 @@ from changefeed.catalog.model import DesiredStatus, Job, JobSpec, Status, TableP
 from changefeed.catalog.progress import Progress
 from changefeed.catalog.questions import Questions
 from changefeed.catalog.rows import (
+    CaptureNews,
     Connection,
     Function,
     Gap,
@@ -65,6 +66,7 @@ __all__ = [
     "LeaseLost",
     "NodeRow",
     "Question",
+    "CaptureNews",
     "SourceLease",
     "SourceState",
     "Status",

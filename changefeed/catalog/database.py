@@ -20,15 +20,19 @@ from typing import Any, Generic, TypeVar
 
 from platformdirs import user_data_path
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Engine,
     PoolProxiedConnection,
+    Select,
     Table,
     and_,
     create_engine,
     event,
+    func,
     insert,
+    literal,
     select,
     text,
     update,
@@ -46,6 +50,10 @@ from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
 BUSY_SECONDS = 30.0
+
+#: How long a process may stand still within a write before PostgreSQL ends it: less than a lease
+#: lasts, so that others can take what a frozen node has.
+STALLED = "5s"
 
 #: What SQLite says of a file whose bytes have changed.
 _DAMAGE = (
@@ -236,7 +244,7 @@ class Database:
         with self._reported(), turn, self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
-                    connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
+                    connection.execute(_take_turn())
                 yield connection
                 if notify:
                     number = tables.change.c.number
@@ -317,7 +325,7 @@ class Database:
         with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
-                    connection.execute(text(f"SELECT pg_advisory_xact_lock({_WRITERS})"))
+                    connection.execute(_take_turn())
                 if not connection.dialect.has_table(connection, "meta", schema=_schema(connection)):
                     if self._home is not None:
                         _refuse_orphans(self._home)
@@ -501,6 +509,16 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", began)
     return engine
+
+
+def ends_when_stalled() -> ColumnElement[str]:
+    """Selected first in a transaction of PostgreSQL that holds locks: the server ends it if its
+    process stands still (frozen, or cut off), which else would hold up all nodes."""
+    return func.set_config("idle_in_transaction_session_timeout", STALLED, True)
+
+
+def _take_turn() -> Select[tuple[str, object]]:
+    return select(ends_when_stalled(), func.pg_advisory_xact_lock(literal(_WRITERS, BigInteger)))
 
 
 def _postgres(uri: str) -> Engine:

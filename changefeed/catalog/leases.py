@@ -10,8 +10,9 @@ from sqlalchemy import Column, ColumnElement, Row, delete, insert, select, tuple
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.database import CatalogPart, ends_when_stalled
 from changefeed.catalog.rows import Lease, LeaseLost, NodeRow, SourceLease
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.processes import has_ended, process_space
 from changefeed.core.timings import LONGEST_LEASE, NODE_TTL
 from changefeed.core.version import __version__
@@ -79,10 +80,14 @@ class Leases(CatalogPart):
         """The node whose lease on the job has not ended."""
         return self._holders(_KEYS[Lease], job_id).get(job_id)
 
+    def job_holders(self) -> dict[int, str]:
+        """The node of each job whose lease has not ended."""
+        return self._holders(_KEYS[Lease])
+
     def feeds_of_nodes(self) -> dict[str, list[int]]:
         """The jobs of each node whose lease on them has not ended."""
         found: dict[str, list[int]] = {}
-        for job_id, node in self._holders(_KEYS[Lease]).items():
+        for job_id, node in self.job_holders().items():
             found.setdefault(node, []).append(job_id)
         return found
 
@@ -99,24 +104,39 @@ class Leases(CatalogPart):
             now = self._shared_now(transaction)
             return {of: node for of, node, expires in rows if node and _lasts(expires, now)}
 
-    def register_node(self, node_id: str, pid: int, host: str | None = None) -> NodeRow:
+    def register_node(
+        self, node_id: str, pid: int, host: str | None = None, max_feeds: int | None = None
+    ) -> NodeRow:
         """Say that a process runs jobs; forgets nodes long gone.
 
         ``host``: where the process id means a process; that of this process when not given.
+        ``max_feeds``: how many feeds it has room for; None: any number.
         """
         with self._database.write() as transaction:
             now = self._shared_now(transaction)
-            node = NodeRow(node_id, pid, host or process_space(), __version__, now, now)
+            node = NodeRow(
+                node_id,
+                pid,
+                host or process_space(),
+                __version__,
+                started=now,
+                seen=now,
+                max_feeds=max_feeds,
+            )
             transaction.execute(delete(_node).where(_node.c.id == node_id))
             transaction.execute(delete(_node).where(_node.c.seen < now - 86_400 * 10**9))
             transaction.execute(insert(_node).values(asdict(node)))
         return node
 
     def heartbeat(
-        self, node_id: str, leases: Collection[AnyLease] = (), ttl: float = 0.0
+        self,
+        node_id: str,
+        leases: Collection[AnyLease] = (),
+        ttl: float = 0.0,
+        load: float = 0.0,
     ) -> set[AnyLease]:
         """Say that the node lives, at least every :data:`NODE_TTL` / 3 seconds, and let its leases
-        end ``ttl`` seconds from now, all in one transaction.
+        end ``ttl`` seconds from now, all in one transaction. ``load``: of its machine.
 
         Returns:
             The leases that are another node's by now; a late renewal is fine while nobody took it.
@@ -124,7 +144,8 @@ class Leases(CatalogPart):
         lost = set(leases)
         with self._database.write(notify=False, urgent=True) as transaction:
             now = self._shared_now(transaction)
-            transaction.execute(update(_node).where(_node.c.id == node_id).values(seen=now))
+            lives = {"seen": now, "load": load}
+            transaction.execute(update(_node).where(_node.c.id == node_id).values(lives))
             for kind, key in _KEYS.items():
                 held = [lease for lease in leases if isinstance(lease, kind)]
                 if held:
@@ -148,10 +169,11 @@ class Leases(CatalogPart):
         with self._database.write() as transaction:
             transaction.execute(delete(_node).where(_node.c.id == node_id))
 
-    def live_nodes(self) -> list[NodeRow]:
-        """Nodes heard of lately and, on this machine, whose process is there; oldest first."""
+    def live_nodes(self, within: float = NODE_TTL) -> list[NodeRow]:
+        """Nodes heard of ``within`` so many seconds and, on this machine, whose process is there;
+        oldest first."""
         with self._database.read() as transaction:
-            now, ttl = self._shared_now(transaction), int(NODE_TTL * 1e9)
+            now, ttl = self._shared_now(transaction), int(within * 1e9)
             rows = transaction.execute(
                 select(_node)
                 .where(_node.c.seen >= now - ttl, _node.c.seen <= now + ttl)
@@ -181,6 +203,25 @@ def check_lease(transaction: Transaction, lease: Lease) -> None:
         raise LeaseLost(lease.job_id)
 
 
+def check_source(transaction: Transaction, lease: SourceLease) -> None:
+    """Raise CF6003 unless the lease is still the last one taken, and keep it so until the
+    transaction ends."""
+    query = select(tables.source_lease.c.token).where(holds([lease]))
+    if transaction.dialect.name == "postgresql":
+        query = query.add_columns(ends_when_stalled())
+    if transaction.execute(query.with_for_update(read=True)).first() is None:
+        raise held_elsewhere(lease.source)
+
+
+def held_elsewhere(source: str) -> ChangefeedError:
+    """The error for a source that another node captures."""
+    return ChangefeedError(
+        Code.STATE_HELD_BY_ANOTHER_NODE,
+        f"another node captures {source!r} now",
+        hint="SHOW NODES shows which.",
+    )
+
+
 def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
     """The row of a node, unless it ended in good order or long ago."""
     row = transaction.execute(select(_node).where(_node.c.id == node_id)).one_or_none()
@@ -188,4 +229,4 @@ def find_node(transaction: Transaction, node_id: str) -> NodeRow | None:
 
 
 def _row_node(row: Row[Any]) -> NodeRow:
-    return NodeRow(row.id, row.pid, row.host, row.version, row.started, row.seen, row.draining)
+    return NodeRow(**row._mapping)

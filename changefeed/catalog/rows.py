@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from changefeed.core.clock import Timestamp
@@ -123,6 +123,39 @@ class SourceLease:
     token: int
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureNews:
+    """What the node that captures a source says to those that run feeds of it.
+
+    Attributes:
+        ready: the generation of each feed for which the source is ready.
+        bound: the feeds that only this node can run, each with the reason.
+        held_up: why the log does not grow for now, although nothing failed.
+        error: why it does not grow: code, message, detail and hint.
+    """
+
+    ready: Mapping[int, int] = field(default_factory=dict)
+    bound: Mapping[int, str] = field(default_factory=dict)
+    held_up: str = ""
+    error: tuple[str, str, str, str] | None = None
+
+    def to_json(self) -> str:
+        """Text for the state."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, written: str) -> CaptureNews:
+        """The inverse of :meth:`to_json`."""
+        found = json.loads(written)
+        error = found["error"]
+        return cls(
+            {int(job): generation for job, generation in found["ready"].items()},
+            {int(job): why for job, why in found["bound"].items()},
+            found["held_up"],
+            None if error is None else (error[0], error[1], error[2], error[3]),
+        )
+
+
 class LeaseLost(ChangefeedError):
     """The lease is another node's by now: stop this runner, write nothing more."""
 
@@ -134,7 +167,8 @@ class LeaseLost(ChangefeedError):
 class NodeRow:
     """A process that runs jobs. ``started`` and ``seen`` are ns; ``host`` is where ``pid`` means a
     process (:func:`changefeed.core.processes.process_space`); ``version`` is that of changefeed.
-    ``draining``: it is to give its sources to other nodes, and takes none."""
+    ``draining``: it is to give its sources to other nodes, and takes none. ``max_feeds``: how many
+    feeds it has room for; None: any number. ``load``: of its machine, for each core."""
 
     id: str
     pid: int
@@ -143,6 +177,8 @@ class NodeRow:
     started: int
     seen: int
     draining: bool = False
+    max_feeds: int | None = None
+    load: float = 0.0
 
     @property
     def hostname(self) -> str:

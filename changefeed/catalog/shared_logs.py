@@ -17,7 +17,7 @@ from sqlalchemy import and_, case, delete, func, insert, or_, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
-from changefeed.catalog.leases import holds
+from changefeed.catalog.leases import check_source, holds
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import MARK_LENGTH, LogChange, LogManifest, LogNews, TailPart
@@ -77,7 +77,7 @@ class SharedLogs(CatalogPart):
         objects: list[str] = []
         with self._database.write() as transaction:
             for lease in leases:
-                _check_held(transaction, lease)
+                check_source(transaction, lease)
                 free = update(tables.source_lease).where(holds([lease]))
                 transaction.execute(free.values(node=None, expires=0))
             for table in (_tail, _object):
@@ -226,7 +226,7 @@ class SharedLogs(CatalogPart):
     @contextmanager
     def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:
         with self._database.append() as transaction:
-            _check_held(transaction, lease)
+            check_source(transaction, lease)
             yield transaction
 
     def forget_shared_log(self, lease: SourceLease) -> list[str]:
@@ -241,18 +241,3 @@ class SharedLogs(CatalogPart):
             for table in (_tail, _object, _ledger, _note):
                 transaction.execute(delete(table).where(table.c.source == source))
         return objects
-
-
-def _check_held(transaction: Transaction, lease: SourceLease) -> None:
-    query = select(tables.source_lease.c.token).where(holds([lease]))
-    if transaction.execute(query.with_for_update(read=True)).first() is None:
-        raise held_elsewhere(lease.source)
-
-
-def held_elsewhere(source: str) -> ChangefeedError:
-    """The error for a shared log that another node writes."""
-    return ChangefeedError(
-        Code.STATE_HELD_BY_ANOTHER_NODE,
-        f"another node captures {source!r} now",
-        hint="SHOW NODES shows which.",
-    )

@@ -11,8 +11,9 @@ from sqlalchemy import Row, delete, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart, named
+from changefeed.catalog.leases import check_source
 from changefeed.catalog.model import TableProgress
-from changefeed.catalog.rows import Gap, SourceState
+from changefeed.catalog.rows import CaptureNews, Gap, SourceLease, SourceState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
@@ -23,6 +24,7 @@ _captured = tables.captured
 _names = tables.table_name
 _progress = tables.job_table
 _gaps = tables.gap
+_news = tables.capture_news
 
 
 def begin_source(transaction: Transaction, name: str, memo: Mapping[str, Any], now: int) -> None:
@@ -118,6 +120,7 @@ class Sources(CatalogPart):
             transaction.execute(delete(_captured).where(_captured.c.source == name))
             transaction.execute(delete(_gaps).where(_gaps.c.source == name))
             transaction.execute(delete(_names).where(_names.c.source == name))
+            transaction.execute(delete(_news).where(_news.c.source == name))
 
     def forget_log(self, name: str) -> None:
         """The change log of a source is to begin again, maybe on another server.
@@ -189,6 +192,22 @@ class Sources(CatalogPart):
                         table_id=wanted[table],
                     )
                 )
+
+    def capture_news(self) -> dict[str, CaptureNews]:
+        """What the node that captures each source said last."""
+        with self._database.read() as transaction:
+            return {row.source: row.news for row in transaction.execute(select(_news))}
+
+    def save_capture_news(self, lease: SourceLease, news: CaptureNews) -> None:
+        """Say what nodes that run feeds of a source must know of its capture.
+
+        Raises:
+            ChangefeedError: CF6003, another node captures it.
+        """
+        with self._database.write() as transaction:
+            check_source(transaction, lease)
+            transaction.execute(delete(_news).where(_news.c.source == lease.source))
+            transaction.execute(insert(_news).values(source=lease.source, news=news))
 
     def gaps(self, source: str) -> dict[TableName, Gap]:
         """The last gap of each table of a source that had one."""

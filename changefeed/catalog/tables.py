@@ -18,6 +18,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Dialect,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -36,7 +37,7 @@ from changefeed.catalog.model import (
     TableProof,
     TableState,
 )
-from changefeed.catalog.rows import RateWindow
+from changefeed.catalog.rows import CaptureNews, RateWindow
 from changefeed.core.clock import Timestamp
 from changefeed.core.delays import Delays
 from changefeed.core.partition import Partition
@@ -104,6 +105,7 @@ _LIST = _TextForm(_listed, _list_of)
 _REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
 _UNREAD = _TextForm(UnreadParts.to_json, UnreadParts.from_json, nothing="")
 _DELAYS = _TextForm(Delays.to_text, Delays.from_text, nothing="", empty=Delays())
+_NEWS = _TextForm(CaptureNews.to_json, CaptureNews.from_json)
 _PROOF = _TextForm(TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof())
 
 
@@ -338,6 +340,11 @@ source_lease = Table(
     _ns("expires"),
 )
 
+#: What the node that captures a source says to those that run feeds of it (``CaptureNews``).
+capture_news = Table(
+    "capture_news", metadata, Column("source", Text, primary_key=True), _typed("news", _NEWS)
+)
+
 #: A shared log: what is registered in these four tables exists, and nothing else does
 #: (changefeed/log/shared.py). ``ledger`` is the text of the file of that name.
 log_ledger = Table(
@@ -387,6 +394,9 @@ node = Table(
     _ns("seen"),
     # Whether it is to give its sources away and take none.
     Column("draining", Boolean, nullable=False, server_default=text("false")),
+    # How many feeds it has room for; NULL: any number.
+    Column("max_feeds", Integer, nullable=True),
+    Column("load", Float, nullable=False, server_default="0"),
 )
 
 #: Users of the HTTP API; ``digest`` is the SHA-256 of the token.

@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Column, Connection, Text, bindparam, insert, select, text, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Integer,
+    Text,
+    bindparam,
+    insert,
+    select,
+    text,
+    update,
+)
 
 from changefeed.catalog import tables
 from changefeed.core.errors import ChangefeedError, Code
@@ -41,13 +52,20 @@ class Step:
     compatible: bool = False
 
 
-def _delays_of_rows(operations: Operations) -> None:
-    """Format 19 keeps how late the rows of a feed were, and beside the number of the format the
-    oldest one whose programs may use the state."""
+def _to_19(operations: Operations) -> None:
+    """How late the rows of a feed were, what nodes say of their room, and of the sources that they
+    capture. ``meta`` keeps the oldest format whose programs may use the state."""
     operations.add_column("job", Column("delays", Text, nullable=False, server_default=""))
+    operations.add_column("node", Column("max_feeds", Integer))
+    operations.add_column("node", Column("load", Float, nullable=False, server_default="0"))
+    operations.create_table(
+        "capture_news",
+        Column("source", Text, primary_key=True),
+        Column("news", Text, nullable=False),
+    )
 
 
-STEPS: Final[tuple[Step, ...]] = (Step(19, _delays_of_rows),)
+STEPS: Final[tuple[Step, ...]] = (Step(19, _to_19),)
 
 
 def oldest_readers(steps: Sequence[Step] = STEPS) -> int:

@@ -194,6 +194,11 @@ class FeedRunner:
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
     def request_stop(self) -> None:
         """End soon; progress is saved first. Returns at once."""
         self._stopping.set()

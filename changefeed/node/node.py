@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from changefeed.api import Interpreter, Result, Session
 from changefeed.capture.source_runtime import SourceRuntime
@@ -55,6 +56,9 @@ from changefeed.spark.session import NodeSpark
 from grammar import nodes
 from sinks.base import SparkAccess
 
+#: How many feeds a node has room for, for each core of its machine.
+FEEDS_PER_CORE: Final = 50
+
 
 class Node:
     """Runs the feeds of a state in this process until :meth:`stop`."""
@@ -70,6 +74,7 @@ class Node:
         sizes: Sizes | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
+        max_feeds: int | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
     ) -> None:
@@ -82,6 +87,8 @@ class Node:
             sizes: how much feeds do at once.
             max_memory: limit in bytes for encoded messages that feeds share.
             max_disk: limit in bytes for the change log of each source.
+            max_feeds: how many feeds this node has room for before other nodes of the state take
+                some (:mod:`.placement`); :data:`FEEDS_PER_CORE` for each core when not given.
             ready: a capture process for the first source; it ends with the node, or at once if
             the state has no feed when the node starts.
             lock: the state's lock, if it was taken for this node.
@@ -95,6 +102,7 @@ class Node:
         self._layout = StateLayout(Path(catalog.directory))
         self._lock_file = lock or NodeLock(self._layout.lock)
         self.spark = spark or NodeSpark()
+        self._max_feeds = max_feeds or FEEDS_PER_CORE * (os.cpu_count() or 1)
         self.shared = MessageCache(max_memory or DEFAULT_BYTES)
         #: Spark's sessions for CDC queries.
         self.queries = QuerySessions(self.spark, catalog.functions, self.clock)
@@ -130,7 +138,7 @@ class Node:
             max_disk=max_disk,
             standby=ready,
             capturing=lambda: self.is_node,
-            runs=lambda job_id: job_id in self.feeds,
+            runs=lambda job_id: job_id in self.feeds or self.sources.held_elsewhere(job_id),
             changed=self._look_again,
             held_up=self._datasets.held_up,
         )
@@ -160,7 +168,7 @@ class Node:
             return False
         self.is_node = True
         self._clean_work()
-        self.catalog.register_node(self.id, os.getpid())
+        self.catalog.register_node(self.id, os.getpid(), max_feeds=self._max_feeds)
         for name, work in (
             ("node", self._loop),
             ("node-pulse", self._pulse),
@@ -255,7 +263,8 @@ class Node:
         def beat() -> None:
             self.beats += 1
             leases = self.feeds.leases | self.sources.leases
-            lost = self.catalog.heartbeat(self.id, leases, self.timings.lease)
+            load = os.getloadavg()[0] / (os.cpu_count() or 1)
+            lost = self.catalog.heartbeat(self.id, leases, self.timings.lease, load)
             self.feeds.stop_without_lease(lost)
             self.sources.note_lost(lost)
 
@@ -330,19 +339,22 @@ class Node:
         self.sources.look()
         given_away = self.sources.given_away
         ours = self.sources.owned({job.source for job in jobs}) - given_away
-        # A feed without a sink runs where its client is, whichever node captures its source.
-        self.feeds.end_unwanted([job for job in jobs if job.source in ours or job.sinkless])
-        jobs = [job for job in jobs if job.source in ours]
+        here = self.sources.placed(jobs)
+        self.feeds.end_unwanted(jobs, here)
         for name in given_away - self.feeds.sources:
             log.info("source %s: given to another node", name)
             self.sources.let_go(name)
-        jobs = self.feeds.remove_dropped(jobs)
+        of_ours = self.feeds.settle([job for job in jobs if job.source in ours])
         # First: with its last feed the definition of a dataset goes, too.
-        self._datasets.want({job.source for job in jobs if _reads(job)})
-        self.sources.want(jobs, self.feeds.sources | given_away)
+        self._datasets.want({job.source for job in of_ours if _reads(job)})
+        self.sources.want(of_ours, self.feeds.sources | given_away)
+        self.sources.publish()
         self.feeds.tell_altered(jobs)
-        self.feeds.start_wanted(jobs)
+        self.feeds.start_wanted(jobs, here)
         self._proofs.want(jobs)
+        self.sources.close_unused(
+            self.feeds.sources | {job.source for job in jobs if job.id in here}
+        )
         self.shared.feeds = len(self.feeds)
 
     def _look_again(self) -> None:

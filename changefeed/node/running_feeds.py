@@ -57,8 +57,12 @@ class RunningFeeds:
 
     # -- as the job table wants ---------------------------------------------------------------
 
-    def end_unwanted(self, jobs: Sequence[Job]) -> None:
-        """Forget runners that have ended, and stop those that should not run."""
+    def end_unwanted(self, jobs: Sequence[Job], here: Collection[int]) -> None:
+        """Forget runners that have ended, and stop those that should not run.
+
+        Args:
+            here: the feeds with a sink that this node is to run.
+        """
         for job_id, runner in list(self._runners.items()):
             if not runner.is_alive():
                 del self._runners[job_id]
@@ -68,23 +72,41 @@ class RunningFeeds:
             found = by_id.get(job_id)
             if found is None or found.wanted is not DesiredStatus.RUNNING:
                 runner.request_stop()
+            elif found.sinkless:
+                # It runs where its client is, whichever node captures its source.
+                continue
+            elif job_id not in here:
+                if not runner.stopping:
+                    log.info("feed %s: another node is to run it, stopping", runner.name)
+                runner.request_stop()
+            elif runner.source_runtime.elsewhere != self._sources.elsewhere(runner.source):
+                # It reads a copy of a log that this node writes by now, or the other way round.
+                runner.request_stop()
+
+    def settle(self, jobs: Sequence[Job]) -> list[Job]:
+        """Write that feeds are paused and remove dropped ones, if no node runs them; returns the
+        jobs that are left.
+
+        Args:
+            jobs: those of the sources that this node captures.
+        """
         for job in jobs:
-            idle = job.id not in self._runners and job.status.active
+            idle = not self._runs(job) and job.status.active
             if job.wanted is DesiredStatus.PAUSED and idle:
                 self._catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
                 log.info("feed %s: paused by the user", job.name)
-
-    def remove_dropped(self, jobs: Sequence[Job]) -> list[Job]:
-        """Remove dropped jobs that have no runner; returns the others."""
         kept = []
         for job in jobs:
             gone = job.wanted is DesiredStatus.DROPPED or self._abandoned(job)
-            if not gone:
-                kept.append(job)
-            elif job.id not in self._runners:
+            if gone and not self._runs(job):
                 self._catalog.delete_job(job.id)
                 log.info("feed %s: dropped", job.name)
+            elif not gone or self._sources.held_elsewhere(job.id):
+                kept.append(job)
         return kept
+
+    def _runs(self, job: Job) -> bool:
+        return job.id in self._runners or self._sources.held_elsewhere(job.id)
 
     def _abandoned(self, job: Job) -> bool:
         if not job.sinkless or self._catalog.lease_holder(job.id) is not None:
@@ -105,15 +127,21 @@ class RunningFeeds:
             if job.generation != runner.generation and self._sources.covered(job):
                 runner.request_reload()
 
-    def start_wanted(self, jobs: Sequence[Job]) -> None:
-        """Start the feeds that should run, whose source is ready, and that no other node runs."""
+    def start_wanted(self, jobs: Sequence[Job], here: Collection[int]) -> None:
+        """Start the feeds that should run here, whose source is ready, and that no other node runs.
+
+        Args:
+            here: as of :meth:`end_unwanted`.
+        """
         for job in jobs:
+            if job.id not in here:
+                continue
             if job.status is Status.PAUSED and job.wanted is DesiredStatus.RUNNING:
                 # A RESUME that came while the job was being paused.
                 job = self._catalog.transition(
                     job.id, Status.STARTING, reason="resumed, waits for a node"
                 )
-            if _runnable(job) and job.id not in self._runners and not job.sinkless:
+            if _runnable(job) and not self._runs(job):
                 self._start(job)
 
     def _start(self, job: Job) -> None:
@@ -124,6 +152,15 @@ class RunningFeeds:
             if stale and self._catalog.lease_holder(job.id) is None:
                 self._catalog.transition(job.id, Status.STARTING, reason="waits for a node")
             return
+        try:
+            source_runtime = self._sources.runtime_for(job)
+        except ChangefeedError as refused:
+            found = self._catalog.find_job(job.id)
+            if found is not None and _runnable(found):
+                self._refuse(found, refused)
+            return
+        if source_runtime is None:
+            return
         lease = self._catalog.acquire_lease(job.id, services.node_id, services.timings.lease)
         if lease is None:
             return
@@ -132,7 +169,6 @@ class RunningFeeds:
         if found is None or not _runnable(found):
             self._catalog.release_lease(lease)
             return
-        source_runtime = self._sources.runtime(job.source)
         if source_runtime.log.error is not None:
             source_runtime.retry()
         try:

@@ -7,18 +7,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from changefeed.capture.reconciler import DesiredState, SourceReconciler
+from changefeed.capture.reconciler import DesiredState, SourceReconciler, given_up
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
-from changefeed.catalog import AnyLease, Catalog, NodeRow, SourceLease
-from changefeed.catalog.model import Job, TableProgress
+from changefeed.catalog import AnyLease, CaptureNews, Catalog, NodeRow, SourceLease
+from changefeed.catalog.database import CachedRead
+from changefeed.catalog.model import DesiredStatus, Job, Status, TableProgress
 from changefeed.core.clock import Clock
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import Action, ChangefeedError
 from changefeed.core.events import Frontier
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
-from changefeed.core.timings import Timings
+from changefeed.core.timings import NODE_TTL, Timings
 from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
+from changefeed.node.placement import FeedPlace, place
 
 #: A source that does not answer is not waited for any longer at the end.
 STOP_SECONDS = 2.0
@@ -64,6 +66,11 @@ class NodeSources:
         self._lost: set[str] = set()
         #: The other nodes as of :meth:`look`, and whether this one is to give its sources away.
         self._others: list[NodeRow] = []
+        self._own: NodeRow | None = None
+        #: What the state says of other nodes is older than this moment.
+        self._blind_until = 0.0
+        #: What :meth:`want` was called with, by source.
+        self._feeds: dict[str, list[tuple[Job, list[TableProgress]]]] = {}
         self._draining = False
         self._clock = clock
         self._timings = timings
@@ -75,10 +82,17 @@ class NodeSources:
         self._held_up = held_up
         self._mutex = threading.Lock()
         self._runtimes: dict[str, SourceRuntime] = {}
-        #: Those of sources that another node captures, for feeds without a sink of this process.
+        #: Those of sources that another node captures: for feeds without a sink, and for others,
+        #: which only the node's loop starts and ends.
         self._followed: dict[str, SourceRuntime] = {}
+        self._read: dict[str, SourceRuntime] = {}
         self._reconcilers: dict[str, SourceReconciler] = {}
         self._saved_frontiers: dict[str, Frontier] = {}
+        #: What the captures of all nodes say.
+        self._news = CachedRead(catalog.version, catalog.capture_news)
+        #: The node that captures each source, and the node that runs each feed, as of :meth:`look`.
+        self._captors: dict[str, str] = {}
+        self._holders: dict[int, str] = {}
 
     def runtime(self, name: str) -> SourceRuntime:
         """The runtime of a source, created on first use and again after its last feed was
@@ -89,19 +103,42 @@ class NodeSources:
             runtimes = self._runtimes if ours else self._followed
             known = runtimes.get(name)
             if known is None or known.log.closed:
-                known = runtimes[name] = SourceRuntime(
-                    self._catalog,
-                    self._state,
-                    name,
-                    capturing=ours and self._capturing(),
-                    lease=self._leases.get(name),
-                    disk=self._max_disk,
-                    ready=self._standby,
-                    clock=self._clock,
-                    timings=self._timings,
-                    held_up=partial(self._held_up, name),
-                )
+                known = runtimes[name] = self._made(name, ours and self._capturing())
             return known
+
+    def _made(self, name: str, capturing: bool) -> SourceRuntime:
+        return SourceRuntime(
+            self._catalog,
+            self._state,
+            name,
+            capturing=capturing,
+            lease=self._leases.get(name),
+            disk=self._max_disk,
+            ready=self._standby,
+            clock=self._clock,
+            timings=self._timings,
+            held_up=partial(self._held_up, name),
+        )
+
+    def runtime_for(self, job: Job) -> SourceRuntime | None:
+        """The runtime of a feed's source, for a feed with a sink; None while a log that another
+        node writes is not here.
+
+        Raises:
+            ChangefeedError: why it is not.
+        """
+        if not self.elsewhere(job.source):
+            return self.runtime(job.source)
+        runtime = self._read.get(job.source)
+        if runtime is None:
+            runtime = self._read[job.source] = self._made(job.source, False)
+            # Apart from the node's loop: the store may be slow.
+            runtime.log.follow()
+        if runtime.log.opened:
+            return runtime
+        if runtime.log.error is not None:
+            raise runtime.log.error
+        return None
 
     # -- whose a source is ------------------------------------------------------------------
 
@@ -109,10 +146,36 @@ class NodeSources:
         """Read which other nodes there are, and whether this one drains."""
         if not self._shared:
             return
-        nodes = {node.id: node for node in self._catalog.live_nodes()}
+        # One whose leases end is none to give feeds to.
+        silent = min(NODE_TTL, self._timings.lease)
+        nodes = {node.id: node for node in self._catalog.live_nodes(silent)}
         own = nodes.pop(self._node, None)
-        self._draining = own is not None and own.draining
+        now = self._clock.monotonic()
+        if own is None and self._own is not None:
+            self._blind_until = now + 2 * self._timings.pulse
+        if now < self._blind_until:
+            # The state did not answer, or this process stood still: other nodes that live renew
+            # what is theirs first.
+            return
+        self._own = own
+        self._draining = self._own is not None and self._own.draining
         self._others = list(nodes.values())
+        self._captors = self._catalog.source_holders()
+        alive = {self._node, *nodes}
+        self._holders = {
+            job_id: node for job_id, node in self._catalog.job_holders().items() if node in alive
+        }
+        news = self._news()
+        for name, runtime in self._read.items():
+            if not runtime.log.opened:
+                # It is being filled, which must not hold up the node's loop.
+                continue
+            runtime.follow_connection()
+            said, error = news.get(name, CaptureNews()), None
+            if said.error is not None:
+                code, message, detail, hint = said.error
+                error = ChangefeedError(code, message, detail=detail, hint=hint)
+            runtime.log.report(error, said.held_up)
 
     @property
     def given_away(self) -> set[str]:
@@ -131,11 +194,10 @@ class NodeSources:
         wanted = set(names)
         free = wanted - self._leases.keys()
         if free and not self._draining:
-            # One read for all of them: each try to take one is a write.
+            # Each try to take one is a write.
             alive = {node.id for node in self._others}
-            holders = self._catalog.source_holders()
             for name in free:
-                if holders.get(name) not in alive:
+                if self._captors.get(name) not in alive:
                     self._take(name)
         return wanted & self._leases.keys()
 
@@ -153,6 +215,7 @@ class NodeSources:
         # What is here may be older than the log: readers wait until capture has made the copy.
         (layout.log(name) / HEAD_NAME).unlink(missing_ok=True)
         self._leases[name] = lease
+        self._captors[name] = self._node
         log.info("source %s: this node captures it", name)
 
     @property
@@ -198,8 +261,86 @@ class NodeSources:
 
     def covered(self, job: Job) -> bool:
         """Whether the source is ready for the job as it is now."""
+        if self.elsewhere(job.source):
+            news = self._news().get(job.source)
+            return news is not None and news.ready.get(job.id) == job.generation
         reconciler = self._reconcilers.get(job.source)
         return reconciler is not None and reconciler.covers(job)
+
+    def elsewhere(self, name: str) -> bool:
+        """Whether this node can only follow the log of a source."""
+        return self._shared and name not in self._leases
+
+    # -- where feeds run --------------------------------------------------------------------
+
+    def held_elsewhere(self, job_id: int) -> bool:
+        """Whether another node runs the feed, as of :meth:`look`."""
+        return self._holders.get(job_id, self._node) != self._node
+
+    def placed(self, jobs: Sequence[Job]) -> set[int]:
+        """The feeds among these that this node is to run."""
+        wanted = [job for job in jobs if job.wanted is DesiredStatus.RUNNING and not job.sinkless]
+        if not self._shared:
+            return {job.id for job in wanted}
+        nodes = [*self._others] if self._own is None else [*self._others, self._own]
+        taking = [node for node in nodes if not node.draining] or nodes
+        bound = {job_id for news in self._news().values() for job_id in news.bound}
+        feeds = [
+            FeedPlace(
+                job.id,
+                self._holders.get(job.id),
+                self._captors.get(job.source),
+                job.id in bound,
+            )
+            for job in wanted
+            if job.id in self._holders or job.status.active or job.status is Status.PAUSED
+        ]
+        found = place(feeds, {node.id: node.max_feeds for node in taking})
+        return {job_id for job_id, node in found.items() if node == self._node}
+
+    def publish(self) -> None:
+        """Say to the other nodes what they must know of the sources that this one captures, if it
+        is something else than before. After :meth:`want`.
+        """
+        if not self._shared or not self._others:
+            return
+        known = self._news()
+        for name, lease in list(self._leases.items()):
+            reconciler, runtime = self._reconcilers.get(name), self._runtimes.get(name)
+            if reconciler is None or runtime is None:
+                continue
+            before = known.get(name, CaptureNews())
+            ready = reconciler.ready
+            error = runtime.log.error or (None if ready else reconciler.error)
+            said = None
+            if error is not None:
+                said = error.code.number, error.message, error.detail, error.hint
+            over = runtime.over_limits
+            # A feed that starts here makes a capture that ended with an error try again.
+            ended = error.message if error and error.action is not Action.RETRY else ""
+            bound = {}
+            for job, tables in self._feeds.get(name, ()):
+                meant = [(t.table, t.table_id) for t in tables if not given_up(t)]
+                why = over.get(job.id) or ended or runtime.tables.why_bound(meant)
+                if job.id in ready and why:
+                    bound[job.id] = why
+            news = CaptureNews(
+                ready or before.ready,
+                bound if ready else before.bound,
+                runtime.held_up,
+                said,
+            )
+            if news != before:
+                self._catalog.save_capture_news(lease, news)
+
+    def close_unused(self, busy: Collection[str]) -> None:
+        """Follow no log of which no feed runs here any more.
+
+        Args:
+            busy: sources with a runner.
+        """
+        for name in self._read.keys() - set(busy):
+            self._read.pop(name).close()
 
     def want(self, jobs: Sequence[Job], busy: Collection[str]) -> None:
         """Give each source's thread what its feeds need; no source waits for another.
@@ -216,6 +357,7 @@ class NodeSources:
         known = states | self._reconcilers.keys()
         for name in known - feeds.keys() - set(busy):
             feeds[name] = []
+        self._feeds = feeds
         for name, of_source in feeds.items():
             self._want(name, DesiredState.of(of_source))
         if self._standby is None:
@@ -270,14 +412,17 @@ class NodeSources:
 
     def wake(self) -> None:
         """Wake all threads that wait for a log, so that they check whether to stop."""
-        for runtime in [*self._runtimes.values(), *self._followed.values()]:
+        for runtime in self._all_runtimes():
             runtime.log.wake()
+
+    def _all_runtimes(self) -> list[SourceRuntime]:
+        return [*self._runtimes.values(), *self._followed.values(), *self._read.values()]
 
     def close(self) -> None:
         """End captures; what is held at the sources stays."""
         for reconciler in list(self._reconcilers.values()):
             reconciler.join(STOP_SECONDS)
-        for runtime in [*self._runtimes.values(), *self._followed.values()]:
+        for runtime in self._all_runtimes():
             runtime.close()
         for lease in list(self._leases.values()):
             self._catalog.release_lease(lease)

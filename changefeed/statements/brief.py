@@ -44,6 +44,8 @@ class FeedSnapshot:
     job: Job
     tables: Sequence[TableProgress]
     health: Health
+    #: The node that runs it.
+    node: str | None
 
 
 def feeds(looks: Iterable[FeedSnapshot], now: int) -> Brief:
@@ -169,6 +171,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("modified", "modified"),
         ("finished", "finished"),
         ("node", "node"),
+        ("stays there", "stays"),
     ),
 }
 

@@ -43,6 +43,7 @@ COLUMNS = (
     "started",
     "finished",
     "modified",
+    "node",
 )
 NODE_COLUMNS = (
     "node",
@@ -52,6 +53,8 @@ NODE_COLUMNS = (
     "status",
     "captures",
     "feeds",
+    "max_feeds",
+    "load",
     "started",
     "waits_for",
 )
@@ -72,10 +75,12 @@ def looks_at(jobs: Sequence[Job], context: Context) -> list[FeedSnapshot]:
     """Each job with its tables and its state."""
     node = context.host.node_running()
     found = context.catalog.tables_of_jobs([job.id for job in jobs])
+    holders = context.catalog.job_holders()
     looks = []
     for job in jobs:
         tables = found.get(job.id, [])
-        looks.append(FeedSnapshot(job, tables, context.health(job, tables, node)))
+        health = context.health(job, tables, node)
+        looks.append(FeedSnapshot(job, tables, health, holders.get(job.id)))
     return looks
 
 
@@ -101,6 +106,7 @@ def feed_row(look: FeedSnapshot, now: int) -> Row:
         moment(job.started, now),
         moment(job.finished, now),
         moment(job.modified, now),
+        look.node,
     )
 
 
@@ -301,6 +307,8 @@ def show_nodes(statement: nodes.ShowNodes, context: Context) -> Result:
             each.status,
             Names(each.sources),
             Names(each.feeds),
+            each.node.max_feeds,
+            f"{each.node.load:.2f}",
             date(each.node.started),
             each.waits_for,
         )

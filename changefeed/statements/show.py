@@ -83,7 +83,8 @@ def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result
 def _detail(job: Job, context: Context) -> Result:
     tables = context.catalog.tables(job.id)
     now = context.clock.now().wall
-    look = FeedSnapshot(job, tables, context.health(job, tables))
+    node = context.catalog.lease_holder(job.id)
+    look = FeedSnapshot(job, tables, context.health(job, tables), node)
     row = dict(zip(listing.COLUMNS, feed_row(look, now), strict=True))
     state = context.catalog.source_state(job.source)
     detail: dict[str, Cell] = {
@@ -104,7 +105,7 @@ def _detail(job: Job, context: Context) -> Result:
         "end_time": instant(job.end_time, now),
         "source_holds": state.holds or None,
         "source_error": state.error or None,
-        "node": context.catalog.lease_holder(job.id),
+        "stays": _stays(job, context),
         "generation": job.generation,
     }
     return Result(
@@ -113,6 +114,14 @@ def _detail(job: Job, context: Context) -> Result:
         vertical=True,
         sections=brief.detail(look, detail),
     )
+
+
+def _stays(job: Job, context: Context) -> str | None:
+    """Why no other node than the one that captures the source can run the feed."""
+    if context.catalog.log_place is None:
+        return None
+    news = context.catalog.capture_news().get(job.source)
+    return None if news is None else news.bound.get(job.id)
 
 
 def _last_spark_job(job: Job, context: Context, now: int) -> str | None:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from changefeed.catalog import AnyLease, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
@@ -1204,3 +1204,30 @@ def test_the_names_of_a_table_are_known_until_its_log_is_forgotten(catalog: Cata
     assert catalog.names("shop", 0) == catalog.names("crm", 7) == []
     catalog.forget_log("shop")
     assert catalog.names("shop", 7) == []
+
+
+@pytest.mark.extended
+@pytest.mark.postgres
+def test_a_process_that_stands_still_in_a_write_holds_up_no_other(postgres: Database) -> None:
+    """A node that is frozen, or cut off from the state, while it writes."""
+    with (
+        closing(Catalog.open(postgres.uri)) as frozen,
+        closing(Catalog.open(postgres.uri)) as other,
+    ):
+        with (
+            pytest.raises(ChangefeedError, match="cannot use state"),
+            frozen._database.write() as transaction,
+        ):
+            # It waits until the server has ended the write of the other.
+            lease = other.acquire_source("shop", "n1", 0.0)
+            transaction.execute(text("SELECT 1"))
+        assert lease is not None
+        with (
+            pytest.raises(ChangefeedError, match="cannot use state"),
+            frozen._fenced(lease) as transaction,
+        ):
+            taken = other.acquire_source("shop", "n2", 60.0)
+            transaction.execute(text("SELECT 1"))
+        assert taken is not None and taken.token == lease.token + 1
+        frozen.register_node("n1", 1)
+        assert [node.id for node in frozen.live_nodes()] == ["n1"]

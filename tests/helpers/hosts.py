@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -36,6 +36,11 @@ class Host:
                 stderr=log,
             )
         return self
+
+    @property
+    def pid(self) -> int | None:
+        """Of the node that was started last."""
+        return None if self._process is None else self._process.pid
 
     @property
     def printed(self) -> str:
@@ -81,10 +86,13 @@ class Host:
 
 
 @contextmanager
-def hosts(folder: Path, state: str, *names: str, log: str = "") -> Iterator[list[Host]]:
-    """Hosts that share a state, none of which runs yet; all are gone at the end."""
+def hosts(
+    folder: Path, state: str, *names: str, log: str = "", more: Sequence[str] = ()
+) -> Iterator[list[Host]]:
+    """Hosts that share a state, none of which runs yet; all are gone at the end. ``more``: flags of
+    their nodes."""
     flags = ("--log", log) if log else ()
-    made = [Host(folder / name, state, *flags) for name in names]
+    made = [Host(folder / name, state, *flags, *more) for name in names]
     try:
         yield made
     finally:

@@ -41,7 +41,7 @@ def take(catalog: Catalog, node: str) -> SourceLease:
 def shown(catalog: Catalog) -> list[tuple[object, ...]]:
     """Node, status and what it waits for, as SHOW NODES has it."""
     result = Interpreter(catalog).execute("SHOW NODES", Session(client="tests"))
-    return [(row[0], row[4], row[8]) for row in result.rows]
+    return [(row[0], row[4], row[10]) for row in result.rows]
 
 
 def test_it_is_done_when_the_node_has_nothing_left(catalog: Catalog) -> None:

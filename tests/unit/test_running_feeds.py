@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,18 +19,39 @@ from changefeed.core.timings import Timings
 from changefeed.node.running_feeds import RunningFeeds
 
 
-class Sources:
-    """All are ready; asked for one, a feed would be started."""
+class Started(Exception):
+    """A feed would run."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+
+class Sources:
+    """All are ready, here or ``away`` from here."""
+
+    def __init__(self, away: ChangefeedError | None = None) -> None:
+        self.started: list[str] = []
+        self._away = away
 
     def covered(self, job: Job) -> bool:
         return True
 
-    def runtime(self, name: str) -> Any:
-        self.asked.append(name)
-        raise ChangefeedError(Code.NOT_SUPPORTED, "started")
+    def held_elsewhere(self, job_id: int) -> bool:
+        return False
+
+    def runtime_for(self, job: Job) -> Any:
+        if self._away is not None:
+            raise self._away
+        return Runtime(partial(self.started.append, job.source))
+
+
+class Runtime:
+    """Asked for its log, a feed would be started."""
+
+    def __init__(self, started: Callable[[], None]) -> None:
+        self._started = started
+
+    @property
+    def log(self) -> Any:
+        self._started()
+        raise Started
 
 
 @pytest.fixture
@@ -51,9 +73,9 @@ def created(catalog: Catalog) -> Job:
 
 def test_a_feed_that_should_run_is_started(catalog: Catalog) -> None:
     sources, job = Sources(), created(catalog)
-    with pytest.raises(ChangefeedError, match="started"):
-        feeds(catalog, sources).start_wanted([job])
-    assert sources.asked == ["shop"]
+    with pytest.raises(Started):
+        feeds(catalog, sources).start_wanted([job], {job.id})
+    assert sources.started == ["shop"]
 
 
 @pytest.mark.parametrize("how", ["failed", "paused", "dropped"])
@@ -67,8 +89,20 @@ def test_a_feed_that_ended_after_the_jobs_were_read_stays_ended(catalog: Catalog
         catalog.request(job.id, DesiredStatus.PAUSED)
     else:
         catalog.delete_job(job.id)
-    feeds(catalog, sources).start_wanted([job])
-    assert sources.asked == []
+    feeds(catalog, sources).start_wanted([job], {job.id})
+    assert sources.started == []
     assert catalog.lease_holder(job.id) is None
     if how == "failed":
         assert catalog.job("f").error_code == Code.SOURCE_LOG_GONE.number
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_log_that_is_not_here_is_why_a_feed_does_not_run(catalog: Catalog, gone: bool) -> None:
+    job = created(catalog)
+    if gone:
+        catalog.delete_job(job.id)
+    away = ChangefeedError(Code.LOG_STORE_UNREACHABLE, "the store does not answer")
+    feeds(catalog, Sources(away)).start_wanted([job], {job.id})
+    shown = catalog.find_job(job.id)
+    assert gone or (shown is not None and shown.status is Status.RETRYING)
+    assert gone or (shown is not None and shown.reason == "the store does not answer")
