@@ -284,6 +284,8 @@ class NodeSources:
             return {job.id for job in wanted}
         nodes = [*self._others] if self._own is None else [*self._others, self._own]
         taking = [node for node in nodes if not node.draining] or nodes
+        # Of sources that change hands at once: their feeds would start twice.
+        going = {node.id for node in nodes if node.draining} - {node.id for node in taking}
         bound = {job_id for news in self._news().values() for job_id in news.bound}
         feeds = [
             FeedPlace(
@@ -293,7 +295,11 @@ class NodeSources:
                 job.id in bound,
             )
             for job in wanted
-            if job.id in self._holders or job.status.active or job.status is Status.PAUSED
+            if job.id in self._holders
+            or (
+                self._captors.get(job.source) not in going
+                and (job.status.active or job.status is Status.PAUSED)
+            )
         ]
         found = place(feeds, {node.id: node.max_feeds for node in taking})
         return {job_id for job_id, node in found.items() if node == self._node}

@@ -105,3 +105,13 @@ def test_a_feed_that_only_its_captor_can_run_goes_there(two: Two) -> None:
     # There is room for one: the other makes way.
     assert two.here() == ["two"]
     assert two.sources.covered(two.jobs[0])
+
+
+def test_feeds_of_a_captor_that_drains_come_with_their_source(two: Two) -> None:
+    assert two.source is not None
+    two.catalog.drain_node("n2", True)
+    assert two.here() == ["one", "two"], "n2 is to end it"
+    two.catalog.release_lease(two.leases[1])
+    assert two.here() == ["one"]
+    two.catalog.release_lease(two.source)
+    assert two.here() == ["one", "two"]
